@@ -16,6 +16,7 @@ import socket
 import time
 from collections import deque
 
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
@@ -30,7 +31,6 @@ from ragboost.engine_hooks.events import (
 )
 from ragboost.engine_hooks.reporter import Reporter
 from ragboost.index import IndexEntry
-from ragboost.rewriting.tenants import TenantKey, Tenants
 
 BLOCKS_PER_PROMPT = 250
 PROMPTS_HELD = 400

@@ -9,9 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-WINDOWS = (8, 16, 64, 256, 512)
-BOUNDS_MS = (5.0, 20.0, 50.0, 200.0)
-HOLD_MS = 1000.0
 BURST = 8  # requests that arrive at once, on average
 Arrivals = Literal["poisson", "bursts"]
 
@@ -25,25 +22,11 @@ ONLINE: dict[str, Any] = {"waiting_room": {"mode": "off"}}
 
 def arms() -> dict[str, dict[str, Any]]:
     """Return sections of the proxy's settings by arm; `planned` has its requests reordered."""
-    windows = {
-        f"window {size}, {bound:g} ms{', hold' if hold else ''}": {
-            "waiting_room": {
-                "mode": "window",
-                "max_batch": size,
-                "window_ms": bound,
-                "hold_for_prefill_ms": HOLD_MS if hold else 0.0,
-            }
-        }
-        for size in WINDOWS
-        for bound in BOUNDS_MS
-        for hold in (False, True)
-    }
     return {
         "plain": PLAIN,
         "online": ONLINE,
         "adaptive": {"waiting_room": {"mode": "adaptive"}},
         "planned": PLAIN,
-        **windows,
     }
 
 

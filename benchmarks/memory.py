@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ragboost.booster import Booster
+from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
-from ragboost.proxy.garbage import short_collections
+from ragboost.proxy.memory import short_collections
 from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriter
 from ragboost.rewriting.sent_history import Conversations
-from ragboost.rewriting.tenants import Tenants
 from ragboost.types import Document
 from scripts.processes import exit_on_sigterm
 
@@ -102,9 +102,10 @@ def _recognised_sessions(num: int) -> dict[str, Any]:
         for documents in _requests(num):
             request = parser.parse(_body(documents), [])
             assert request.claim is not None, "a conversation without a name"
-            match = kept.match(request.claim)
+            conversation = kept.match(request.claim)
             booster = tenants.get(request.tenant_key).booster("b")
-            kept.add(match, rewriter.rewrite(request, booster, match.conversation).delta)
+            result = rewriter.rewrite(request, booster, conversation)
+            kept.add(request.claim, conversation, result.delta)
         figures |= {"num": len(kept), "kept_mb": _mb(kept.num_bytes)}
     return figures
 

@@ -9,6 +9,7 @@ grows to `--contexts` contexts. Hit rates come from the prefix-cache simulator.
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,13 @@ from benchmarks.plan import add_workload_arguments, workload_of
 from benchmarks.workloads import CAPACITIES, Workload, hit_rates
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import CorpusPrior, RecentContexts, order_documents, plan_window
+from ragboost.ordering import (
+    CorpusPrior,
+    OrderPolicy,
+    make_order_policy,
+    order_documents,
+    plan_next,
+)
 from ragboost.retrieval import BM25Retriever, Corpus
 from ragboost.retrieval.warm import imagine_contexts
 from ragboost.simulate import simulate
@@ -129,22 +136,37 @@ def replay(
         The orders, and microseconds of wall and processor time per request, (requests,) each.
     """
     index = ContextIndex(capacity_tokens=capacity, max_nodes=2 * len(workload.contexts) + 1)
-    recent = RecentContexts(prior)
     settings = OrderingSettings(tail=tail)
-    popular = recent if tail == "popularity" else None
+    policy = make_order_policy(settings, prior)
     orders: Orders = []
     nanos, cpu_nanos = [], []
     for at in range(0, len(workload.contexts), window):
         contexts = workload.contexts[at : at + window]
         started, cpu = time.perf_counter_ns(), time.thread_time_ns()
         if window > 1:
-            orders.extend(plan_window(index, contexts, workload.tokens, recent=popular).orders)
+            orders.extend(_plan(index, contexts, workload.tokens, policy))
         else:
-            orders.append(_order(index, contexts[0], workload.tokens, settings, recent))
+            orders.append(_order(index, contexts[0], workload.tokens, settings, policy))
         taken, cpu_taken = time.perf_counter_ns() - started, time.thread_time_ns() - cpu
         nanos += [taken / len(contexts)] * len(contexts)
         cpu_nanos += [cpu_taken / len(contexts)] * len(contexts)
     return orders, np.array(nanos) / 1000, np.array(cpu_nanos) / 1000
+
+
+def _plan(
+    index: ContextIndex,
+    contexts: Sequence[Sequence[Hashable]],
+    tokens: Mapping[Hashable, int],
+    policy: OrderPolicy,
+) -> Orders:
+    """Send a window of requests one after another."""
+    left, orders = list(contexts), []
+    while left:
+        at, order, _ = plan_next(index, left, tokens, policy=policy, budget_tokens=math.inf)
+        index.insert(order, [tokens[document] for document in order])
+        policy.add(left.pop(at))
+        orders.append(list(order))
+    return orders
 
 
 def _order(
@@ -152,16 +174,15 @@ def _order(
     context: Sequence[Hashable],
     tokens: Mapping[Hashable, int],
     settings: OrderingSettings,
-    recent: RecentContexts,
+    policy: OrderPolicy,
 ) -> list[Hashable]:
     lengths = [tokens[document] for document in context]
     permutation = order_documents(
-        index, context, lengths, settings=settings, recent=recent
+        index, context, lengths, settings=settings, policy=policy
     ).permutation
     order = [context[i] for i in permutation]
     index.insert(order, [lengths[i] for i in permutation])
-    if settings.tail == "popularity":
-        recent.add(context)
+    policy.add(context)
     return order
 
 

@@ -39,8 +39,8 @@ STAGES = {
     "decode JSON": ["rewriting.json_body:JsonBody.__init__"],
     "find documents": ["rewriting.parsed_request:find_format"],
     "make and hash documents": [
-        "formats.known_documents:KnownDocuments.of",
-        "formats.known_documents:KnownDocuments.all_of",
+        "formats.documents:DocumentPool.of",
+        "formats.documents:DocumentPool.all_of",
     ],
     "hash messages": [
         "rewriting.parsed_request:chain_links",
@@ -50,7 +50,7 @@ STAGES = {
         "rewriting.recognition:Histories.match",
         "rewriting.recognition:Histories.add",
     ],
-    "admit and route": ["proxy.routing.admission:Admission.take"],
+    "admit and route": ["proxy.routing.dispatcher:Dispatcher.admit"],
     "de-duplicate, count tokens": ["booster.booster:Booster._retrieve"],
     "search the index, order": ["booster.booster:Booster._order"],
     "label, hint, check": ["booster.booster:compose"],
@@ -64,8 +64,8 @@ STAGES = {
         "rewriting.json_body:JsonBody.encode_bytes",
     ],
     "predict and follow": [
-        "proxy.pipeline:_track",
-        "proxy.pipeline:BoostPipeline.report_end",
+        "cache_sync.tracked_request:TrackedRequest.__init__",
+        "cache_sync.tracked_request:TrackedRequest.report_end",
     ],
     "all else of rewriting": ["rewriting.rewriter:Rewriter.rewrite"],
     "all else of preparing": ["proxy.pipeline:BoostPipeline.prepare"],
@@ -78,7 +78,7 @@ STAGES = {
         "proxy.observability.metrics:Metrics.observe_first_byte",
         "proxy.observability.metrics:Metrics.observe_wait",
         "proxy.pipeline:BoostPipeline._count",
-        "proxy.pipeline:BoostPipeline.report_usage",
+        "proxy.routes.completions:Completions._learn",
         "proxy.observability.recent_requests:RecentRequests.add",
     ],
 }

@@ -40,11 +40,12 @@ class PathCounter:
         self.classes: dict[str, type] = {}
         self.num_calls = self.num_switches = 0
         self._last = ""
+        self._task = asyncio.current_task()
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
         """Note one event of `sys.setprofile`."""
-        if event != "call":
-            return
+        if event != "call" or asyncio.current_task() not in (self._task, None):
+            return  # another task: the proxy follows caches and asks backends meanwhile
         code = frame.f_code
         self._note_class(frame, code)
         file = code.co_filename

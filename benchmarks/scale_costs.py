@@ -16,16 +16,15 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.workers import make_prompts
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
 from ragboost.engine_hooks.events import BlockRemoved, BlockStored, EventBatch, encode_batch
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.messages import encode
-from ragboost.proxy.routing.assignment import RoutingRequest
-from ragboost.proxy.routing.router import Router
+from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends, Load
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 
 PROMPT_TOKENS = 4_000
@@ -152,25 +151,22 @@ async def _route(engines: int, num: int, *, held: int = 20) -> float:
     settings = Settings.model_validate({"backends": _urls(engines)})
     tenants = Tenants(settings)
     tenant = tenants.get(_TENANT)
-    router = Router(Backends.of(settings), settings.router)
+    dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
     rng = random.Random(2)
     tokens = PROMPT_TOKENS // DOCUMENTS
     pool = [Document(f"{at} ".ljust(4 * tokens, "x"), id=str(at)) for at in range(500)]
-    for backend in router.backends.all:
+    for backend in dispatcher.backends.all:
         for _ in range(held):
             tenant.booster(backend.name).boost("?", rng.sample(pool, DOCUMENTS))
-    requests = [
-        RoutingRequest(
-            tenant=tenant,
-            leading=Request("?", tuple(rng.sample(pool, DOCUMENTS))),
-            prompt_tokens=PROMPT_TOKENS,
-        )
-        for _ in range(max(1, num // 10))
-    ]
+    admissions = [dispatcher.admission() for _ in range(max(1, num // 10))]
+    for admission in admissions:
+        admission.tenant, admission.prompt_tokens = tenant, PROMPT_TOKENS
+        admission.leading = Request("?", tuple(rng.sample(pool, DOCUMENTS)))
     started = time.thread_time()
-    for request in requests:
-        (await router.place(request)).close()
-    return (time.thread_time() - started) / len(requests) / engines * 1e6
+    for admission in admissions:
+        await dispatcher.router.place(admission)
+        admission.close()
+    return (time.thread_time() - started) / len(admissions) / engines * 1e6
 
 
 def _loads(engines: int) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """Simulate proxies in front of engines in virtual time: the hits lost to what a proxy knows late.
 
-The proxies are the product's own parts: `Router`, `Booster`, an `EventStream` and a `CacheFollower`
-for each engine, and a `LoadBoard`. An engine is an exact prefix cache that publishes encoded event
-batches, and computes one prompt at a time. A network delivers events, layouts and loads after a
-delay. Figures are the same on every machine.
+The proxies are the product's own parts: `Dispatcher`, `Booster`, an `EventStream` and a
+`CacheFollower` for each engine, and a `LoadBoard`. An engine is an exact prefix cache that
+publishes encoded event batches, and computes one prompt at a time. A network delivers events,
+layouts and loads after a delay. Figures are the same on every machine.
 """
 
 import asyncio
@@ -18,15 +18,14 @@ import msgspec
 from benchmarks.load_arms import arrival_gaps
 from benchmarks.scheduling import virtual_loop
 from benchmarks.workloads import Workload
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.peers.load_board import LoadBoard
-from ragboost.proxy.routing.assignment import RoutingRequest
-from ragboost.proxy.routing.router import Router
+from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.fakes.prefix_cache import Block, PrefixCache
 
@@ -126,7 +125,7 @@ class SimulatedProxy:
         backends = Backends.of(settings)
         tenants = Tenants(settings)
         self._tenant = tenants.get(_TENANT)
-        self._router = Router(backends, settings.router)
+        self._dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         self.board = LoadBoard(backends.all, on_change=lambda: None, clock=clock)
         self.followers: dict[str, CacheFollower] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -160,11 +159,11 @@ class SimulatedProxy:
     ) -> None:
         """Route, order and send one request, until its response has ended."""
         tokens = sum(self._tenant.tokens.count_documents(documents)) + QUESTION_TOKENS
-        request = RoutingRequest(
-            tenant=self._tenant, leading=Request("why?", documents), prompt_tokens=tokens
-        )
-        with await self._router.place(request) as assignment:
-            name = assignment.backend.name
+        admission = self._dispatcher.admission()
+        admission.tenant, admission.prompt_tokens = self._tenant, tokens
+        admission.leading = Request("why?", documents)
+        with await self._dispatcher.enter(admission):
+            name = admission.backend.name
             async with self._tenant.lock:
                 context = self._tenant.booster(name).boost("why?", documents)
             entry = context.index_entry
@@ -177,12 +176,11 @@ class SimulatedProxy:
             expected = context.predicted_cached_tokens
             layout = follower.on_sent(request_id, layout, cached_tokens=expected)
             predicted = follower.predict(layout, expected)
-            assignment.start()
             prompt = token_ids(context.documents, request_id)
             cached = await engines[name].prefill(prompt, request_id)
             self.too_many += max(0, predicted - cached)
             self.too_few += max(0, cached - predicted)
-            assignment.prefill_done()
+            admission.prefill_done()
             await asyncio.sleep(DECODE_S)
             follower.on_response(request_id, layout, prompt_tokens=len(prompt))
 

@@ -24,12 +24,11 @@ from rich.table import Table
 
 from benchmarks.load_arms import Response, arrival_gaps
 from benchmarks.workloads import GENERATORS, Workload, generate
+from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.index import ContextIndex
-from ragboost.proxy.routing.admission import Dispatcher
-from ragboost.proxy.routing.assignment import RoutingRequest
+from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import Tenant, TenantKey, Tenants
 from ragboost.types import Document, Request
 
 PREFILL_TOKENS_PER_S = 20_000
@@ -38,28 +37,21 @@ CAPACITY_TOKENS = 400_000
 BYTES_PER_TOKEN = 4
 
 POPULARITY = {"ordering": {"tail": "popularity"}, "waiting_room": {"mode": "off"}}
-WINDOW = {"mode": "window", "window_ms": 10.0}
+ADAPTIVE = {**POPULARITY, "waiting_room": {"mode": "adaptive"}}
 LIMIT = {"backend": {"max_concurrency": 16}}
 ROOM_ARMS: dict[str, dict[str, Any]] = {
     "off, relevance": {},
     "off": POPULARITY,
-    "window 10 ms": {**POPULARITY, "waiting_room": WINDOW},
-    "window 100 ms": {**POPULARITY, "waiting_room": {**WINDOW, "window_ms": 100.0}},
     "limit 16": {**POPULARITY, **LIMIT},
+    "adaptive": ADAPTIVE,
+    "adaptive, limit 16": {**ADAPTIVE, **LIMIT},
     **{
-        f"limit 16, plan {n}": {
+        f"adaptive, plan {n}": {
             **POPULARITY,
-            **LIMIT,
-            "waiting_room": {"mode": "window", "window_ms": 0.0, "max_batch": n},
+            "waiting_room": {"mode": "adaptive", "max_batch": n},
         }
-        for n in (8, 16, 32)
+        for n in (8, 16)
     },
-    "limit 16, plan 32, hold 1 s": {
-        **POPULARITY,
-        **LIMIT,
-        "waiting_room": {"mode": "window", "window_ms": 0.0, "hold_for_prefill_ms": 1000.0},
-    },
-    "hold 1 s": {**POPULARITY, "waiting_room": {**WINDOW, "hold_for_prefill_ms": 1000.0}},
 }
 ROUTER_ARMS: dict[str, dict[str, Any]] = {
     "least_loaded": {**POPULARITY, "router": {"policy": "least_loaded"}},
@@ -170,13 +162,11 @@ class Run:
         loop = asyncio.get_running_loop()
         started = loop.time()
         documents = tuple(self.documents[name] for name in names)
-        request = RoutingRequest(
-            tenant=self.tenant,
-            leading=Request("why?", documents),
-            prompt_tokens=sum(self.tokens[name] for name in names),
-            is_stream=True,
-        )
-        admission = await self.dispatcher.enter(request)
+        admission = self.dispatcher.admission()
+        admission.tenant, admission.leading = self.tenant, Request("why?", documents)
+        admission.prompt_tokens = sum(self.tokens[name] for name in names)
+        admission.is_stream = True
+        await self.dispatcher.enter(admission)
         self.releases.append(admission.release)
         booster = self.tenant.booster(admission.backend.name)
         context = booster.boost("why?", documents, planned=admission.planned)

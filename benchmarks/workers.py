@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prefix_mirror import Changes
@@ -26,7 +27,6 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
 from ragboost.proxy.peers.messages import SentPrompt, decode, encode
-from ragboost.rewriting.tenants import TenantKey, Tenants
 
 NUM_WORKERS = (2, 4, 8)
 MESSAGES_PER_PROMPT = 2  # when it is sent, and corrected when it is answered

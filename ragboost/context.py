@@ -6,7 +6,7 @@ request bodies or models' chat templates.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ragboost.index import IndexEntry
@@ -52,6 +52,15 @@ class Context:
     session: str | None = None
     turn: int = 0
     index_entry: IndexEntry | None = field(default=None, repr=False, compare=False)
+
+    def recorded(self, entry: IndexEntry) -> "Context":
+        """Return the context as it is recorded in the context index."""
+        return replace(
+            self,
+            search_path=entry.search_path,
+            predicted_cached_tokens=entry.cached_tokens,
+            index_entry=entry if entry.documents else None,
+        )
 
     def render(self) -> str:
         """Return the prompt: documents, hints and question; see `ragboost.context`."""

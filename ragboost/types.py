@@ -187,13 +187,22 @@ class Request:
     preamble: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.query, str):
-            raise RequestError(f"query must be a string, got {_show(self.query)}", param="query")
-        if self.session is not None and (not isinstance(self.session, str) or not self.session):
-            raise RequestError(
-                f"session must be a non-empty string, got {_show(self.session)}", param="session"
-            )
+        check_question(self.query, session=self.session)
         object.__setattr__(self, "documents", tuple(as_documents(self.documents)))
+
+
+def check_question(query: object, *, session: object) -> None:
+    """Check what a `Request` consists of beside its documents.
+
+    Raises:
+        RequestError: `query` is not a string, or `session` is not a non-empty string.
+    """
+    if not isinstance(query, str):
+        raise RequestError(f"query must be a string, got {_show(query)}", param="query")
+    if session is not None and (not isinstance(session, str) or not session):
+        raise RequestError(
+            f"session must be a non-empty string, got {_show(session)}", param="session"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.jsonl": set(),
     "ragboost.context": set(),
     "ragboost.tokens": set(),
+    "ragboost.wires": set(),
     "ragboost.config": SETTINGS,
     "ragboost.index": NUMPY | SETTINGS,
     "ragboost.ordering": NUMPY | SETTINGS,

@@ -17,6 +17,7 @@ ROOMS = [
     "jsonl",
     "text_scores",
     "types",
+    "wires",
     "config",
     "plots",
     "index",

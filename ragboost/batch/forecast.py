@@ -15,7 +15,7 @@ from ragboost.batch.plan import plan_file, predict
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
-from ragboost.ordering import RecentContexts, order_documents
+from ragboost.ordering import make_order_policy, order_documents
 from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import simulate
 from ragboost.tokens import make_offline_counter
@@ -130,17 +130,19 @@ def _sizes(smallest: int, largest: int) -> list[int]:
 
 def _online(catalog: DocumentCatalog, settings: OrderingSettings, size: int | None) -> float:
     """Return the hit rate with each request ordered by an index of this capacity."""
-    index, recent = ContextIndex(capacity_tokens=size), RecentContexts()
+    # A prior is about documents' keys, and the catalog has numbers.
+    policy = make_order_policy(settings.model_copy(update={"prior": None}))
+    index = ContextIndex(capacity_tokens=size)
     orders: list[Sequence[Hashable]] = []
     for entry in catalog.entries:
         sent = catalog.sent(entry) if entry.head >= 0 else entry.documents
         elements = [(entry.head, document) for document in sent]
         if entry.head >= 0 and len(set(elements)) == len(elements):
             tokens = [catalog.tokens[document] for document in sent]
-            order = order_documents(index, elements, tokens, settings=settings, recent=recent)
+            order = order_documents(index, elements, tokens, settings=settings, policy=policy)
             elements = [elements[i] for i in order.permutation]
             index.insert(elements, [tokens[i] for i in order.permutation])
-            recent.add(elements)
+            policy.add(elements)
         orders.append(elements)
     counted = simulate(orders, lambda element: catalog.tokens[element[1]], capacity_tokens=size)
     return counted.hit_rate

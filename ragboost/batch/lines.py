@@ -14,12 +14,12 @@ from typing import Any
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RequestError
-from ragboost.formats import Format, Found, find_format, make_formats
+from ragboost.formats import Format, FoundDocuments, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.parsed_request import preamble
 from ragboost.types import Document, DocumentId, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
@@ -221,7 +221,7 @@ def _write_plain(value: dict[str, Any], field: str, context: Context | None) -> 
     return moved
 
 
-def _head(body: Mapping[str, Any], shape: Format, found: Found) -> str:
+def _head(body: Mapping[str, Any], shape: Format, found: FoundDocuments) -> str:
     text_before = preamble(JsonBody(json.dumps(body).encode()), shape, found)
     parts = [body.get("model"), shape.name, text_before]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

@@ -128,21 +128,9 @@ class WindowJob:
         if not line.documents:
             return None
         settings = self._settings if line.is_boost_wanted else _as_they_are(self._settings)
-        if settings.dedup.enabled:
-            unique, slots = unique_documents(line.documents)
-        else:
-            unique, slots = line.documents, tuple(range(len(line.documents)))
-        retrieved = Retrieved(line.query, line.documents, unique, slots, (), ())
-        composed = compose(retrieved, permutation, history=_NO_HISTORY, settings=settings)
-        return Context(
-            query=line.query,
-            documents=composed.documents,
-            retrieved=line.documents,
-            positions=composed.positions,
-            labels=composed.labels,
-            hints=composed.hints,
-            hint_position=settings.hints.position,
-        )
+        unique = unique_documents(line.documents) if settings.dedup.enabled else line.documents
+        retrieved = Retrieved(line.query, line.documents, unique, (), ())
+        return compose(retrieved, permutation, history=_NO_HISTORY, settings=settings)
 
 
 def _as_they_are(settings: Settings) -> Settings:

@@ -1,7 +1,7 @@
 """Order, de-duplicate and hint documents: the room where index, ordering, dedup and hints meet."""
 
 from ragboost.booster.booster import Booster, Session, UsageTotals
-from ragboost.booster.planning import Planned, Window
+from ragboost.booster.planning import Planned
 from ragboost.booster.session_state import (
     CarriedDocuments,
     MemorySessions,
@@ -22,5 +22,4 @@ __all__ = [
     "SessionStore",
     "Turn",
     "UsageTotals",
-    "Window",
 ]

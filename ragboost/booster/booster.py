@@ -9,7 +9,7 @@ from threading import RLock
 from typing import NamedTuple
 
 from ragboost.booster.compose import Retrieved, compose
-from ragboost.booster.planning import Planned, Window, plan_first, plan_offline, plan_together
+from ragboost.booster.planning import Planned, plan_first, plan_offline
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -24,16 +24,9 @@ from ragboost.context import Context, Plan
 from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry
-from ragboost.ordering import (
-    CorpusPrior,
-    Order,
-    RecentContexts,
-    group_turns,
-    order_documents,
-    read_prior,
-)
+from ragboost.ordering import CorpusPrior, Order, group_turns, make_order_policy, order_documents
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import Document, DocumentLike, Request
+from ragboost.types import Document, DocumentLike, Request, as_documents, check_question
 
 
 class UsageTotals(NamedTuple):
@@ -82,9 +75,7 @@ class Booster:
             max_nodes=self.settings.index.max_nodes,
             max_visits=self.settings.index.max_visits,
         )
-        self._recent: RecentContexts | None = None
-        if self.settings.ordering.tail == "popularity":
-            self._recent = RecentContexts(prior or read_prior(self.settings.ordering))
+        self._policy = make_order_policy(self.settings.ordering, prior)
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -109,7 +100,6 @@ class Booster:
         other request shares, so reordering them could not reuse anything.
 
         Args:
-            query: the question.
             documents: Documents, texts or mappings, most relevant first.
             session: the conversation; documents of its earlier turns are not sent again. Callers
                 who keep the turns themselves pass a state, to which this turn is added.
@@ -119,15 +109,15 @@ class Booster:
                 session.
             preamble: names the text before the first document; only requests with the same one
                 share prefixes. Must be the same in all turns of a session.
-            planned: the order that `plan_window` found for these documents; ignored in later turns.
+            planned: the order that `plan_next` found for these documents; ignored in later turns.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
             ContextIndexError: an invariant does not hold; send the original request.
         """
         name = session.id if isinstance(session, SessionState) else session
-        request = Request(query, documents, session=name, preamble=preamble)  # type: ignore[arg-type]
-        retrieved = self._retrieve(request)
+        check_question(query, session=name)
+        retrieved = self._retrieve(query, documents, preamble)
         with self._lock:
             return self._boost(retrieved, session, history=history, planned=planned)
 
@@ -144,7 +134,7 @@ class Booster:
         Raises:
             InvalidDocumentError, RequestError, ContextIndexError: as `boost`.
         """
-        retrieved = [self._retrieve(request) for request in requests]
+        retrieved = [self._retrieve(r.query, r.documents, r.preamble) for r in requests]
         sessions = [request.session for request in requests]
         with self._lock:
             continued = {s for s in set(sessions) if s is not None and self.turns(s)}
@@ -159,38 +149,14 @@ class Booster:
                 contexts.append(self._boost(retrieved[i], sessions[i], order=planned.get(i)))
         return Plan(tuple(contexts), order)
 
-    def plan_window(self, requests: Sequence[Request]) -> Window:
-        """Plan requests that wait at the same time, against the current prefix cache.
-
-        For live traffic, unlike `boost_batch`: a few requests whose documents are at the front of
-        their payloads. Their new orders count as cached from now on, so send each of them, by
-        `boost` with its `Planned`. A single request is ordered as `boost` orders it, and counts
-        as cached when that is called.
-
-        Raises:
-            InvalidDocumentError: bad input; nothing has changed.
-        """
-        retrieved = [self._retrieve(request) for request in requests]
-        ordering = self.settings.ordering
-        with self._lock:
-            if len(retrieved) > 1 and ordering.enabled:
-                return plan_together(self.index, retrieved, settings=ordering, recent=self._recent)
-            planned = []
-            for each in retrieved:
-                order = self._order_alone(each)
-                planned.append(
-                    Planned.of(each, order.permutation, order.cached_tokens, is_inserted=False)
-                )
-            return Window(tuple(range(len(planned))), tuple(planned))
-
     def plan_next(
         self, requests: Sequence[Request], *, budget_tokens: float
     ) -> tuple[int, Planned]:
-        """Plan which of the requests that wait to send next, against the current prefix cache.
+        """Plan which of a few requests that wait to send next, against the current prefix cache.
 
-        As `plan_window`, but the others are planned again when this one has been sent, together
-        with requests that have arrived by then. Changes nothing: it counts as cached when `boost`
-        is called.
+        For live traffic, unlike `boost_batch`: requests whose documents are at the front of their
+        payloads. Changes nothing: the request counts as cached when `boost` is called with its
+        `Planned`. The others are planned again then, together with those that have arrived.
 
         Args:
             requests: those that wait; the first one is sent if no other may overtake it.
@@ -200,25 +166,28 @@ class Booster:
             The position of the request, and the order of its documents.
 
         Raises:
-            InvalidDocumentError: bad input; nothing has changed.
+            InvalidDocumentError: bad input.
         """
         ordering = self.settings.ordering
-        if len(requests) == 1 or not ordering.enabled:
-            return 0, self.plan_window(requests[:1]).planned[0]
-        retrieved = [self._retrieve(request) for request in requests]
+        is_single = len(requests) == 1 or not ordering.enabled
+        if is_single:
+            requests = requests[:1]
+        retrieved = [self._retrieve(r.query, r.documents, r.preamble) for r in requests]
         with self._lock:
+            if is_single:
+                order = self._order_alone(retrieved[0])
+                return 0, Planned.of(retrieved[0], order.permutation, order.cached_tokens)
             return plan_first(
                 self.index,
                 retrieved,
                 settings=ordering,
-                recent=self._recent,
+                policy=self._policy,
                 budget_tokens=budget_tokens,
             )
 
     def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:
         """Record that documents are sent unboosted, in this order, at the front of a payload."""
-        request = Request("", documents, preamble=preamble)  # type: ignore[arg-type]
-        retrieved = self._retrieve(request)
+        retrieved = self._retrieve("", documents, preamble)
         with self._lock:
             entry = self.index.record_leading(retrieved.elements, retrieved.tokens)
             self.residency.dispatched(entry)
@@ -229,8 +198,6 @@ class Booster:
         refer to them.
 
         Args:
-            state: of the conversation.
-            context: the documents with their labels, in prompt order.
             is_leading: they are at the front of the payload, with no earlier turn before them.
         """
         tokens = self.tokens.count_documents(context.documents)
@@ -241,8 +208,7 @@ class Booster:
 
     def cached_tokens(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> int:
         """Predict the cached tokens of these documents at the front of a boosted payload."""
-        request = Request("", documents, preamble=preamble)  # type: ignore[arg-type]
-        retrieved = self._retrieve(request)
+        retrieved = self._retrieve("", documents, preamble)
         with self._lock:
             return self._order_alone(retrieved).cached_tokens
 
@@ -293,9 +259,6 @@ class Booster:
         and so has everything not used since; see `Residency.completed`.
 
         Args:
-            context: the request's context.
-            prompt_tokens: length of the whole prompt.
-            cached_tokens: cached tokens of it.
             cached_document_tokens: cached tokens of its documents, for callers who know where these
                 are and correct estimates themselves; None: a share in proportion to the prompt.
 
@@ -335,18 +298,18 @@ class Booster:
             and entry.tokens == tuple(self.tokens.count_documents(context.documents))
         )
 
-    def _retrieve(self, request: Request) -> Retrieved:
+    def _retrieve(self, query: str, values: Sequence[DocumentLike], preamble: str) -> Retrieved:
         self.residency.expire()
-        documents, preamble = request.documents, request.preamble
+        documents = tuple(as_documents(values))
         if self.settings.dedup.enabled:
-            unique, slots = unique_documents(documents)
+            unique = unique_documents(documents)
             elements: tuple[Hashable, ...] = tuple([document.key for document in unique])
         else:
-            unique, slots = documents, tuple(range(len(documents)))
+            unique = documents
             elements = distinct_elements([document.key for document in documents])
         tokens = self.tokens.count_documents(unique)
         elements = _behind(preamble, elements)
-        return Retrieved(request.query, documents, unique, slots, elements, tokens, preamble)
+        return Retrieved(query, documents, unique, elements, tokens, preamble)
 
     def _order_alone(self, retrieved: Retrieved) -> Order:
         return order_documents(
@@ -354,7 +317,7 @@ class Booster:
             retrieved.elements,
             retrieved.tokens,
             settings=self.settings.ordering,
-            recent=self._recent,
+            policy=self._policy,
         )
 
     def _boost(
@@ -377,37 +340,24 @@ class Booster:
         if planned is not None and planned.fits(retrieved.elements):
             order = planned.permutation
         sent = self._order(retrieved, past, planned=order)
-        composed = compose(retrieved, sent, history=past, settings=settings)
+        context = compose(retrieved, sent, history=past, settings=settings, state=state)
         tokens = [retrieved.tokens[i] for i in sent]
         num_tokens = sum(tokens)
         if state is not None or not past.is_empty:
             num_tokens += self.tokens.count(retrieved.query)
         if past.is_empty:
             elements = [retrieved.elements[i] for i in sent]
-            entry = self._record_leading(elements, tokens, planned=planned)
+            self._policy.add(elements)
+            entry = self.index.record_leading(elements, tokens)
+            self.residency.dispatched(entry)
         else:
             entry = self._record_turn(state, retrieved.preamble, num_tokens)
-        turn = state.next_turn if state is not None else 0
         if state is not None:
-            labelled = zip(composed.documents, composed.labels, tokens, strict=True)
+            labelled = zip(context.documents, context.labels, tokens, strict=True)
             self._add_turn(state, labelled, num_tokens=num_tokens, is_leading=past.is_empty)
             if state is not session:
                 self.sessions.put(state)
-        return Context(
-            query=retrieved.query,
-            documents=composed.documents,
-            retrieved=retrieved.documents,
-            positions=composed.positions,
-            labels=composed.labels,
-            hints=composed.hints,
-            hint_position=settings.hints.position,
-            location_position=settings.hints.location_position,
-            search_path=entry.search_path,
-            predicted_cached_tokens=entry.cached_tokens,
-            index_entry=entry if entry.documents else None,
-            session=state.id if state else None,
-            turn=turn,
-        )
+        return context.recorded(entry)
 
     def _order(
         self, retrieved: Retrieved, history: CarriedDocuments, *, planned: Sequence[int] | None
@@ -421,19 +371,6 @@ class Booster:
         if planned is not None:
             return planned
         return self._order_alone(retrieved).permutation
-
-    def _record_leading(
-        self, elements: Sequence[Hashable], tokens: Sequence[int], *, planned: Planned | None
-    ) -> IndexEntry:
-        is_inserted = planned is not None and planned.is_inserted
-        if not is_inserted and self._recent is not None:
-            self._recent.add(elements)
-        entry = self.index.record_leading(elements, tokens)
-        self.residency.dispatched(entry)
-        if planned is not None and is_inserted and planned.elements == tuple(elements):
-            # What the cache held before planning is not visible here.
-            return entry._replace(cached_tokens=planned.cached_tokens, path=(), num_cached=0)
-        return entry
 
     def _record_turn(
         self, state: SessionState | None, preamble: str, num_tokens: int

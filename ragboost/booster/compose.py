@@ -6,54 +6,38 @@ Pure: the caller says what the payload contains already and in which order to se
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ragboost.booster.session_state import CarriedDocuments
+from ragboost.booster.session_state import CarriedDocuments, SessionState
 from ragboost.config import Settings
+from ragboost.context import Context
 from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
 from ragboost.types import Document, Hint
 
 
 class Retrieved(NamedTuple):
-    """A request's documents, with duplicates identified and lengths counted.
-
-    Attributes:
-        query: the question.
-        documents: as the caller gave them, in relevance order.
-        unique: the same without duplicates.
-        slots: for each of `documents`, its index in `unique`.
-        elements: for each of `unique`, its distinct name in the context index.
-        tokens: for each of `unique`, its length.
-        preamble: names the text before the first document.
-    """
+    """A request's documents, with duplicates identified and lengths counted."""
 
     query: str
-    documents: tuple[Document, ...]
+    documents: tuple[Document, ...]  # as the caller gave them, in relevance order
     unique: tuple[Document, ...]
-    slots: tuple[int, ...]
-    elements: tuple[Hashable, ...]
-    tokens: Sequence[int]
-    preamble: str = ""
-
-
-class Composed(NamedTuple):
-    """Documents in prompt order with their labels; positions and hints as in `Context`."""
-
-    documents: tuple[Document, ...]
-    labels: tuple[str, ...]
-    positions: tuple[int, ...]
-    hints: tuple[Hint, ...]
+    elements: tuple[Hashable, ...]  # for each of `unique`, its name in the context index
+    tokens: Sequence[int]  # for each of `unique`
+    preamble: str = ""  # names the text before the first document
 
 
 def compose(
-    retrieved: Retrieved, sent: Sequence[int], *, history: CarriedDocuments, settings: Settings
-) -> Composed:
-    """Compose the payload and check its invariants.
+    retrieved: Retrieved,
+    sent: Sequence[int],
+    *,
+    history: CarriedDocuments,
+    settings: Settings,
+    state: SessionState | None = None,
+) -> Context:
+    """Compose the payload and check its invariants; it is not recorded in the index yet.
 
     Args:
-        retrieved: the request.
         sent: indices into `retrieved.unique` in prompt order; `history` carries the others.
-        history: the documents of earlier turns.
-        settings: for labels, hints and de-duplication.
+        state: of the request's conversation, without this turn.
 
     Raises:
         ContextIndexError: an invariant does not hold.
@@ -66,7 +50,11 @@ def compose(
         is_complete=history.is_complete,
     )
     places = {i: place for place, i in enumerate(sent)}
-    positions = tuple([places.get(slot, -1) for slot in retrieved.slots])
+    if len(retrieved.unique) == len(retrieved.documents):  # there may be copies all the same
+        positions = tuple([places.get(i, -1) for i in range(len(retrieved.documents))])
+    else:
+        by_key = {document.key: place for place, document in enumerate(documents)}
+        positions = tuple([by_key.get(document.key, -1) for document in retrieved.documents])
     hints: tuple[Hint, ...] = ()
     if len(sent) < len(retrieved.unique):
         referred = (
@@ -79,34 +67,37 @@ def compose(
         order = [places[i] for i in sorted(sent)]
         hint = order_hint(labels, order, template=settings.hints.order_template)
         hints += (hint,) if hint is not None else ()
-    composed = Composed(documents, labels, positions, hints)
-    check_context(
-        composed, retrieved.documents, history=history, allow_copies=not settings.dedup.enabled
+    context = Context(
+        query=retrieved.query,
+        documents=documents,
+        retrieved=retrieved.documents,
+        positions=positions,
+        labels=labels,
+        hints=hints,
+        hint_position=settings.hints.position,
+        location_position=settings.hints.location_position,
+        session=state.id if state is not None else None,
+        turn=state.next_turn if state is not None else 0,
     )
-    return composed
+    check_context(context, history=history, allow_copies=not settings.dedup.enabled)
+    return context
 
 
 def check_context(
-    composed: Composed,
-    retrieved: Sequence[Document],
-    *,
-    history: CarriedDocuments,
-    allow_copies: bool = False,
+    context: Context, *, history: CarriedDocuments, allow_copies: bool = False
 ) -> None:
     """Check that no document is lost, doubled or mixed up; runs on every request.
 
     A violation is our bug, never the caller's: the proxy then forwards the original request.
 
     Args:
-        composed: the documents to send, their labels, positions and hints.
-        retrieved: the documents that the caller gave.
-        history: the documents of earlier turns.
-        allow_copies: the context may contain a document more than once.
+        allow_copies: it may contain a document more than once.
 
     Raises:
         ContextIndexError: names the document and the violation.
     """
-    documents, labels, positions, hints = composed
+    documents, labels, positions = context.documents, context.labels, context.positions
+    retrieved, hints = context.retrieved, context.hints
     if len(positions) != len(retrieved) or len(labels) != len(documents):
         raise ContextIndexError(
             f"{len(retrieved)} retrieved documents have {len(positions)} positions, "

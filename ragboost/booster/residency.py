@@ -35,13 +35,9 @@ class Residency:
     """The resident documents of one prefix cache, as far as they are known. Thread-safe.
 
     Args:
-        index: the Booster's.
         lock: the Booster's; held for one sequence at a time.
         ttl_s: seconds after its last use that the model keeps a prefix; None: no limit.
         clock: monotonic, in seconds.
-
-    Attributes:
-        is_exact: cache events are exact; the model evicts nothing.
     """
 
     def __init__(
@@ -52,7 +48,7 @@ class Residency:
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.is_exact = False
+        self.is_exact = False  # cache events are exact; the model evicts nothing
         self._ttl_s = ttl_s
         self._clock = clock
         self._uses: deque[_Use] = deque()
@@ -72,7 +68,6 @@ class Residency:
         """Switch between the model and cache events.
 
         Args:
-            is_exact: events are exact from now on.
             capacity_tokens: size of the prefix cache if the backend reports it; else None.
             eviction_forecast: what requests in flight will evict; used with events only, since the
                 model evicts when a request is sent.
@@ -169,7 +164,6 @@ class Residency:
         was computing the node at that time, or while events are exact.
 
         Args:
-            entry: the sequence.
             cached_tokens: reported cached tokens, in the index's tokens; None: not reported.
             is_measured: the lengths were counted, so a smaller shortfall is evidence.
         """

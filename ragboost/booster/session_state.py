@@ -20,36 +20,24 @@ class SentDocument(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One request of a conversation.
+    """One request of a conversation."""
 
-    Attributes:
-        number: counts from 1; never reused within a session.
-        is_leading: its documents are at the front of the prompt, with no earlier turn before them.
-        documents: those sent in full, in prompt order.
-        num_tokens: length of documents and question.
-    """
-
-    number: int
+    number: int  # counts from 1; never reused within a session
+    # Its documents are at the front of the prompt, with no earlier turn before them.
     is_leading: bool
-    documents: tuple[SentDocument, ...]
-    num_tokens: int
+    documents: tuple[SentDocument, ...]  # those sent in full, in prompt order
+    num_tokens: int  # length of documents and question
 
 
 @dataclass(slots=True)
 class SessionState:
-    """A conversation's turns, oldest first.
+    """A conversation's turns, oldest first."""
 
-    Attributes:
-        id: the caller's name for the conversation.
-        turns: the remembered turns; the oldest ones may have been forgotten.
-        next_turn: number of the next turn.
-        has_forgotten: some turns were forgotten, so labels may exist that are not known.
-    """
-
-    id: str
+    id: str  # the caller's name for the conversation
+    # The remembered turns; the oldest ones may have been forgotten.
     turns: list[Turn] = field(default_factory=list)
-    next_turn: int = 1
-    has_forgotten: bool = False
+    next_turn: int = 1  # number of the next turn
+    has_forgotten: bool = False  # some turns were forgotten, so labels may exist that are not known
 
     def labels(self) -> dict[str, str]:
         """Return the label of every document of the remembered turns, by document key."""
@@ -89,19 +77,12 @@ class SessionState:
 
 
 class CarriedDocuments(NamedTuple):
-    """Documents that the earlier turns of a payload contain. Maps give labels by document key.
+    """Documents that the earlier turns of a payload contain. Maps give labels by document key."""
 
-    Attributes:
-        known: all documents remembered of the session.
-        carried: those in this payload to which a location hint may refer.
-        is_empty: this payload contains no earlier turn.
-        is_complete: every document of the earlier turns in this payload is in `known`.
-    """
-
-    known: Mapping[str, str]
-    carried: Mapping[str, str]
-    is_empty: bool
-    is_complete: bool
+    known: Mapping[str, str]  # all documents remembered of the session
+    carried: Mapping[str, str]  # those in this payload to which a location hint may refer
+    is_empty: bool  # this payload contains no earlier turn
+    is_complete: bool  # every document of the earlier turns in this payload is in `known`
 
     @classmethod
     def of(

@@ -7,10 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from ragboost.cache_sync.base import EngineClient
 from ragboost.config import EngineHookSettings
 from ragboost.errors import ConfigError
 
@@ -23,25 +22,46 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _CAPACITY_GAUGES = ("sglang:max_total_num_tokens", "ragboost_engine_kv_cache_capacity_tokens")
 
 
+class EngineClient(Protocol):
+    """An HTTP client of one engine's server.
+
+    Attributes:
+        name: unique among the backends of a proxy.
+        url: base URL, without `/v1`.
+        is_healthy: it is being sent requests.
+        rank: the data-parallel rank whose prefix cache is followed; None: all that it reports.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def is_healthy(self) -> bool: ...
+    @property
+    def rank(self) -> int | None: ...
+
+    async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
+        """GET a path, or POST a JSON body to it, and return the body of a small response.
+
+        Returns:
+            None if the server cannot be reached; empty if the status is not 200.
+        """
+
+
 @dataclass(frozen=True)
 class EventSource:
     """The address of one publisher, that is, of one data-parallel rank of a replica.
-
-    Attributes:
-        name: unique among the streams of a proxy, such as `replica-0/0`.
-        endpoint: ZeroMQ address of the events.
-        replay_endpoint: ZeroMQ address of replays; None: a gap clears the mirror.
-        topic: prefix of the topics to subscribe to.
-        bind: bind the endpoint, for an engine that connects to it, as vLLM to `tcp://HOST:PORT`.
 
     Raises:
         ConfigError: invalid address.
     """
 
-    name: str
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
+    name: str  # unique among the streams of a proxy, such as `replica-0/0`
+    endpoint: str  # ZeroMQ address of the events
+    replay_endpoint: str | None = None  # ZeroMQ address of replays; None: a gap clears the mirror
+    topic: str = ""  # prefix of the topics to subscribe to
+    # Bind the endpoint, for an engine that connects to it, as vLLM to `tcp://HOST:PORT`.
     bind: bool = False
 
     def __post_init__(self) -> None:
@@ -78,18 +98,14 @@ class EventSource:
 
 
 class Discovery(NamedTuple):
-    """The result of `discover`.
+    """The result of `discover`."""
 
-    Attributes:
-        is_up: every request got a response. False also while the engine is starting, when the rest
-            may be incomplete.
-        sources: of KV events; empty if it publishes none that can be reached.
-        capacity_tokens: of the prefix cache; None if not reported.
-    """
-
+    # Every request got a response. False also while the engine is starting, when the rest may be
+    # incomplete.
     is_up: bool
+    # Of KV events; empty if it publishes none that can be reached.
     sources: tuple[EventSource, ...] = ()
-    capacity_tokens: int | None = None
+    capacity_tokens: int | None = None  # of the prefix cache; None if not reported
 
 
 async def discover(engine: EngineClient) -> Discovery:
@@ -132,7 +148,6 @@ def find_sources(answer: Mapping[str, Any], *, backend_url: str, name: str) -> l
     """Read the event sources from a response; return none if the engine publishes no events.
 
     Args:
-        answer: the JSON object returned by one of `DISCOVERY_PATHS`.
         backend_url: its host replaces a wildcard address.
         name: of the replica; the rank is appended.
 
@@ -211,7 +226,7 @@ def _parse_object(body: bytes) -> Mapping[str, Any] | None:
 def _usable_sources(answer: Mapping[str, Any], engine: EngineClient) -> list[EventSource]:
     try:
         sources = find_sources(answer, backend_url=engine.url, name=engine.name)
-        return [each for each in sources if engine.rank in (None, each.rank)]
+        return [source for source in sources if engine.rank in (None, source.rank)]
     except ConfigError:
         return []  # an address that ZeroMQ cannot use, meant for another subscriber
 

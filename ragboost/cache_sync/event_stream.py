@@ -76,18 +76,9 @@ class EventStream:
     gap clears the mirror, because a removal may have been missed.
 
     Args:
-        name: for log messages.
-        has_replay: `take_request` may request replays.
         on_change: called after each batch that changed the resident tokens of a request, by the
             thread that feeds the stream.
         on_batch: called with each batch that could be decoded, before it is applied.
-
-    Attributes:
-        mirror: of the publisher's cache.
-        is_connected: a publisher was found.
-        is_flooding: the publisher is left alone for a while, after many malformed frames.
-        num_rejected: frames so far that were of no use or cost what was known: malformed ones, and
-            wrong numbers. Every replay brings duplicates; without one they mean a wrong number.
     """
 
     def __init__(
@@ -99,10 +90,13 @@ class EventStream:
         on_batch: Callable[[EventBatch], None] | None = None,
     ) -> None:
         self.name = name
-        self.mirror = PrefixMirror()
+        self.mirror = PrefixMirror()  # of the publisher's cache
         self.has_replay = has_replay
-        self.is_connected = False
+        self.is_connected = False  # a publisher was found
+        # The publisher is left alone for a while, after many malformed frames.
         self.is_flooding = False
+        # Frames so far that were of no use or cost what was known: malformed ones, and wrong
+        # numbers. Every replay brings duplicates; without one they mean a wrong number.
         self.num_rejected = 0
         self._on_change = on_change
         self._on_batch = on_batch
@@ -139,7 +133,6 @@ class EventStream:
         return self._request is not None
 
     def status(self) -> StreamStatus:
-        """Return the state and the counters."""
         return StreamStatus(
             state=self.state,
             num_unknown=self.mirror.num_unknown,

@@ -4,43 +4,28 @@ Knows numbers only. Does not know how they were predicted or reported.
 """
 
 import logging
-from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-ERROR_BOUNDS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Upper bounds of the histogram's buckets: (predicted - reported) / prompt tokens."""
 
 
 class Fidelity(NamedTuple):
-    """Predicted against reported cached tokens over the last requests; 1.0 is perfect.
+    """Predicted against reported cached tokens over the last requests; 1.0 is perfect."""
 
-    Attributes:
-        num_requests: requests in the window.
-        precision: share of the tokens predicted as cached that were cached.
-        recall: share of the cached tokens that were predicted.
-        predicted_over_reported: ratio of the sums; None if none were reported as cached.
-    """
-
-    num_requests: int
-    precision: float
-    recall: float
-    predicted_over_reported: float | None
+    num_requests: int  # requests in the window
+    precision: float  # share of the tokens predicted as cached that were cached
+    recall: float  # share of the cached tokens that were predicted
+    predicted_over_reported: float | None  # ratio of the sums; None if none were reported as cached
 
 
 class FidelityTracker:
     """Precision and recall of predictions over a window, with a warning when they fall.
 
     Args:
-        window: requests in the window.
         warn_below: precision or recall below which a warning is logged, once until they recover.
-        min_requests: requests before the first warning.
-
-    Attributes:
-        histogram: requests per bucket of `ERROR_BOUNDS`, since the start.
-        is_low: precision or recall is below `warn_below`.
     """
 
     def __init__(
@@ -48,8 +33,7 @@ class FidelityTracker:
     ) -> None:
         self.warn_below = warn_below
         self.min_requests = min_requests
-        self.histogram = [0] * len(ERROR_BOUNDS)
-        self.is_low = False
+        self.is_low = False  # precision or recall is below `warn_below`
         self._window: deque[tuple[int, int]] = deque(maxlen=window)
         self._predicted = self._reported = self._both = 0
 
@@ -60,13 +44,10 @@ class FidelityTracker:
             self._add(*self._window[0], sign=-1)
         self._window.append((predicted, reported))
         self._add(predicted, reported, sign=1)
-        error = (predicted - reported) / max(prompt_tokens, 1)
-        self.histogram[min(bisect_left(ERROR_BOUNDS, error), len(ERROR_BOUNDS) - 1)] += 1
         self._warn()
-        return error
+        return (predicted - reported) / max(prompt_tokens, 1)
 
     def read(self) -> Fidelity:
-        """Return the figures of the window."""
         return Fidelity(
             num_requests=len(self._window),
             precision=self._both / self._predicted if self._predicted else 1.0,

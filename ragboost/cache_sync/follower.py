@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple
 
 from ragboost.booster.residency import Residency
+from ragboost.booster.tenants import CacheMode, TenantKey, Tenants
 from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.in_flight import InFlight
@@ -21,7 +22,6 @@ from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.errors import ContextIndexError
 from ragboost.index import EvictionForecast, IndexEntry
-from ragboost.rewriting.tenants import CacheMode, TenantKey, Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +56,18 @@ class CacheFollower:
     """The context indexes of one backend. Only `on_change` may be called from other threads.
 
     Args:
-        name: of the backend.
-        tenants: the owners of the context indexes.
         clock: monotonic, in seconds.
-
-    Attributes:
-        streams: the engine's event streams by name.
-        capacity_tokens: of its prefix cache, if reported.
-        num_responses: responses so far that reported the length of a prompt.
-        on_layout: called with the request id, if any, and the layout of what was sent here, for
-            the other workers and replicas of a proxy.
     """
 
     def __init__(
         self, name: str, tenants: Tenants, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.name = name
-        self.streams: dict[str, EventStream] = {}
-        self.capacity_tokens: int | None = None
-        self.num_responses = 0
+        self.streams: dict[str, EventStream] = {}  # the engine's event streams by name
+        self.capacity_tokens: int | None = None  # of its prefix cache, if reported
+        self.num_responses = 0  # responses so far that reported the length of a prompt
+        # Called with the request id, if any, and the layout of what was sent here, for the other
+        # workers and replicas of a proxy.
         self.on_layout: list[Callable[[str | None, PromptLayout], None]] = []
         self._tenants = tenants
         self._clock = clock
@@ -100,7 +93,9 @@ class CacheFollower:
     @property
     def state(self) -> StreamState | None:
         """The worst state of the streams; None without streams."""
-        return min((each.state for each in self.streams.values()), key=_STATES.index, default=None)
+        return min(
+            (stream.state for stream in self.streams.values()), key=_STATES.index, default=None
+        )
 
     @property
     def num_prompts(self) -> int:
@@ -146,7 +141,6 @@ class CacheFollower:
 
         Args:
             request_id: its id in the events; None if they are not followed.
-            layout: of its prompt.
             cached_tokens: documents' tokens expected to be cached, as the index counts.
         """
         if layout.is_measured:
@@ -178,8 +172,6 @@ class CacheFollower:
         """Handle the end of a request's response.
 
         Args:
-            request_id: as passed to `on_sent`.
-            layout: as returned by `on_sent`.
             prompt_tokens: length of the prompt, if reported.
             ends: of the documents in the prompt, if the response had its token ids.
         """
@@ -243,7 +235,6 @@ class CacheFollower:
         return tokens // size * size
 
     async def run(self) -> None:
-        """Apply changes until cancelled."""
         self._loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -252,7 +243,6 @@ class CacheFollower:
             await self.step()
 
     async def step(self) -> None:
-        """Apply the queued changes."""
         self._is_applying = True
         with self._lock:
             self._is_woken = False

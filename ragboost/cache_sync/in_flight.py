@@ -12,17 +12,11 @@ _MAX_REQUESTS = 10_000
 
 
 class NextBatch(NamedTuple):
-    """The state of the cache in which a request sent now will be computed.
+    """The state of the cache in which a request sent now will be computed."""
 
-    Attributes:
-        retained_share: share of the present and expected tokens that will still be cached.
-        number: of the batch that will compute it, if it has room.
-        free_tokens: new tokens that this batch has room for.
-    """
-
-    retained_share: float
-    number: int
-    free_tokens: float
+    retained_share: float  # share of the present and expected tokens that will still be cached
+    number: int  # of the batch that will compute it, if it has room
+    free_tokens: float  # new tokens that this batch has room for
 
 
 class InFlight:
@@ -31,14 +25,11 @@ class InFlight:
     They are computed in the order in which they were sent, in numbered batches: one is running, and
     the others wait behind it. The first event or response of a request of a batch means that this
     batch is complete and the next one has started, with every waiting request that fits into it.
-
-    Attributes:
-        num_tokens: new tokens that all of them are expected to store, in whole blocks.
-        capacity_tokens: of the engine's cache, which a batch must fit into; None: unbounded.
     """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
+        self.num_tokens = 0  # new tokens that all of them are expected to store, in whole blocks
+        # Of the engine's cache, which a batch must fit into; None: unbounded.
         self.capacity_tokens: int | None = None
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._running = 1  # number of the batch that is being computed, or will be next
@@ -57,8 +48,6 @@ class InFlight:
         """Add a request that was sent; a repeated id replaces the earlier request.
 
         Args:
-            request_id: its id in the events.
-            prompt_tokens: of the whole prompt.
             cached_tokens: tokens of the prompt expected to be cached when it is computed.
             block_size: only whole blocks are stored; 0 if unknown.
         """
@@ -108,7 +97,6 @@ class InFlight:
         """Forecast the cache as a request sent now will find it.
 
         Args:
-            resident_tokens: in the engine's cache now.
             is_batched: the requests of a batch are stored together when it is complete.
         """
         number = self._next_number
@@ -140,7 +128,7 @@ class InFlight:
     def _complete_batch(self, request: "_Request") -> None:
         """Remove the batch of a request and those before it."""
         if request.batch >= self._running:
-            for number in [each for each in self._batches if each <= request.batch]:
+            for number in [n for n in self._batches if n <= request.batch]:
                 del self._batches[number]
             self._running = request.batch + 1
             self._last = max(self._last, self._running)

@@ -7,9 +7,10 @@ the cache model of RAGBoost section 4.1 ("Index update") for engines that report
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
+from ragboost.cache_sync.mirror_block import MirrorBlock
 from ragboost.engine_hooks.events import (
     APPROXIMATE,
     BlockHash,
@@ -27,119 +28,12 @@ FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attent
 
 
 class Changes(NamedTuple):
-    """The requests whose cached tokens a batch of events changed.
+    """The requests whose cached tokens a batch of events changed."""
 
-    Attributes:
-        resident_tokens: by request id, the leading tokens of its prompt (and response) that are
-            cached now. 0: all were evicted, and the mirror has dropped the request.
-        is_cleared: the cache was cleared; requests not in `resident_tokens` have 0.
-    """
-
+    # By request id, the leading tokens of its prompt (and response) that are cached now. 0: all
+    # were evicted, and the mirror has dropped the request.
     resident_tokens: dict[str, int]
-    is_cleared: bool = False
-
-
-class MirrorBlock:
-    """One cached block, or the placeholder of an evicted one whose descendants are still cached.
-
-    Attributes:
-        key: identity, 16 bytes: namespace, all tokens up to here, multimodal ids.
-        end: tokens of the prompt up to and including this block.
-        copies: physical copies on the GPU.
-        other_copies: physical copies on other media.
-        is_approximate: its KV is no prefix hit for exact requests.
-        is_reachable: it and all blocks before it are resident.
-        requests: ids of the requests whose deepest known block this is.
-    """
-
-    __slots__ = (
-        "block_hash",
-        "copies",
-        "end",
-        "first_child",
-        "is_approximate",
-        "is_reachable",
-        "key",
-        "next_sibling",
-        "other_copies",
-        "parent",
-        "previous_sibling",
-        "requests",
-    )
-
-    def __init__(
-        self,
-        block_hash: BlockHash | None,
-        parent: "MirrorBlock | None",
-        *,
-        key: bytes,
-        num_tokens: int,
-    ) -> None:
-        self.block_hash = block_hash
-        self.parent = parent
-        self.key = key
-        self.end = num_tokens
-        self.copies = 0
-        self.other_copies: dict[str, int] | None = None
-        self.is_approximate = False
-        self.is_reachable = parent is None
-        self.requests: set[str] | None = None
-        self.first_child: MirrorBlock | None = None
-        self.next_sibling: MirrorBlock | None = None
-        self.previous_sibling: MirrorBlock | None = None
-        if parent is not None:
-            self.end += parent.end
-            self.next_sibling = parent.first_child
-            if parent.first_child is not None:
-                parent.first_child.previous_sibling = self
-            parent.first_child = self
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of this block."""
-        return self.end - (self.parent.end if self.parent is not None else 0)
-
-    @property
-    def is_needed(self) -> bool:
-        """It is cached on any medium, or a block after it is."""
-        return bool(self.copies or self.other_copies or self.first_child)
-
-    def children(self) -> Iterator["MirrorBlock"]:
-        """Iterate over the blocks that continue this one, latest first."""
-        child = self.first_child
-        while child is not None:
-            yield child
-            child = child.next_sibling
-
-    def detach(self) -> None:
-        """Remove this block from its parent's children; `parent` stays set."""
-        if self.previous_sibling is not None:
-            self.previous_sibling.next_sibling = self.next_sibling
-        elif self.parent is not None:
-            self.parent.first_child = self.next_sibling
-        if self.next_sibling is not None:
-            self.next_sibling.previous_sibling = self.previous_sibling
-        self.next_sibling = self.previous_sibling = None
-
-    def unlink(self) -> None:
-        """Forget all other blocks, so that each is freed without the garbage collector."""
-        self.parent = self.first_child = self.next_sibling = self.previous_sibling = None
-
-    def copies_on(self, medium: str) -> int:
-        """Return the number of physical copies on a medium."""
-        if medium == "GPU":
-            return self.copies
-        return self.other_copies.get(medium, 0) if self.other_copies else 0
-
-    def add_copies(self, medium: str, change: int) -> None:
-        """Add physical copies on a medium, or remove them if negative."""
-        if medium == "GPU":
-            self.copies += change
-            return
-        self.other_copies = self.other_copies or {}
-        self.other_copies[medium] = self.other_copies.get(medium, 0) + change
-        if not self.other_copies[medium]:
-            del self.other_copies[medium]
+    is_cleared: bool = False  # the cache was cleared; requests not in `resident_tokens` have 0
 
 
 class PrefixMirror:
@@ -150,15 +44,12 @@ class PrefixMirror:
     with full attention counts. Only `resident_tokens` may be called from other threads.
 
     Args:
-        media: the media that count as resident.
         max_blocks: further blocks are skipped, which makes the mirror partial.
         max_requests: request ids kept, by last store; very long ids are not.
 
     Attributes:
         block_size: tokens per block as reported; 0 before the first stored block.
         is_partial: the engine may hold blocks that the mirror does not.
-        num_unknown: events that could not be applied: chains without a known parent, removals of
-            blocks never stored, blocks that contradict earlier ones, unknown kinds.
         num_resident_tokens: tokens of all blocks that a prompt could hit.
         is_tree: the cache is a radix tree, such as SGLang's, which reports no KV cache groups. It
             holds a prompt after its prefill; other caches hold blocks once they are scheduled.
@@ -174,6 +65,8 @@ class PrefixMirror:
         self.media = frozenset(media)
         self.max_blocks = max_blocks
         self.max_requests = max_requests
+        # Events that could not be applied: chains without a known parent, removals of blocks never
+        # stored, blocks that contradict earlier ones, unknown kinds.
         self.num_unknown = 0
         self._blocks: dict[BlockHash, MirrorBlock] = {}
         self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
@@ -187,7 +80,6 @@ class PrefixMirror:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests with resident blocks."""
         return len(self._requests)
 
     def clear(self, *, is_partial: bool) -> None:
@@ -205,8 +97,8 @@ class PrefixMirror:
         self.is_tree = False
         self.num_resident_tokens = 0
         self.is_partial = is_partial
-        for known in (by_key, blocks):
-            for block in known.values():
+        for blocks_by in (by_key, blocks):
+            for block in blocks_by.values():
                 block.unlink()
 
     def apply(self, batch: EventBatch) -> Changes:
@@ -246,8 +138,6 @@ class PrefixMirror:
 
         Args:
             token_ids: the whole prompt as tokenized by the engine.
-            lora_name: the request's adapter, if any.
-            cache_salt: the request's cache salt, if any.
         """
         size, end = self.block_size, 0
         key = _root_key(lora_name, () if cache_salt is None else (cache_salt,))
@@ -288,8 +178,8 @@ class PrefixMirror:
                 key = _block_key(parent.key, raw[i * width : (i + 1) * width], extra)
                 block = MirrorBlock(block_hash, parent, key=key, num_tokens=size)
                 self._blocks[block_hash] = block
-                known = self._by_key.get(key)
-                if known is None or not known.is_reachable:
+                equal = self._by_key.get(key)
+                if equal is None or not equal.is_reachable:
                     self._by_key[key] = block
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
@@ -323,8 +213,8 @@ class PrefixMirror:
         if (
             not event.token_ids and event.block_hashes
         ):  # a tier may report the hashes of known blocks only
-            known = self._blocks.get(event.block_hashes[0])
-            return known and known.parent
+            first = self._blocks.get(event.block_hashes[0])
+            return first and first.parent
         key = _namespace(event, extra)
         root = self._by_key.get(key)
         if root is None:

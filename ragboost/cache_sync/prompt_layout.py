@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from ragboost.booster.tenants import TenantKey
 from ragboost.context import Context
-from ragboost.rewriting.tenants import TenantKey
 from ragboost.tokens import TokenCounter
 
 # A cached prefix that ends this close to a document's end is taken to end there: dropping what
@@ -30,44 +30,26 @@ _TEMPLATE_TOKENS = 8  # of a chat template, around one message
 
 
 class ResidentDocuments(NamedTuple):
-    """The cached part of a request's documents.
+    """The cached part of a request's documents."""
 
-    Attributes:
-        num_documents: leading documents that are cached, up to the last block that they fill.
-        partial_tokens: cached tokens of the next document, in the index's tokens.
-    """
-
-    num_documents: int
-    partial_tokens: int = 0
+    num_documents: int  # leading documents that are cached, up to the last block that they fill
+    partial_tokens: int = 0  # cached tokens of the next document, in the index's tokens
 
 
 class PromptLayout(NamedTuple):
-    """The documents at the front of a request, as the context index holds them.
+    """The documents at the front of a request, as the context index holds them."""
 
-    Attributes:
-        tenant: the owner of the context index.
-        documents: in prompt order.
-        tokens: their lengths in the index.
-        frames: tokens around each of them.
-        tokens_before: estimated tokens before the first document.
-        prompt_tokens: estimated length of the whole prompt.
-        is_measured: `tokens` were counted, not estimated.
-        preamble: identifies the text before the documents.
-        scale: the engine's tokens per estimated token; 1 if the lengths were counted.
-        unknown_tokens: tokens before the documents in addition to `tokens_before`.
-        exact_ends: ends of the documents, if a response contained the prompt's token ids.
-    """
-
-    tenant: TenantKey
+    tenant: TenantKey  # the owner of the context index
     documents: tuple[Hashable, ...]
-    tokens: tuple[int, ...]
-    frames: tuple[int, ...]
-    tokens_before: int
-    prompt_tokens: int
-    is_measured: bool = False
-    preamble: str = ""
-    scale: float = 1.0
-    unknown_tokens: int = 0
+    tokens: tuple[int, ...]  # their lengths in the index
+    frames: tuple[int, ...]  # tokens around each of them
+    tokens_before: int  # estimated tokens before the first document
+    prompt_tokens: int  # estimated length of the whole prompt
+    is_measured: bool = False  # `tokens` were counted, not estimated
+    preamble: str = ""  # identifies the text before the documents
+    scale: float = 1.0  # the engine's tokens per estimated token; 1 if the lengths were counted
+    unknown_tokens: int = 0  # tokens before the documents in addition to `tokens_before`
+    # Ends of the documents, if a response contained the prompt's token ids.
     exact_ends: tuple[int, ...] | None = None
 
     @classmethod
@@ -85,12 +67,7 @@ class PromptLayout(NamedTuple):
         """Estimate the layout of a boosted request.
 
         Args:
-            context: with documents at the front of the payload.
-            tenant: of the request.
-            preamble: identifies the text before the documents.
-            bytes_before: length of that text.
             bytes_behind: length of the text behind the documents, without question and hints.
-            is_measured: the documents' lengths were counted.
             counter: lengths of labels, and the estimate of other text.
         """
         entry = context.index_entry
@@ -143,7 +120,6 @@ class PromptLayout(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Length of the whole prompt."""
         return round(self.prompt_tokens * self.scale) + self.unknown_tokens
 
     def slack(self, tokens: int) -> int:
@@ -177,8 +153,8 @@ class PromptLayout(NamedTuple):
             if rest <= 0:
                 break
             frames, rest = frames + frame, rest - length
-        known = self.tokens_before + frames + cached_tokens
-        return round(known * self.scale) + self.unknown_tokens
+        estimated = self.tokens_before + frames + cached_tokens
+        return round(estimated * self.scale) + self.unknown_tokens
 
     def cached_documents(self, cached_tokens: int) -> int:
         """Convert a prompt prefix into tokens of the documents, as the index counts."""
@@ -197,10 +173,6 @@ class PromptLayout(NamedTuple):
         The block in which a document ends also holds what follows it, so another request may have
         the same document without that block. A document counts as cached without it: the error is
         less than a block, and engines reuse whole blocks only.
-
-        Args:
-            cached_tokens: length of the prefix.
-            block_size: of the engine's cache.
         """
         if not cached_tokens:
             return ResidentDocuments(0)
@@ -223,7 +195,6 @@ def locate_documents(
     cannot be located either.
 
     Args:
-        prompt: token ids of the whole prompt.
         documents: token ids of each document's text alone, in prompt order.
         margin: tokens ignored at both ends of a document.
     """

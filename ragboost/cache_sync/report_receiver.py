@@ -22,9 +22,6 @@ class ReportReceiver:
             least every 5 s.
         name: returns the name under which a reported stream is kept; raises RequestError to refuse
             it.
-
-    Attributes:
-        streams: by the name under which they are kept.
     """
 
     def __init__(
@@ -34,7 +31,7 @@ class ReportReceiver:
         silence_s: float = 15.0,
         name: Callable[[str], str] = str,
     ) -> None:
-        self.streams: dict[str, EventStream] = {}
+        self.streams: dict[str, EventStream] = {}  # by the name under which they are kept
         self._on_change = on_change
         self._silence_s = silence_s
         self._name = name
@@ -44,10 +41,6 @@ class ReportReceiver:
 
     def receive(self, body: bytes, *, now: float) -> bytes:
         """Apply a report and return the body of the response (msgpack).
-
-        Args:
-            body: of the request.
-            now: seconds by a monotonic clock.
 
         Raises:
             RequestError: invalid report, or a stream that is refused.

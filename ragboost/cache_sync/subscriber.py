@@ -47,15 +47,11 @@ class Subscriber:
     `resident_tokens`) is safe from any thread and never blocks.
 
     Args:
-        sources: the publishers.
         on_change: called in the subscriber's thread with the stream's name.
         on_batch: called there with every batch that can be decoded.
         replay_timeout_s: seconds without a frame after which a replay fails.
         probe_interval_s: seconds without a frame after which a stream is probed for lost batches.
         pause_s: seconds without a connection after a publisher has sent many malformed frames.
-
-    Attributes:
-        streams: by name of the source.
     """
 
     def __init__(
@@ -68,7 +64,7 @@ class Subscriber:
         probe_interval_s: float = 2.0,
         pause_s: float = 5.0,
     ) -> None:
-        self.streams: dict[str, EventStream] = {}
+        self.streams: dict[str, EventStream] = {}  # by name of the source
         self._sources = tuple(sources)
         self._options = _Options(replay_timeout_s, probe_interval_s, pause_s)
         self._stopping = threading.Event()
@@ -89,15 +85,11 @@ class Subscriber:
         self.stop()
 
     def silence(self, name: str) -> str | None:
-        """Return why nothing arrives on a stream, and the way out; None if something has arrived.
-
-        Args:
-            name: of the stream.
-        """
+        """Return why nothing arrives on a stream, and the way out; None if something has."""
         stream = self.streams[name]
         if stream.state is not StreamState.FALLBACK:
             return None
-        (source,) = (each for each in self._sources if each.name == name)
+        (source,) = (source for source in self._sources if source.name == name)
         if stream.is_flooding:
             return f"{source.endpoint} sent many malformed frames, see the log; trying again soon"
         return source.silence(is_connected=stream.is_connected)
@@ -159,12 +151,7 @@ class _Allowance:
         self._num_rejected = 0
 
     def is_exceeded(self, num_rejected: int, *, now: float) -> bool:
-        """Charge what was rejected since the last call.
-
-        Args:
-            num_rejected: since the start.
-            now: seconds by a monotonic clock.
-        """
+        """Charge what was rejected since the last call."""
         left = min(_MAX_REJECTED, self._left + now - self._updated_at)
         self._left = left - (num_rejected - self._num_rejected)
         self._updated_at, self._num_rejected = now, num_rejected
@@ -225,7 +212,6 @@ class _Link:
             self._pause(now, seconds=self._options.pause_s)
 
     def close(self) -> None:
-        """Close the sockets."""
         self._drop_dealer()
         with contextlib.suppress(zmq.ZMQError):  # closed already
             self._sub.disable_monitor()

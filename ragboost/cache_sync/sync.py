@@ -9,8 +9,8 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.cache_sync.base import EngineClient
-from ragboost.cache_sync.discovery import EventSource, configured_source, discover
+from ragboost.booster.tenants import Tenants
+from ragboost.cache_sync.discovery import EngineClient, EventSource, configured_source, discover
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
@@ -20,7 +20,6 @@ from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.cache_sync.tokenizer import BackendTokenizer
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.rewriting.tenants import Tenants
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +40,6 @@ class StreamView(NamedTuple):
 class CacheSync:
     """The followers of all backends, and the streams and reports that feed them.
 
-    Args:
-        settings: of the proxy.
-        engines: clients of the backends.
-        tenants: the owners of the context indexes.
-
-    Attributes:
-        followers: by name of the backend.
-        fidelity: predicted against reported cached tokens, over all backends.
-
     Raises:
         ConfigError: an endpoint is configured, but there are several backends.
     """
@@ -66,7 +56,9 @@ class CacheSync:
                 "engine_hooks.endpoint is the stream of a single backend, and there are "
                 f"{len(engines)}; remove it: each backend is asked for its own"
             )
-        self.followers = {each.name: CacheFollower(each.name, tenants) for each in engines}
+        # By name of the backend.
+        self.followers = {engine.name: CacheFollower(engine.name, tenants) for engine in engines}
+        # Predicted against reported cached tokens, over all backends.
         self.fidelity = FidelityTracker()
         self.tenants = tenants
         self._is_tokenizing = settings.tokens.ask_backend and settings.tokens.tokenizer is None
@@ -100,7 +92,6 @@ class CacheSync:
             self._tasks.append(_start(tokenizer.run(), name="counting tokens"))
 
     async def close(self) -> None:
-        """Stop following."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -119,7 +110,6 @@ class CacheSync:
 
     @property
     def streams(self) -> Iterator[StreamView]:
-        """All streams that are followed."""
         for backend, follower in self.followers.items():
             subscriber = self._subscribers.get(backend)
             for name, stream in follower.streams.items():

@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragboost.cache_sync.base import EngineClient
+from ragboost.booster.tenants import Tenants
+from ragboost.cache_sync.discovery import EngineClient
 from ragboost.cache_sync.follower import CacheFollower
-from ragboost.rewriting.tenants import Tenants
 from ragboost.tokens import TokenCounter, Wanted
 
 TOKENIZE_PATH = "/tokenize"
@@ -25,11 +25,6 @@ class BackendTokenizer:
 
     Only backends that report on their prefix cache are asked, since hosted APIs have no such route.
     One that refuses is not asked again.
-
-    Args:
-        engines: the first usable one is asked.
-        followers: by name of the backend.
-        tenants: whose estimates are replaced.
     """
 
     def __init__(
@@ -45,7 +40,6 @@ class BackendTokenizer:
         self._refused: set[str] = set()
 
     async def run(self) -> None:
-        """Count until cancelled."""
         while True:
             await asyncio.sleep(_POLL_S)
             self._tenants.is_counting = self._usable_engine() is not None
@@ -66,12 +60,12 @@ class BackendTokenizer:
     async def _count(self, engine: EngineClient, model: str, counter: TokenCounter) -> bool:
         """Count all wanted texts; return False if the backend cannot be reached."""
         while wanted := counter.take_wanted(_BATCH):
-            for at, each in enumerate(wanted):
-                ids = await self._ids(engine, model, each)
+            for at, document in enumerate(wanted):
+                ids = await self._ids(engine, model, document)
                 if ids is None:
                     counter.give_up(key for key, _ in wanted[at:])
                     return engine.name in self._refused
-                counter.learn(each.key, len(ids), ids=ids)
+                counter.learn(document.key, len(ids), ids=ids)
         return True
 
     async def _ids(self, engine: EngineClient, model: str, wanted: Wanted) -> list[int] | None:

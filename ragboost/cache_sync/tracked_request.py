@@ -1,33 +1,29 @@
-"""Associate a boosted request with the cache events of its engine.
+"""Follow a boosted request through the cache events of its engine, and learn from its end.
 
-Knows bodies, headers and contexts. Does not know streams or the context index.
+Knows bodies, headers and contexts. Does not know streams.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ragboost.booster.tenants import Tenant, bounded_name
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
-from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.rewriting.headers import RawHeaders, get_header, new_request_id
-from ragboost.rewriting.names import bounded_name
+from ragboost.rewriting.rewriter import BoostResult
 from ragboost.tokens import TokenCounter
+from ragboost.wires.usage import Usage
 
 SESSION_FIELD = "session_id"
 SESSION_HEADER = b"x-session-id"
 
 
 class EngineRequestId(NamedTuple):
-    """The id of a request in its engine's events.
+    """The id of a request in its engine's events."""
 
-    Attributes:
-        name: the id; unique unless the client chose it.
-        is_generated: not from the client, so it must be added to body and headers.
-    """
-
-    name: str
-    is_generated: bool
+    name: str  # unique unless the client chose it
+    is_generated: bool  # not from the client, so it must be added to body and headers
 
     @classmethod
     def of(cls, body: Mapping[str, Any], headers: RawHeaders) -> "EngineRequestId":
@@ -37,39 +33,92 @@ class EngineRequestId(NamedTuple):
         stays in the body, and its events are not recognised.
         """
         extra = body.get("vllm_xargs")
-        given = (
+        candidates = (
             body.get(SESSION_FIELD),
             extra.get(SESSION_FIELD) if isinstance(extra, dict) else None,
             get_header(headers, SESSION_HEADER),
         )
-        name = next((value for value in given if isinstance(value, str) and value), None)
+        name = next((value for value in candidates if isinstance(value, str) and value), None)
         if name is not None and bounded_name(name) != name:
             return cls(new_request_id(), False)
         return cls(new_request_id(), True) if name is None else cls(name, False)
 
 
-class TrackedRequest(NamedTuple):
+class TrackedRequest:
     """A boosted request between its dispatch and its response.
 
-    Attributes:
-        follower: of the backend that it was boosted for.
-        layout: where its documents are; None in a later turn, whose documents are behind history.
+    Args:
+        tenant: the owner of its context index, locked by the caller.
         engine_id: None if no events of the backend are followed.
-        predicted_tokens: cached tokens that the engine is expected to report.
     """
 
-    follower: CacheFollower
-    layout: PromptLayout | None
-    engine_id: EngineRequestId | None
-    predicted_tokens: int
+    def __init__(
+        self,
+        follower: CacheFollower,
+        tenant: Tenant,
+        context: Context,
+        result: BoostResult,
+        *,
+        engine_id: EngineRequestId | None,
+    ) -> None:
+        self.engine_id = engine_id
+        self._name = engine_id.name if engine_id is not None else None
+        self._follower = follower
+        self._tenant = tenant
+        self._context = context
+        # Where its documents are; None in a later turn, whose documents are behind history.
+        self._layout: PromptLayout | None = None
+        if context.index_entry is not None:
+            layout = PromptLayout.of(
+                context,
+                tenant.key,
+                preamble=result.preamble,
+                bytes_before=result.bytes_before,
+                bytes_behind=result.bytes_after,
+                is_measured=tenant.booster(follower.name).is_measured(context),
+                counter=tenant.tokens,
+            )
+            cached = context.predicted_cached_tokens
+            self._layout = follower.on_sent(self._name, layout, cached_tokens=cached)
+        # Cached tokens that the engine is expected to report.
+        self.predicted_tokens = follower.predict(self._layout, context.predicted_cached_tokens)
 
-    @property
-    def name(self) -> str | None:
-        """The id in the events, if they are followed."""
-        return self.engine_id.name if self.engine_id is not None else None
+    def is_at(self, backend: str) -> bool:
+        """Return True unless it failed over to a backend for which nothing was predicted."""
+        return backend == self._follower.name
+
+    async def report_usage(self, usage: Usage, *, cached_tokens: int) -> None:
+        """Learn from the usage that its backend reported; it has reported `cached_tokens`."""
+        layout, tenant = self._layout, self._tenant
+        cached_tokens = min(max(cached_tokens, 0), usage.prompt_tokens)
+        if layout is not None:
+            tenant.tokens.correct(layout.prompt_tokens, usage.prompt_tokens)
+            layout = layout.corrected(usage.prompt_tokens)
+        async with tenant.lock:
+            tenant.booster(self._follower.name).report_usage(
+                self._context,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=cached_tokens,
+                cached_document_tokens=layout.cached_documents(cached_tokens) if layout else None,
+            )
+
+    def report_end(self, usage: Usage | None, *, backend: str, is_computed: bool) -> None:
+        """Tell the follower that the request has ended."""
+        if self._layout is None:
+            return
+        entry = self._context.index_entry
+        if entry is not None and not (is_computed and self.is_at(backend)):
+            self._follower.on_failure(self._name, self._layout, entry)
+            return
+        self._follower.on_response(
+            self._name,
+            self._layout,
+            prompt_tokens=usage and usage.prompt_tokens,
+            ends=_exact_ends(usage, self._context, self._tenant.tokens),
+        )
 
 
-def exact_ends(
+def _exact_ends(
     usage: Usage | None, context: Context, counter: TokenCounter
 ) -> tuple[int, ...] | None:
     """Return the ends of the documents in the prompt as tokenized by the engine.

@@ -6,6 +6,7 @@ One section per package, named after it. Does not know the command line.
 from ragboost.config.engine import EngineHookSettings, EngineSettings
 from ragboost.config.hosted import PriceSettings, StableSettings
 from ragboost.config.library import (
+    ORDER_POLICIES,
     DedupSettings,
     Delimiters,
     FormatSettings,
@@ -28,6 +29,7 @@ from ragboost.config.settings import Settings
 
 __all__ = [
     "ENV_PREFIX",
+    "ORDER_POLICIES",
     "TOML_NAME",
     "BackendSettings",
     "DedupSettings",

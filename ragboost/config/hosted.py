@@ -6,20 +6,14 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from ragboost.config.section import Section
+from ragboost.wires.registry import ANY
 
-_PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 # Lists in which the order is the text.
 _ORDERED = (
-    "messages",
-    "input",
-    "content",
-    "prompt",
-    "system",
-    "instructions",
-    "output",
-    "tool_calls",
-    "documents",
+    *(*ANY.messages, *ANY.prompts, *ANY.instructions, *ANY.content, *ANY.ordered),
+    *(*ANY.result_items.values(), "documents"),
 )
+_PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 
 
 def _check_list(path: str) -> str:

@@ -1,9 +1,18 @@
 """Settings of the index, ordering, de-duplication, hints, formats and sessions."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from types import MappingProxyType
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ragboost.config.section import Section
 
@@ -12,6 +21,21 @@ _PLACEHOLDERS = {
     "label_template": "{label}",
     "location_template": "{document}",
 }
+
+
+# Imported on demand; see `ragboost.ordering.policy`.
+ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
+    {
+        "relevance": "ragboost.ordering.request:RelevanceOrder",
+        "popularity": "ragboost.ordering.popularity:RecentContexts",
+    }
+)
+
+
+def _check_order_policy(name: str) -> str:
+    if name not in ORDER_POLICIES:
+        raise ValueError(f"must be one of {', '.join(ORDER_POLICIES)}")
+    return name
 
 
 class IndexSettings(Section):
@@ -66,10 +90,11 @@ class OrderingSettings(Section):
     enabled: bool = Field(
         True, description="Reorder documents to extend a cached prefix. Off: relevance order."
     )
-    tail: Literal["relevance", "popularity"] = Field(
+    tail: Annotated[str, AfterValidator(_check_order_policy)] = Field(
         "relevance",
         description="Order of the documents behind the cached prefix: by relevance, or by how "
-        "often recent requests had them together.",
+        "often recent requests had them together. One of "
+        f"{', '.join(f'`{name}`' for name in ORDER_POLICIES)}.",
     )
     prior: Path | None = Field(
         None,

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
+from ragboost.wires.providers import PROMPT_CACHES, MarkStyle
 
 
 def _check_url(value: str) -> str:
@@ -61,12 +62,11 @@ class BackendSettings(Section):
         "index of its own and requests name their rank in the header x-data-parallel-rank, which "
         "vLLM and SGLang follow.",
     )
-    cache_marks: Literal["none", "openai", "openai_breakpoints", "anthropic"] = Field(
+    cache_marks: MarkStyle = Field(
         "none",
-        description="Cache marks for hosted APIs, on requests that have none. anthropic: up to "
-        "four cache_control breakpoints where they are expected to pay; openai_breakpoints: the "
-        "same as prompt_cache_breakpoint (GPT-5.6 and later); openai: a prompt_cache_key shared by "
-        "requests with the same first document. Not for vLLM or SGLang.",
+        description="Cache marks for hosted APIs, on requests that have none. "
+        + "; ".join(f"{cache.style}: {cache.about}" for cache in PROMPT_CACHES)
+        + ". Not for vLLM or SGLang.",
     )
     reuse_chunks: bool | None = Field(
         None,
@@ -124,11 +124,11 @@ class RouterSettings(Section):
 class WaitingRoomSettings(Section):
     """The waiting room: requests that wait for a backend, and are planned together meanwhile."""
 
-    mode: Literal["adaptive", "window", "off"] = Field(
+    mode: Literal["adaptive", "off"] = Field(
         "off",
         description="adaptive: hold requests only while their backend is busy computing prompts, "
-        "as long as they would queue there, and send first what shares a cached prefix; window: "
-        "hold requests for window_ms while all backends are busy; off: send at once.",
+        "as long as they would queue there, and send first what shares a cached prefix; off: send "
+        "at once, or in order of arrival as max_concurrency allows it.",
     )
     max_wait_ms: float = Field(
         30_000.0,
@@ -136,29 +136,12 @@ class WaitingRoomSettings(Section):
         description="adaptive: longest wait; then a request is sent, however busy the backend is, "
         "as soon as max_concurrency allows it.",
     )
-    window_ms: float = Field(
-        10.0,
-        ge=0,
-        description="window: longest wait for further requests to plan with; no wait for an idle "
-        "backend.",
-    )
-    max_batch: int = Field(
-        32,
-        ge=1,
-        description="Requests planned together. window: also the most that may overtake one.",
-    )
+    max_batch: int = Field(32, ge=1, description="adaptive: requests planned together.")
     max_waiting: int = Field(
         1024,
         ge=1,
         description="Requests that may wait. adaptive: further ones are sent at once; if the "
-        "backend is at its max_concurrency, and in the other modes, they get a 429 with "
-        "Retry-After.",
-    )
-    hold_for_prefill_ms: float = Field(
-        0.0,
-        ge=0,
-        description="window: longest wait for the first token of another request that is "
-        "prefilling the same prefix; 0: no wait.",
+        "backend is at its max_concurrency they get a 429 with Retry-After, as with off.",
     )
 
 

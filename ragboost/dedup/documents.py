@@ -4,34 +4,16 @@ Documents are equal if their keys are. Does not know sessions.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 from ragboost.types import Document
 
 
-class Unique(NamedTuple):
-    """A request's documents without duplicates.
-
-    Attributes:
-        documents: each once, in relevance order.
-        slots: for each document of the request, its index in `documents`.
-    """
-
-    documents: tuple[Document, ...]
-    slots: tuple[int, ...]
-
-
-def unique_documents(documents: Sequence[Document]) -> Unique:
-    """Drop repeats of a document."""
-    slots: dict[str, int] = {}
-    places = tuple([slots.setdefault(document.key, len(slots)) for document in documents])
-    if len(slots) == len(documents):
-        return Unique(tuple(documents), places)
-    first: list[Document] = []
-    for document, place in zip(documents, places, strict=True):
-        if place == len(first):
-            first.append(document)
-    return Unique(tuple(first), places)
+def unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
+    """Drop repeats of a document; the others stay in relevance order."""
+    first = {document.key: document for document in reversed(documents)}
+    if len(first) == len(documents):
+        return tuple(documents)
+    return tuple([first[key] for key in dict.fromkeys([document.key for document in documents])])
 
 
 def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:

@@ -90,7 +90,7 @@ class ArmRenderer:
 
     def _moved(self, question: EvalQuestion) -> Planned:
         """Return a random order, in the terms of a plan; later turns ignore it."""
-        unique, _ = unique_documents(question.documents)
+        unique = unique_documents(question.documents)
         permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
         preamble = self._system[0][1] if self._system else ""
         elements = tuple(

@@ -5,42 +5,11 @@ Whole elements move. An element with the caller's cache breakpoint stays, and no
 it.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ragboost.formats.groups import DocumentBlock, Edit
-from ragboost.formats.text.json_results import text_of
-
-CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
-_MAX_NAME = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ListGroup:
-    """A group of documents that are elements of one list."""
-
-    value: list[Any]
-    blocks: tuple[DocumentBlock, ...]
-    end: int
-
-    def identity(self, block: DocumentBlock) -> str:
-        """Return the element with all its fields."""
-        return json.dumps(self.value[block.start])
-
-    def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Move the elements, which have no numbers."""
-        moved = [self.value[self.blocks[i].start] for i in order]
-        return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
-
-    def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        """Replace the element by a copy with another text."""
-        return Edit(block.start, block.end, [_with_text(self.value[block.start], reference)])
-
-    def hinted(self, hint: str, *, at: int) -> Edit:
-        """Insert a text block."""
-        return Edit(at, at, [{"type": "text", "text": hint}])
+from ragboost.formats.groups import DocumentBlock, ListGroup, hint_name, text_of
+from ragboost.wires.body import has_cache_mark
 
 
 def find_blocks(content: list[Any]) -> list[ListGroup]:
@@ -56,11 +25,6 @@ def find_file_search_results(results: list[Any]) -> list[ListGroup]:
 def is_document_block(value: Any) -> bool:
     """Return True for a document or search result block."""
     return isinstance(value, dict) and value.get("type") in ("document", "search_result")
-
-
-def has_cache_mark(value: Any) -> bool:
-    """Return True if the caller set a cache breakpoint at this block or message."""
-    return isinstance(value, dict) and any(value.get(mark) is not None for mark in CACHE_MARKS)
 
 
 def has_citations(content: list[Any]) -> bool:
@@ -89,9 +53,7 @@ def _groups(
 
 
 def _block(at: int, value: Any) -> DocumentBlock:
-    name = value.get("title")
-    is_plain = isinstance(name, str) and name.strip() and len(name) <= _MAX_NAME
-    return DocumentBlock(at, at + 1, _text(value), name=f'"{name}"' if is_plain else "")
+    return DocumentBlock(at, at + 1, _text(value), name=hint_name(value.get("title")))
 
 
 def _result(at: int, value: Any) -> DocumentBlock:
@@ -112,12 +74,3 @@ def _text(value: Any) -> str | None:
         return None
     found = text_of(content[0]) if not has_cache_mark(content[0]) else None
     return found[1] if found and found[0] == "text" else None
-
-
-def _with_text(value: dict[str, Any], text: str) -> dict[str, Any]:
-    if value.get("type") == "document":
-        return {**value, "source": {**value["source"], "data": text}}
-    if value.get("type") == "search_result":
-        return {**value, "content": [{**value["content"][0], "text": text}]}
-    found = text_of(value)
-    return {**value, found[0]: text} if found else value

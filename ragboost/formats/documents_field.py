@@ -15,20 +15,17 @@ from typing import Any
 from ragboost.config import HintSettings
 from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError
-from ragboost.formats.base import Found, TooManyDocumentsError, UnknownShapeError
-from ragboost.formats.question import find_question, replace_question
+from ragboost.formats.documents import FoundDocuments, TooManyDocumentsError, UnknownShapeError
+from ragboost.formats.groups import hint_name
 from ragboost.hints import order_hint
 from ragboost.types import Document
-
-_MAX_TITLE = 200
+from ragboost.wires.body import find_question, message_field, replace_question
 
 
 class DocumentsField:
     """The `documents` field of the body or of one of its objects.
 
     Args:
-        hints: settings of the order hint.
-        max_documents: a request with more passes unchanged.
         parent: the object of the body that holds the field; None for the body itself.
     """
 
@@ -44,7 +41,7 @@ class DocumentsField:
         self._max_documents = max_documents
         self._parent = parent
 
-    def extract(self, body: Mapping[str, Any]) -> Found | None:
+    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
         """Find the field's documents.
 
         Raises:
@@ -52,7 +49,7 @@ class DocumentsField:
                 many documents.
         """
         documents = self._holder(body).get("documents")
-        if documents is None or documents == [] or "messages" not in body:
+        if documents is None or documents == [] or not message_field(body):
             return None
         if not isinstance(documents, list):
             raise UnknownShapeError(f"documents must be a list, got {type(documents).__name__}")
@@ -63,9 +60,11 @@ class DocumentsField:
         if question is None:
             raise UnknownShapeError("documents without a user message")
         found = tuple(_as_document(value) for value in documents)
-        return Found(question.text, found, question.message)
+        return FoundDocuments(question[0], found, question[1])
 
-    def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
+    def replace(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> dict[str, Any]:
         """Move the objects, and add the order hint to the question if they moved."""
         documents = self._holder(body)["documents"]
         originals: dict[str, Any] = {}
@@ -137,16 +136,14 @@ def _has_text(value: dict[str, Any]) -> bool:
 
 
 def _labels(documents: Sequence[Any]) -> list[str]:
-    titles = [_title(document) for document in documents]
+    titles = [hint_name(_title(document)) for document in documents]
     if all(titles) and len(set(titles)) == len(titles):
-        return [f'"{title}"' for title in titles]
+        return titles
     return [f"document {at}" for at in range(1, len(documents) + 1)]
 
 
-def _title(document: Any) -> str | None:
+def _title(document: Any) -> Any:
     if not isinstance(document, dict):
         return None
     fields = document if "title" in document else document.get("data")
-    title = fields.get("title") if isinstance(fields, dict) else None
-    is_plain = isinstance(title, str) and title.strip() and len(title) <= _MAX_TITLE
-    return title if is_plain else None
+    return fields.get("title") if isinstance(fields, dict) else None

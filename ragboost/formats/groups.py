@@ -7,48 +7,39 @@ every position. Does not know any particular shape.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-Value = str | list[Any]
-"""A text, or a list of content blocks or results, that holds documents."""
+from ragboost.wires.body import Value
+
+_MAX_NAME = 200
+_TEXTS = ("text", "page_content", "content", "snippet")  # of a search result
 
 
 class Number(NamedTuple):
-    """The positional number of a document.
-
-    Attributes:
-        start: offset of the first digit in the text.
-        end: offset after the last digit.
-        prefix: written before it in hints, such as `[Doc_`.
-        suffix: written after it in hints.
-    """
+    """The positional number of a document, from its first digit up to the end of the last."""
 
     start: int
     end: int
-    prefix: str
+    prefix: str  # written before it in hints, such as `[Doc_`
     suffix: str
 
 
 class DocumentBlock(NamedTuple):
     """One document with its markup.
 
-    Attributes:
-        start: offset in the text, or index in the list.
-        end: after the last character or element.
-        text: the text itself, without markup and attributes; None if it cannot be told apart.
-        text_start: offset of the text itself; unused in lists.
-        text_end: after the text itself; unused in lists.
-        number: its positional number, or None.
-        name: its name in hints; empty if it has none.
+    start            text_start           text_end          end
+    | <document id="3"> |  the text itself  | </document>    |
+
+    Offsets in a text, or indices in a list, where `text_start` and `text_end` are unused.
     """
 
     start: int
     end: int
-    text: str | None = None
+    text: str | None = None  # None if it cannot be told apart
     text_start: int = 0
     text_end: int = 0
     number: Number | None = None
-    name: str = ""
+    name: str = ""  # in hints
 
 
 class Edit(NamedTuple):
@@ -59,57 +50,27 @@ class Edit(NamedTuple):
     new: Any
 
 
-class Group(Protocol):
-    """Adjacent documents that may change places with each other.
+@dataclass(frozen=True, slots=True)
+class TextGroup:
+    """Adjacent documents inside one text, which may change places with each other."""
 
-    Attributes:
-        value: the whole text or list.
-        blocks: at least one; in order, not overlapping.
-        end: where hints about the documents are inserted.
-    """
-
-    @property
-    def value(self) -> Value: ...
-    @property
-    def blocks(self) -> tuple[DocumentBlock, ...]: ...
-    @property
-    def end(self) -> int: ...
+    value: str
+    blocks: tuple[DocumentBlock, ...]  # at least one; in order, not overlapping
+    end: int  # where hints about the documents are inserted
+    is_json: bool = False  # the documents' texts are JSON strings
 
     def identity(self, block: DocumentBlock) -> str:
         """Return the text of a block's document; two are equal only if they read the same without
         their numbers."""
-
-    def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Write the blocks of `order` in place of all blocks; `names` replace numbers, by block."""
-
-    def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        """Write a reference in place of a block's text."""
-
-    def hinted(self, hint: str, *, at: int) -> Edit:
-        """Insert a sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextGroup:
-    """A group of documents inside one text.
-
-    Attributes:
-        is_json: the texts are JSON strings.
-    """
-
-    value: str
-    blocks: tuple[DocumentBlock, ...]
-    end: int
-    is_json: bool = False
-
-    def identity(self, block: DocumentBlock) -> str:
-        """Return the block's characters without its number."""
         if block.number is None:
             return self.value[block.start : block.end]
         return self._piece(block, "")
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Move the blocks; separators keep their positions."""
+        """Write the blocks of `order` in place of all blocks; `names` replace numbers, by block.
+
+        Separators keep their positions.
+        """
         blocks, text = self.blocks, self.value
         pieces: list[str] = []
         behind = blocks[0].start
@@ -120,12 +81,12 @@ class TextGroup:
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
     def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        """Replace the characters of the text itself."""
+        """Write a reference in place of a block's text."""
         new = json.dumps(reference)[1:-1] if self.is_json else reference
         return Edit(block.text_start, block.text_end, new)
 
     def hinted(self, hint: str, *, at: int) -> Edit:
-        """Insert a paragraph."""
+        """Insert a sentence as a paragraph."""
         return Edit(at, at, f"\n\n{hint}")
 
     def _piece(self, block: DocumentBlock, name: str | None) -> str:
@@ -133,6 +94,35 @@ class TextGroup:
         if number is None or name is None:
             return text[block.start : block.end]
         return text[block.start : number.start] + name + text[number.end : block.end]
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroup:
+    """The same for documents that are elements of one list; they have no numbers."""
+
+    value: list[Any]
+    blocks: tuple[DocumentBlock, ...]
+    end: int
+
+    def identity(self, block: DocumentBlock) -> str:
+        """Return the element with all its fields."""
+        return json.dumps(self.value[block.start])
+
+    def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
+        """Move the elements."""
+        moved = [self.value[self.blocks[i].start] for i in order]
+        return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
+
+    def referred(self, block: DocumentBlock, reference: str) -> Edit:
+        """Replace the element by a copy with another text."""
+        return Edit(block.start, block.end, [_with_text(self.value[block.start], reference)])
+
+    def hinted(self, hint: str, *, at: int) -> Edit:
+        """Insert a text block."""
+        return Edit(at, at, [{"type": "text", "text": hint}])
+
+
+Group = TextGroup | ListGroup
 
 
 def splice(value: Value, edits: Sequence[Edit]) -> Value:
@@ -147,3 +137,27 @@ def splice(value: Value, edits: Sequence[Edit]) -> Value:
     if isinstance(value, str):
         return "".join(pieces)
     return [element for piece in pieces for element in piece]
+
+
+def _with_text(value: dict[str, Any], text: str) -> dict[str, Any]:
+    if value.get("type") == "document":
+        return {**value, "source": {**value["source"], "data": text}}
+    if value.get("type") == "search_result":
+        return {**value, "content": [{**value["content"][0], "text": text}]}
+    found = text_of(value)
+    return {**value, found[0]: text} if found else value
+
+
+def hint_name(value: Any) -> str:
+    """Return a title as hints show it; empty if it is none, or too long."""
+    is_plain = isinstance(value, str) and value.strip() and len(value) <= _MAX_NAME
+    return f'"{value}"' if is_plain else ""
+
+
+def text_of(result: Any) -> tuple[str, str] | None:
+    """Return the name and value of a result's text field; None if it has none."""
+    if isinstance(result, dict):
+        for name in _TEXTS:
+            if isinstance(value := result.get(name), str) and value.strip():
+                return name, value
+    return None

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.formats.base import Found, TooManyDocumentsError
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
+from ragboost.formats.documents import DocumentPool, FoundDocuments, TooManyDocumentsError
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
-from ragboost.formats.known_documents import KnownDocuments
 from ragboost.formats.references import EarlierTexts
-from ragboost.formats.slots import Path, Slot, at_path, find_slots, is_instruction, put
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
 from ragboost.types import Document
+from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
 
 
 class _Place(NamedTuple):
@@ -29,37 +28,25 @@ class _Place(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The result of `extract`.
-
-    Attributes:
-        leading: the group to order, or None.
-        references: edits of the other groups, by path.
-    """
-
-    leading: _Place | None
-    references: Mapping[Path, Sequence[Edit]]
+    leading: _Place | None  # the group to order
+    references: Mapping[Path, Sequence[Edit]]  # edits of the other groups
 
 
 class Messages:
-    """Documents in the texts and content blocks of messages.
-
-    Args:
-        settings: settings of formats, hints, ordering and de-duplication.
-        known: documents of earlier requests.
-    """
+    """Documents in the texts and content blocks of messages."""
 
     name = "messages"
     in_message = True
     in_place = True
     is_ours = False
 
-    def __init__(self, settings: Settings, *, known: KnownDocuments) -> None:
+    def __init__(self, settings: Settings, *, pool: DocumentPool) -> None:
         self._settings = settings
-        self._known = known
+        self._pool = pool
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._has_numbers = settings.formats.numbers == "label"
 
-    def extract(self, body: Mapping[str, Any]) -> Found | None:
+    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
         """Find the groups of a body; None if none can be ordered or replaced by a reference.
 
         Raises:
@@ -81,13 +68,13 @@ class Messages:
         if leading is None:
             if not num_repeated:
                 return None
-            return Found(
+            return FoundDocuments(
                 "", (), None, num_repeated=num_repeated, num_later=num_later, layout=layout
             )
         slot, group = leading
-        return Found(
+        return FoundDocuments(
             query="",
-            documents=tuple([self._known.of(group.identity(block)) for block in group.blocks]),
+            documents=tuple([self._pool.of(group.identity(block)) for block in group.blocks]),
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,
@@ -96,7 +83,9 @@ class Messages:
             layout=layout,
         )
 
-    def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
+    def replace(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> dict[str, Any]:
         """Write the new order and the references."""
         layout = found.layout
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
@@ -156,7 +145,7 @@ class Messages:
                 num += len(new)
         return dict(edits), num
 
-    def _ordered(self, group: Group, found: Found, context: Context) -> list[Edit]:
+    def _ordered(self, group: Group, found: FoundDocuments, context: Context) -> list[Edit]:
         """Return the edits that put a group into the context's order, with its hint."""
         order = _order(found.documents, context.documents)
         is_numbered = group.blocks[0].number is not None
@@ -171,7 +160,7 @@ class Messages:
         return edits
 
     @staticmethod
-    def _names(order: Sequence[int], found: Found, context: Context) -> dict[int, str]:
+    def _names(order: Sequence[int], found: FoundDocuments, context: Context) -> dict[int, str]:
         """Return a name for each block. Equal documents share one; it depends on the document and
         those before it alone, so that equal leading documents have equal bytes."""
         names = label_documents(context.documents, template="{label}", known={})
@@ -191,16 +180,16 @@ class Messages:
         return "\n".join(lines)
 
 
-def _order(given: Sequence[Document], sent: Sequence[Document]) -> list[int]:
-    """Return the position among `given` of each document sent; of equal ones the first."""
+def _order(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:
+    """Return the position among `documents` of each one sent; of equal ones the first."""
     places: dict[str, int] = {}
-    for i, document in enumerate(given):
+    for i, document in enumerate(documents):
         places.setdefault(document.key, i)
     if len(sent) <= len(places):
         return [places[document.key] for document in sent]
     copies: dict[str, list[int]] = defaultdict(list)
-    for i in range(len(given) - 1, -1, -1):
-        copies[given[i].key].append(i)
+    for i in range(len(documents) - 1, -1, -1):
+        copies[documents[i].key].append(i)
     return [copies[document.key].pop() for document in sent]
 
 

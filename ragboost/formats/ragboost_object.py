@@ -10,62 +10,59 @@ from typing import Any
 
 from ragboost.context import Context
 from ragboost.errors import RequestError
-from ragboost.formats.base import Found
-from ragboost.formats.known_documents import KnownDocuments
-from ragboost.formats.question import find_question, replace_question
+from ragboost.formats.documents import DocumentPool, FoundDocuments
+from ragboost.wires.body import find_question, question_field, replace_question
 
 FIELD = "ragboost"
-_KNOWN = ("documents", "session_id", "options", "reuse", "graph")
+_FIELDS = ("documents", "session_id", "options", "reuse", "graph")
 GRAPH = "graph"
 _MAX_SESSION_ID = 256
 
 
 class RagboostObject:
-    """Documents in the `ragboost` object.
-
-    Args:
-        max_documents: more in one request are refused.
-        known: documents of earlier requests.
-    """
+    """Documents in the `ragboost` object."""
 
     name = "ragboost_object"
     in_message = True
     in_place = False
     is_ours = True
 
-    def __init__(self, *, max_documents: int, known: KnownDocuments) -> None:
+    def __init__(self, *, max_documents: int, pool: DocumentPool) -> None:
         self._max_documents = max_documents
-        self._known = known
+        self._pool = pool
 
-    def extract(self, body: Mapping[str, Any]) -> Found | None:
+    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
         """Find the object's documents; None if it has none.
 
+        Args:
+            body: its object has been checked by `ragboost_fields`.
+
         Raises:
-            RequestError: the object or a document is malformed, there are too many, or the body has
-                no question.
+            RequestError: a document is malformed, there are too many, or the body has no question.
         """
         if FIELD not in body:
             return None
-        fields = ragboost_fields(body)
-        given, where = fields.get("documents", []), f"{FIELD}.documents"
-        if isinstance(given, list) and len(given) > self._max_documents:
+        values, where = body[FIELD].get("documents", []), f"{FIELD}.documents"
+        if isinstance(values, list) and len(values) > self._max_documents:
             raise RequestError(
-                f"{where} has {len(given)} documents; the limit is {self._max_documents} "
+                f"{where} has {len(values)} documents; the limit is {self._max_documents} "
                 "(formats.max_documents)",
                 param=where,
             )
-        documents = self._known.all_of(given, where=where)
+        documents = self._pool.all_of(values, where=where)
         if not documents:
             return None
         question = find_question(body)
         if question is None:
             raise RequestError(
                 f"{FIELD}.documents needs a user message with text, or a prompt that is one string",
-                param="messages" if "messages" in body else "prompt",
+                param=question_field(body),
             )
-        return Found(question.text, documents, question.message)
+        return FoundDocuments(question[0], documents, question[1])
 
-    def replace(self, body: Mapping[str, Any], found: Found, context: Context) -> dict[str, Any]:
+    def replace(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> dict[str, Any]:
         """Write documents, hints and question in place of the question."""
         body = without_object(body)
         return replace_question(body, context.render(), message=found.message)
@@ -83,12 +80,19 @@ def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(fields, dict):
         raise RequestError(f"{FIELD} must be an object, got {type(fields).__name__}", param=FIELD)
     for name in fields:
-        if name not in _KNOWN:
+        if name not in _FIELDS:
             raise RequestError(
-                f"{FIELD}.{name} is unknown; known are {', '.join(_KNOWN)}", param=f"{FIELD}.{name}"
+                f"{FIELD}.{name} is unknown; known are {', '.join(_FIELDS)}",
+                param=f"{FIELD}.{name}",
             )
-    _check_session_id(fields.get("session_id"))
-    _check_options(fields.get("options", {}))
+    session, options = fields.get("session_id"), fields.get("options", {})
+    is_name = isinstance(session, str) and 0 < len(session) <= _MAX_SESSION_ID
+    if session is not None and not is_name:
+        where = f"{FIELD}.session_id"
+        raise RequestError(
+            f"{where} must be a string of 1 to {_MAX_SESSION_ID} characters", param=where
+        )
+    _check_options(options)
     return fields
 
 
@@ -105,16 +109,6 @@ def without_object(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(fields, dict) and GRAPH in fields:
         kept[FIELD] = {GRAPH: fields[GRAPH]}
     return kept
-
-
-def _check_session_id(value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, str) or not 0 < len(value) <= _MAX_SESSION_ID:
-        raise RequestError(
-            f"{FIELD}.session_id must be a string of 1 to {_MAX_SESSION_ID} characters",
-            param=f"{FIELD}.session_id",
-        )
 
 
 def _check_options(options: Any) -> None:

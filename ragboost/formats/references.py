@@ -14,7 +14,7 @@ class EarlierTexts:
     """The texts of a payload up to the current one.
 
     Args:
-        template: the text of a reference; contains `{document}`.
+        template: of a reference; contains `{document}`.
     """
 
     def __init__(self, template: str) -> None:
@@ -23,12 +23,8 @@ class EarlierTexts:
         self._by_quote: dict[str, str | None] = {}  # None: two texts begin like this
 
     def edits(self, group: Group, *, may_refer: bool = True) -> list[Edit]:
-        """Return the edits that put references into a group, and add its other documents.
-
-        Args:
-            group: the next documents of the payload.
-            may_refer: False: only add them.
-        """
+        """Return the edits that put references into the payload's next group, and add its other
+        documents; with `may_refer` false, only add all of them."""
         edits: list[Edit] = []
         for block in group.blocks:
             if block.text is None:

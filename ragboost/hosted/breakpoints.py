@@ -8,27 +8,17 @@ from typing import NamedTuple
 
 
 class BreakpointPlace(NamedTuple):
-    """A place where a breakpoint can be set.
+    """A place where a breakpoint can be set."""
 
-    Attributes:
-        tokens: of the prompt before it.
-        gain: what each of them is expected to save, in the price of an uncached token.
-    """
-
-    tokens: int
-    gain: float
+    tokens: int  # of the prompt before it
+    gain: float  # that each of them is expected to save, in the price of an uncached token
 
 
 class BreakpointChoice(NamedTuple):
-    """The chosen places, ascending, and what they are worth.
+    """The chosen places and what they are worth."""
 
-    Attributes:
-        places: indexes.
-        value: in the price of an uncached token.
-    """
-
-    places: tuple[int, ...]
-    value: float
+    places: tuple[int, ...]  # indices, ascending
+    value: float  # in the price of an uncached token
 
 
 def expected_gain(uses: float, in_time: float, *, read: float, write: float) -> float:
@@ -59,8 +49,7 @@ def choose_breakpoints(
 
     Args:
         places: with ascending `tokens`.
-        max_places: breakpoints that may be set.
-        cached_tokens: tokens at the front that are in the cache already.
+        cached_tokens: at the front, in the cache already.
         write: price of a written token, as a multiple of an uncached one.
     """
     gains = [place.gain for place in places]

@@ -1,15 +1,13 @@
 """Mark request bodies for the prompt caches of hosted APIs, where the caller has set no mark.
 
-Anthropic caches up to blocks with `cache_control`, OpenAI from GPT-5.6 on up to parts with
-`prompt_cache_breakpoint`; `prompt_cache_key` leads requests to the same machine of OpenAI's. Knows
-request bodies. Does not know HTTP.
+The caches are those of `wires.providers`. Knows request bodies. Does not know HTTP.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import PriceSettings
@@ -20,49 +18,22 @@ from ragboost.hosted.breakpoints import (
     choose_breakpoints,
     expected_gain,
 )
-from ragboost.hosted.prices import find_price
 from ragboost.hosted.prompt_blocks import PromptBlock, decode_message, prompt_blocks
+from ragboost.hosted.receipts import find_price
 from ragboost.hosted.reuse_table import ReuseTable
+from ragboost.wires.body import Path, at_path, put
+from ragboost.wires.providers import PROMPT_CACHES, MarkStyle, PromptCache
+from ragboost.wires.registry import CONTENTS
 
-MarkStyle = Literal["none", "openai", "openai_breakpoints", "anthropic"]
-
-_KEY = "prompt_cache_key"
 _MAX_MARKS = 4
 _MAX_PLACES = 40  # considered; choosing takes their square
 _MAX_KEYS = 50_000
-
-
-class CacheApi(NamedTuple):
-    """The documented rules of an API's cache.
-
-    Attributes:
-        mark: field of a block that ends a cached prefix.
-        ttls: lifetimes in seconds, with the value of the mark for each.
-        lookback: blocks up to a mark, with its own, at which an older prefix is found.
-    """
-
-    mark: str
-    ttls: tuple[tuple[float, Mapping[str, str]], ...]
-    lookback: int
-
-
-_APIS = {
-    "anthropic": CacheApi(
-        "cache_control",
-        ((300.0, {"type": "ephemeral"}), (3600.0, {"type": "ephemeral", "ttl": "1h"})),
-        lookback=20,
-    ),
-    "openai_breakpoints": CacheApi(
-        "prompt_cache_breakpoint", ((1800.0, {"mode": "explicit"}),), lookback=100_000
-    ),
-}
 
 
 class CacheMarker:
     """Marks the requests of one app. Thread-safe.
 
     Args:
-        style: of the marks.
         prices: of models; without one, the default multipliers are used.
         clock: monotonic, in seconds.
     """
@@ -74,10 +45,9 @@ class CacheMarker:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._style = style
         self._prices = prices
-        self._api = _APIS.get(style)
-        ttls = [seconds for seconds, _ in self._api.ttls] if self._api else []
+        self._cache = next((cache for cache in PROMPT_CACHES if cache.style == style), None)
+        ttls = [seconds for seconds, _ in self._cache.ttls] if self._cache else []
         self._table = ReuseTable(ttls, clock=clock)
         self._keys: BoundedMap[bytes, str] = BoundedMap(max_entries=_MAX_KEYS)
         self._lock = Lock()
@@ -94,33 +64,31 @@ class CacheMarker:
 
         Args:
             fields: of the body, as it will be sent.
-            context: its boosted documents, or None.
             tenant: names that keep equal prompts apart: model, salt, team.
             tokens_per_byte: for estimates of lengths.
         """
         seed = hashlib.sha256(repr(tuple(tenant)).encode()).digest()
-        if self._style == "openai":
-            return self._with_key(fields, context, seed)
-        blocks = prompt_blocks(fields, seed=seed) if self._api is not None else []
-        if self._api is None or not blocks:
+        cache = self._cache
+        if cache is not None and cache.key:
+            return self._with_key(cache.key, fields, context, seed)
+        blocks = prompt_blocks(fields, seed=seed) if cache is not None else []
+        if cache is None or not blocks:
             return fields
         model = fields.get("model")
         price = find_price(self._prices, model if isinstance(model, str) else "")
         price = price or PriceSettings(model="any", input=1.0)
         with self._lock:
             self._table.observe(blocks)
-            marks = self._choose(self._api, blocks, price, tokens_per_byte)
-        marked = _with_marks(fields, blocks, marks, self._api)
-        if self._style == "openai_breakpoints" and "prompt_cache_options" not in fields:
-            # Without breakpoints, this mode neither writes nor reads.
-            marked = {**marked, "prompt_cache_options": {"mode": "explicit"}}
-        return marked
+            marks = self._choose(cache, blocks, price, tokens_per_byte)
+        marked = _with_marks(fields, blocks, marks, cache)
+        options = {name: value for name, value in cache.options.items() if name not in fields}
+        return {**marked, **options} if options else marked
 
     def _with_key(
-        self, fields: Mapping[str, Any], context: Context | None, seed: bytes
+        self, name: str, fields: Mapping[str, Any], context: Context | None, seed: bytes
     ) -> Mapping[str, Any]:
         """Add one key for all requests with the same first document, and their later turns."""
-        if fields.get(_KEY) is not None:
+        if fields.get(name) is not None:
             return fields
         first = _first_user_key(prompt_blocks(fields, seed=seed))
         entry = context.index_entry if context is not None else None
@@ -132,11 +100,11 @@ class CacheMarker:
                     self._keys.put(first, key)
             else:
                 key = self._keys.get(first) if first is not None else None
-        return fields if key is None else {**fields, _KEY: key}
+        return fields if key is None else {**fields, name: key}
 
     def _choose(
         self,
-        api: CacheApi,
+        cache: PromptCache,
         blocks: Sequence[PromptBlock],
         price: PriceSettings,
         tokens_per_byte: float,
@@ -146,14 +114,14 @@ class CacheMarker:
         resident = max((at for at, ttl in enumerate(residents) if ttl is not None), default=None)
         cached = int(blocks[resident].end_bytes * tokens_per_byte) if resident is not None else 0
         old_ttl = residents[resident] if resident is not None else None
-        can_end = [at for at, block in enumerate(blocks) if _can_end(api, block)]
+        can_end = [at for at, block in enumerate(blocks) if _can_end(cache, block)]
         usable = [
             at for at in can_end if blocks[at].end_bytes * tokens_per_byte >= price.min_tokens
         ]
         usable = usable[: _MAX_PLACES // 4] + usable[_MAX_PLACES // 4 :][-_MAX_PLACES * 3 // 4 :]
         best, best_ttl = BreakpointChoice((), 0.0), 0
         # A mark for a longer time must stand before those for a shorter time.
-        for ttl in range(len(api.ttls) if old_ttl is None else old_ttl + 1):
+        for ttl in range(len(cache.ttls) if old_ttl is None else old_ttl + 1):
             choice = choose_breakpoints(
                 [
                     self._place(
@@ -173,7 +141,7 @@ class CacheMarker:
         marks = {usable[at]: best_ttl for at in best.places}
         if resident is not None and old_ttl is not None:
             marks = {at: old_ttl if at <= resident else ttl for at, ttl in marks.items()}
-            if not any(resident <= at < resident + api.lookback for at in marks):
+            if not any(resident <= at < resident + cache.lookback for at in marks):
                 marks[resident] = old_ttl
             for at, old in enumerate(residents[: resident + 1]):
                 if old is not None:
@@ -198,47 +166,33 @@ def _write_price(price: PriceSettings, ttl: int) -> float:
 
 def _first_user_key(blocks: Sequence[PromptBlock]) -> bytes | None:
     """Return the hash of the prompt up to the end of the first message of the conversation."""
-    messages = [b for b in blocks if b.place.field == "messages" and b.kind != "system"]
+    messages = [b for b in blocks if b.place.field in CONTENTS and b.kind != "system"]
     first = messages[0].place.at if messages else None
     keys = [block.key for block in messages if block.place.at == first]
     return keys[-1] if keys else None
 
 
-def _can_end(api: CacheApi, block: PromptBlock) -> bool:
-    return block.can_end and (api.mark == "cache_control" or block.place.field == "messages")
+def _can_end(cache: PromptCache, block: PromptBlock) -> bool:
+    return block.can_end and (cache.marks_all or block.place.field in CONTENTS)
 
 
 def _with_marks(
     fields: Mapping[str, Any],
     blocks: Sequence[PromptBlock],
     marks: Mapping[int, int],
-    api: CacheApi,
+    cache: PromptCache,
 ) -> Mapping[str, Any]:
     """Set marks; a text that gets one becomes a list with one text block, which is the same."""
     changed = dict(fields)
-    for number, ttl in marks.items():
-        field, at, part = blocks[number].place
-        mark = {api.mark: dict(api.ttls[ttl][1])}
-        value = changed[field]
-        if at is None:
-            changed[field] = [_text_block(value, mark)]
-            continue
-        if field != "messages":
-            changed[field] = _replaced(value, at, {**value[at], **mark})
-            continue
-        message = decode_message(value[at])
-        content = message["content"]
-        if part is None:
-            content = [_text_block(content, mark)]
-        else:
-            content = _replaced(content, part, {**content[part], **mark})
-        changed[field] = _replaced(value, at, {**message, "content": content})
+    for index, ttl in marks.items():
+        field, at, part = blocks[index].place
+        path: Path = (field,) if at is None else (field, at)
+        if field in CONTENTS and at is not None:
+            changed = put(changed, path, decode_message(changed[field][at]))
+            path = (*path, CONTENTS[field], *(() if part is None else (part,)))
+        value = at_path(changed, path)
+        mark = {cache.mark: dict(cache.ttls[ttl][1])}
+        is_text = isinstance(value, str)
+        new = [{"type": "text", "text": value, **mark}] if is_text else {**value, **mark}
+        changed = put(changed, path, new)
     return changed
-
-
-def _text_block(text: str, mark: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "text", "text": text, **mark}
-
-
-def _replaced(values: list[Any], at: int, value: Any) -> list[Any]:
-    return [*values[:at], value, *values[at + 1 :]]

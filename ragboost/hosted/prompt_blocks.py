@@ -10,42 +10,27 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from ragboost.formats.content_blocks import has_cache_mark
-
-_CONTENT = ("role", "content")
-_UNMARKED_TYPES = ("thinking", "redacted_thinking")
+from ragboost.wires.body import has_cache_mark, message_field
+from ragboost.wires.providers import UNMARKED_TYPES
+from ragboost.wires.registry import ANY, CONTENTS
 
 
 class BlockPlace(NamedTuple):
-    """The place of a block in a body.
-
-    Attributes:
-        field: `tools`, `system` or `messages`.
-        at: index in that list; None where `system` is one text.
-        part: index in the content of a message; None where that is one text.
-    """
+    """The place of a block in a body."""
 
     field: str
-    at: int | None = None
-    part: int | None = None
+    at: int | None = None  # index in that list; None where the field is one text
+    part: int | None = None  # index in the content of a message; None where that is one text
 
 
 class PromptBlock(NamedTuple):
-    """A block of a prompt.
-
-    Attributes:
-        place: in the body.
-        key: hash of everything up to its end.
-        end_bytes: bytes of everything up to its end, about.
-        kind: blocks of one kind return with about the same probability.
-        can_end: a cache breakpoint may be set on it.
-    """
+    """A block of a prompt."""
 
     place: BlockPlace
-    key: bytes
-    end_bytes: int
-    kind: str
-    can_end: bool
+    key: bytes  # hash of everything up to its end
+    end_bytes: int  # of everything up to its end, about
+    kind: str  # blocks of one kind return with about the same probability
+    can_end: bool  # a cache breakpoint may be set on it
 
 
 class _Piece(NamedTuple):
@@ -56,24 +41,31 @@ class _Piece(NamedTuple):
 
 
 def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock]:
-    """Return the blocks of a body with `messages`; none of another one.
+    """Return the blocks of a body with a list of messages; none of another one.
 
     None, either, of a body in which the caller has set a breakpoint: the caller decides.
 
     Args:
-        fields: of the body; messages may be encoded.
+        fields: messages may be encoded.
         seed: keeps equal prompts of different tenants apart.
     """
-    messages = fields.get("messages")
+    field = message_field(fields)
+    messages = fields.get(field)
     if not isinstance(messages, list) or not messages or has_cache_mark(fields):
         return []
     decoded = [decode_message(message) for message in messages]
-    above = [each for name in ("tools", "system") for each in _list(fields.get(name))]
-    parts = [part for each in decoded for part in _list(_content(each))]
+    content = CONTENTS[field]
+    above = [part for name in (*ANY.tools, *ANY.instructions) for part in _list(fields.get(name))]
+    parts = [
+        part
+        for message in decoded
+        if isinstance(message, dict)
+        for part in _list(message.get(content))
+    ]
     if any(map(has_cache_mark, [*above, *decoded, *parts])):
         return []
     blocks, key, end = [], seed, 0
-    for piece in _pieces(fields, decoded):
+    for piece in _pieces(fields, field, decoded):
         data = piece.text.encode("utf-8", "surrogatepass")
         key = hashlib.sha256(key + data).digest()[:16]
         end += len(data)
@@ -86,44 +78,46 @@ def decode_message(message: Any) -> Any:
     return json.loads(bytes(message)) if isinstance(message, Raw) else message
 
 
-def _pieces(fields: Mapping[str, Any], messages: list[Any]) -> Iterator[_Piece]:
-    for at, tool in enumerate(_list(fields.get("tools"))):
-        yield _Piece(BlockPlace("tools", at), json.dumps(tool), "tools", isinstance(tool, dict))
-    system = fields.get("system")
-    if isinstance(system, str) and system:
-        yield _Piece(BlockPlace("system"), _as_block(system), "system", True)
-    for at, block in enumerate(_list(system)):
-        yield _Piece(BlockPlace("system", at), json.dumps(block), "system", _can_end(block))
+def _pieces(fields: Mapping[str, Any], field: str, messages: list[Any]) -> Iterator[_Piece]:
+    for name in ANY.tools:
+        for at, tool in enumerate(_list(fields.get(name))):
+            yield _Piece(BlockPlace(name, at), json.dumps(tool), "tools", isinstance(tool, dict))
+    for name in ANY.instructions:
+        system = fields.get(name)
+        if isinstance(system, str) and system:
+            yield _Piece(BlockPlace(name), _as_block(system), "system", True)
+        for at, block in enumerate(_list(system)):
+            yield _Piece(BlockPlace(name, at), json.dumps(block), "system", _can_end(block))
     num_user = 0
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
             return
         num_user += message.get("role") == "user"
         is_last = at == len(messages) - 1
-        yield from _message_pieces(at, message, turn=num_user, is_last=is_last)
+        yield from _message_pieces(field, at, message, turn=num_user, is_last=is_last)
 
 
 def _message_pieces(
-    at: int, message: dict[str, Any], *, turn: int, is_last: bool
+    field: str, at: int, message: dict[str, Any], *, turn: int, is_last: bool
 ) -> Iterator[_Piece]:
-    role, content = str(message.get("role")), message.get("content")
-    others = {name: value for name, value in message.items() if name not in _CONTENT}
+    others = dict(message)
+    role, content = str(others.pop("role", None)), others.pop(CONTENTS[field], None)
     parts = [content] if isinstance(content, str) else _list(content)
     if others or not parts:
-        yield _Piece(BlockPlace("messages", at, -1), role + json.dumps(others), "rest", False)
-    for number, part in enumerate(parts):
+        yield _Piece(BlockPlace(field, at, -1), role + json.dumps(others), "rest", False)
+    for index, part in enumerate(parts):
         is_text = isinstance(part, str)
         text = _as_block(part) if is_text else json.dumps(part)
-        ends = number == len(parts) - 1
-        if role in ("system", "developer"):
+        ends = index == len(parts) - 1
+        if role in ANY.instruction_roles:
             kind = "system"
         elif ends:
             kind = "history" if not is_last else "first end" if turn <= 1 else "end"
         else:
-            kind = f"block {min(number.bit_length(), 4)}" if turn <= 1 else "inside"
+            kind = f"block {min(index.bit_length(), 4)}" if turn <= 1 else "inside"
         can_end = bool(part) if isinstance(content, str) else _can_end(part)
-        place = BlockPlace("messages", at, None if isinstance(content, str) else number)
-        yield _Piece(place, role + text, kind, can_end and role != "tool")
+        place = BlockPlace(field, at, None if isinstance(content, str) else index)
+        yield _Piece(place, role + text, kind, can_end and role not in ANY.tool_roles)
 
 
 def _as_block(text: str) -> str:
@@ -131,13 +125,9 @@ def _as_block(text: str) -> str:
 
 
 def _can_end(block: Any) -> bool:
-    if not isinstance(block, dict) or block.get("type") in _UNMARKED_TYPES:
+    if not isinstance(block, dict) or block.get("type") in UNMARKED_TYPES:
         return False
     return block.get("type") != "text" or bool(block.get("text"))
-
-
-def _content(message: Any) -> Any:
-    return message.get("content") if isinstance(message, dict) else None
 
 
 def _list(value: Any) -> list[Any]:

@@ -1,33 +1,38 @@
 """Write receipts: what the caches saved on one request, in tokens and in money."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from ragboost.cache_sync.usage import Usage
 from ragboost.config import PriceSettings
-from ragboost.hosted.prices import PromptCost, prompt_cost
+from ragboost.wires.usage import Usage
 
+_PER = 1_000_000
 _DIGITS = 9  # of money: a token costs about 0.000001
 
 
+class PromptCost(NamedTuple):
+    """Money for one prompt, in the currency of the prices."""
+
+    cost: float  # as the API bills it
+    uncached: float  # without the cache, and with the documents that were not sent again
+
+    @property
+    def saved(self) -> float:
+        """Negative where writing to the cache cost more than reading saved."""
+        return self.uncached - self.cost
+
+
 class Receipt(NamedTuple):
-    """Tokens and money that one request used and saved.
+    """Tokens and money that one request used and saved."""
 
-    Attributes:
-        prompt_tokens: as reported.
-        cached_tokens: of them, read from the cache, as reported; None if not reported.
-        predicted_cached_tokens: expected before the request was sent; 0 if unknown.
-        dropped_tokens: length of the documents that the payload has already and that were
-            therefore not sent, as the index counts it.
-        cost: with a price for the model; else None.
-    """
-
-    prompt_tokens: int
+    prompt_tokens: int  # as reported, like the cached ones
     cached_tokens: int | None
-    predicted_cached_tokens: int
+    predicted_cached_tokens: int  # before the request was sent; 0 if unknown
+    # Of documents that the payload has already and that were not sent, as the index counts them.
     dropped_tokens: int
-    cost: PromptCost | None = None
+    cost: PromptCost | None = None  # with a price for the model
 
     @classmethod
     def of(
@@ -58,3 +63,27 @@ class Receipt(NamedTuple):
             fields["uncached_cost"] = round(self.cost.uncached, _DIGITS)
             fields["saved_cost"] = round(self.cost.saved, _DIGITS)
         return msgspec.json.encode(fields)
+
+
+def find_price(prices: Sequence[PriceSettings], model: str) -> PriceSettings | None:
+    """Return the price with the longest beginning of a model's name; None if there is none."""
+    fitting = [price for price in prices if model.startswith(price.model)]
+    return max(fitting, key=lambda price: len(price.model), default=None)
+
+
+def prompt_cost(price: PriceSettings, usage: Usage, *, dropped_tokens: int = 0) -> PromptCost:
+    """Compute the cost of a prompt from the usage that the API reported; unknown counts are 0."""
+    prompt = usage.prompt_tokens
+    cached = min(usage.cached_tokens or 0, prompt)
+    written = min(usage.cache_write_tokens or 0, prompt - cached)
+    long_written = min(usage.long_write_tokens or 0, written)
+    weighted = (
+        prompt
+        - cached
+        - written
+        + cached * price.cached_read
+        + (written - long_written) * price.write
+        + long_written * price.write_1h
+    )
+    per_token = price.input / _PER
+    return PromptCost(weighted * per_token, (prompt + dropped_tokens) * per_token)

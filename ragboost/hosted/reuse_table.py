@@ -80,7 +80,6 @@ class ReuseTable:
 
     Args:
         ttls: lifetimes of the cache in seconds, ascending.
-        max_prefixes: prefixes kept.
         clock: monotonic, in seconds.
     """
 
@@ -100,26 +99,26 @@ class ReuseTable:
         """Count the use of every prefix of a request."""
         now = self._clock()
         for block in blocks:
-            known = self._prefixes.get(block.key)
-            if known is None:
-                known = _Prefix(len(self._ttls), block.kind)
-                self._prefixes.put(block.key, known)
+            prefix = self._prefixes.get(block.key)
+            if prefix is None:
+                prefix = _Prefix(len(self._ttls), block.kind)
+                self._prefixes.put(block.key, prefix)
             else:
-                self._count_return(known, now - known.last)
-            known.last = now
-            known.is_judged = False
-            self._kind(known.kind).pending.append((now, known))
+                self._count_return(prefix, now - prefix.last)
+            prefix.last = now
+            prefix.is_judged = False
+            self._kind(prefix.kind).pending.append((now, prefix))
 
-    def _count_return(self, known: _Prefix, gap_s: float) -> None:
-        kind = self._kind(known.kind)
-        kind.prefixes += not known.uses and not known.is_judged
-        known.uses += 1
-        kind.uses += not known.is_judged
+    def _count_return(self, prefix: _Prefix, gap_s: float) -> None:
+        kind = self._kind(prefix.kind)
+        kind.prefixes += not prefix.uses and not prefix.is_judged
+        prefix.uses += 1
+        kind.uses += not prefix.is_judged
         kind.returned += 1
         kind.gaps_s += min(gap_s, self._ttls[-1])
         for at, ttl in enumerate(self._ttls):
             if gap_s <= ttl:
-                known.hits[at] += 1
+                prefix.hits[at] += 1
                 kind.hits[at] += 1
 
     def forecast(self, block: PromptBlock, ttl: int) -> ReuseForecast:
@@ -131,37 +130,37 @@ class ReuseTable:
         """
         longest = len(self._ttls) - 1
         probability = self._probability(block, longest)
-        known, kind = self._prefixes.peek(block.key), self._kind(block.kind)
-        if known is not None:
-            kind = self._kind(known.kind)
-        past = known.uses if known is not None else 0
+        prefix, kind = self._prefixes.peek(block.key), self._kind(block.kind)
+        if prefix is not None:
+            kind = self._kind(prefix.kind)
+        past = prefix.uses if prefix is not None else 0
         uses = min(probability / (1 - probability), max(kind.mean_uses, past))
         return ReuseForecast(uses, self._probability(block, ttl) / probability)
 
     def _probability(self, block: PromptBlock, ttl: int) -> float:
         """Estimate how likely a prefix is used again within a TTL of its last use; 0 < p < 1."""
-        known = self._prefixes.peek(block.key)
-        kind = self._kind(block.kind if known is None else known.kind)
+        prefix = self._prefixes.peek(block.key)
+        kind = self._kind(block.kind if prefix is None else prefix.kind)
         kind.judge(self._clock(), self._ttls[-1])
         weight = _PRIOR_WEIGHT
         alike = (kind.hits[ttl] + weight * _PRIOR) / (kind.uses + weight)
-        if known is None:
+        if prefix is None:
             return alike
-        return (known.hits[ttl] + weight * alike) / (known.uses + weight)
+        return (prefix.hits[ttl] + weight * alike) / (prefix.uses + weight)
 
     def resident_ttl(self, block: PromptBlock) -> int | None:
         """Return the position of the TTL with which a prefix is in the cache; None if it is not."""
-        known = self._prefixes.peek(block.key)
-        if known is None or known.resident_until <= self._clock():
+        prefix = self._prefixes.peek(block.key)
+        if prefix is None or prefix.resident_until <= self._clock():
             return None
-        return known.resident_ttl
+        return prefix.resident_ttl
 
     def keep(self, block: PromptBlock, ttl: int) -> None:
         """Note that a prefix was written to the cache, or read, which renews it."""
-        known = self._prefixes.peek(block.key)
-        if known is not None:
-            known.resident_ttl = ttl
-            known.resident_until = self._clock() + self._ttls[ttl]
+        prefix = self._prefixes.peek(block.key)
+        if prefix is not None:
+            prefix.resident_ttl = ttl
+            prefix.resident_until = self._clock() + self._ttls[ttl]
 
     def _kind(self, name: str) -> _Kind:
         if name not in self._kinds:

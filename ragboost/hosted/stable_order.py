@@ -5,13 +5,14 @@ the user names. Never touches a text, the order of messages, or what stands at a
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ragboost.config import StableSettings
-from ragboost.formats.content_blocks import has_cache_mark
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
+from ragboost.wires.body import has_cache_mark
+from ragboost.wires.registry import ANY, CONTENTS
 
-_TOOLS = ("tools", "functions")
 _Change = Callable[[Any], Any]
 
 
@@ -36,11 +37,12 @@ class StableOrder:
         def rank(value: Any) -> bytes:
             return body.encode_bytes(sort_keys(value))
 
-        for name in _TOOLS:
+        for name in ANY.tools:
             if isinstance(tools := fields.get(name), list):
                 fields[name] = _sort_tools(tools, rank)
-        if isinstance(messages := fields.get("messages"), list):
-            fields["messages"] = _changed_list(messages, _sort_inputs)
+        for name, content in CONTENTS.items():
+            if isinstance(messages := fields.get(name), list):
+                fields[name] = _changed_list(messages, partial(_sort_inputs, field=content))
         for path in self._paths:
             name, rest = path[0], path[1:]
             fields = _changed_field(fields, name, rest, rank)
@@ -67,21 +69,23 @@ def _sort_tools(tools: list[Any], rank: _Change) -> list[Any]:
     return _sort_list(_changed_list(tools, sort_keys), key)
 
 
-def _sort_inputs(message: Any) -> Any:
-    """Sort the keys of the inputs of Anthropic's tool calls, which are JSON and not text."""
-    content = message.get("content") if isinstance(message, dict) else None
+def _sort_inputs(message: Any, *, field: str) -> Any:
+    """Sort the keys of the inputs of tool calls that are JSON and not text."""
+    content = message.get(field) if isinstance(message, dict) else None
     if not isinstance(content, list):
         return message
     new = _changed_list(content, _sort_input)
-    return message if new is content else {**message, "content": new}
+    return message if new is content else {**message, field: new}
 
 
 def _sort_input(block: Any) -> Any:
-    if not isinstance(block, dict) or block.get("type") != "tool_use":
+    kind = block.get("type") if isinstance(block, dict) else None
+    name = ANY.input_blocks.get(kind) if isinstance(kind, str) else None
+    if name is None:
         return block
-    value = block.get("input")
+    value = block.get(name)
     new = sort_keys(value)
-    return block if new is value else {**block, "input": new}
+    return block if new is value else {**block, name: new}
 
 
 def _sort_list(values: list[Any], key: Callable[[Any], Any]) -> list[Any]:
@@ -89,13 +93,13 @@ def _sort_list(values: list[Any], key: Callable[[Any], Any]) -> list[Any]:
     if any(has_cache_mark(value) for value in values):
         return values
     new = sorted(values, key=key)
-    is_same = all(one is other for one, other in zip(new, values, strict=True))
+    is_same = all(a is b for a, b in zip(new, values, strict=True))
     return values if is_same else new
 
 
 def _changed_list(values: list[Any], change: _Change) -> list[Any]:
     new = [change(value) for value in values]
-    is_same = all(one is other for one, other in zip(new, values, strict=True))
+    is_same = all(a is b for a, b in zip(new, values, strict=True))
     return values if is_same else new
 
 

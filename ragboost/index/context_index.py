@@ -10,8 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.errors import ContextIndexError
-from ragboost.index.eviction_forecast import EvictionForecast, TokenAges
-from ragboost.index.eviction_queue import EvictionQueue
+from ragboost.index.eviction import EvictionForecast, EvictionQueue, TokenAges
 from ragboost.index.node import Node, common_length
 from ragboost.index.search import CachedPrefix, PrefixMatch, cached_prefix, search
 

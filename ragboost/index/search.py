@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ragboost.index.eviction_forecast import TokenAges
+from ragboost.index.eviction import TokenAges
 from ragboost.index.node import Node, common_length
 
 

@@ -1,23 +1,24 @@
 """The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
-from ragboost.ordering.batch import BatchPlan, plan_batch, release_order
+from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch, release_order
+from ragboost.ordering.policy import make_order_policy, read_prior
 from ragboost.ordering.popularity import RecentContexts
-from ragboost.ordering.prior import CorpusPrior, read_prior
-from ragboost.ordering.request import Order, order_documents
-from ragboost.ordering.turns import group_turns
-from ragboost.ordering.window import WindowPlan, plan_next, plan_window
+from ragboost.ordering.prior import CorpusPrior
+from ragboost.ordering.request import Order, OrderPolicy, order_documents
+from ragboost.ordering.window import NextRequest, plan_next
 
 __all__ = [
     "BatchPlan",
     "CorpusPrior",
+    "NextRequest",
     "Order",
+    "OrderPolicy",
     "RecentContexts",
-    "WindowPlan",
     "group_turns",
+    "make_order_policy",
     "order_documents",
     "plan_batch",
     "plan_next",
-    "plan_window",
     "read_prior",
     "release_order",
 ]

@@ -3,27 +3,22 @@
 All contexts are known, so the whole cluster tree is built first. Knows documents as keys.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage, cluster
 
 
 class BatchPlan(NamedTuple):
-    """The order in which to send a batch.
+    """The order in which to send a batch."""
 
-    Attributes:
-        release_order: positions of the contexts, in the order in which to send them.
-        permutations: for each context, by position, the positions of its documents in prompt order.
-            Repeats of a document come after all others.
-        search_paths: for each context, by position, its path in the cluster tree.
-        saved_tokens: tokens that an unbounded prefix cache saves.
-    """
-
-    release_order: tuple[int, ...]
+    release_order: tuple[int, ...]  # positions of the contexts, in the order in which to send them
+    # For each context, by position, the positions of its documents in prompt order. Repeats of a
+    # document come after all others.
     permutations: tuple[tuple[int, ...], ...]
+    # For each context, by position, its path in the cluster tree.
     search_paths: tuple[tuple[int, ...], ...]
-    saved_tokens: int
+    saved_tokens: int  # tokens that an unbounded prefix cache saves
 
 
 def plan_batch(
@@ -45,12 +40,10 @@ def plan_batch(
     Args:
         contexts: documents of each request, most relevant first.
         tokens: length of every document, at least 1.
-        linkage: see `ragboost.index.clustering.cluster`.
         alpha: weight of positions in the paper's distance (Eq. 1).
         exact_contexts: with `savings`, larger batches are clustered in parts.
         keep_last: the most relevant documents of each context that take its last places, the best
             one last; they take no part in the clustering.
-        keep_improving: see `ragboost.index.clustering.cluster`.
 
     Raises:
         RequestError: too many contexts for linkage `distance`.
@@ -105,3 +98,50 @@ def _permutation(context: Sequence[Hashable], prefix: tuple[Hashable, ...]) -> t
             repeats.append(i)
     front = [position.pop(document) for document in prefix]
     return (*front, *position.values(), *repeats)
+
+
+class BatchTurns(NamedTuple):
+    """The requests of a batch by their place in a conversation, as indices into the batch."""
+
+    leading: tuple[int, ...]  # requests with no turn before them
+    # By request of `leading`, the later turns of its conversation, in turn order.
+    later: Mapping[int, tuple[int, ...]]
+    # Turns of conversations that began before the batch, in the batch's order.
+    continued: tuple[int, ...]
+
+    def release_order(self, leading_order: Sequence[int]) -> tuple[int, ...]:
+        """Return the order in which to send the batch.
+
+        Continued conversations come first, while their history is cached; each later turn follows
+        its first turn directly, for the same reason.
+
+        Args:
+            leading_order: positions in `leading`, in their planned order.
+        """
+        order = list(self.continued)
+        for at in leading_order:
+            first = self.leading[at]
+            order.append(first)
+            order.extend(self.later.get(first, ()))
+        return tuple(order)
+
+
+def group_turns(sessions: Sequence[str | None], continued: Collection[str]) -> BatchTurns:
+    """Group a batch's requests by conversation.
+
+    Args:
+        sessions: the conversation of each request; None without one.
+    """
+    first: dict[str, int] = {}
+    leading, early = [], []
+    later: dict[int, tuple[int, ...]] = {}
+    for i, session in enumerate(sessions):
+        if session is not None and session in continued:
+            early.append(i)
+        elif session is not None and session in first:
+            later[first[session]] = (*later.get(first[session], ()), i)
+        else:
+            leading.append(i)
+            if session is not None:
+                first[session] = i
+    return BatchTurns(tuple(leading), later, tuple(early))

@@ -27,7 +27,6 @@ class RecentContexts:
 
     Args:
         prior: which documents of the corpus are retrieved together; None: nothing is known.
-        window: contexts remembered.
     """
 
     def __init__(self, prior: CorpusPrior | None = None, *, window: int = 2048) -> None:
@@ -65,19 +64,13 @@ class RecentContexts:
         *,
         prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
-        """Sort documents by expected saving behind a prefix; see the module.
-
-        Args:
-            documents: most relevant first.
-            tokens: length of each document.
-            prefix: the documents before them.
-        """
-        known, corpus = self._bits, self._prior
+        """Sort documents by expected saving behind a prefix; see the module."""
+        bits_of, corpus = self._bits, self._prior
         shared = (1 << len(self._contexts)) - 1
         for document in prefix:
-            shared &= known.get(document, 0)
+            shared &= bits_of.get(document, 0)
         rest = list(documents)
-        bits = [known.get(document, 0) for document in rest]
+        bits = [bits_of.get(document, 0) for document in rest]
         lengths = [tokens[document] for document in rest]
         ranks = [_PRIOR_CONTEXTS * _BEST_RANK * _RANK_DECAY**rank for rank in range(len(rest))]
         weight = _CORPUS_WEIGHT * _CORPUS_HALF_LIFE / (_CORPUS_HALF_LIFE + self._num_added)

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragboost.config import OrderingSettings
 from ragboost.errors import ConfigError, RequestError
 
 _FORMAT = "ragboost prior 1"
@@ -21,22 +20,19 @@ class CorpusPrior:
     Args:
         names: for each document, the keys under which requests may carry it.
         contexts: for each context, positions in `names`.
-
-    Attributes:
-        contexts: numbers of all contexts.
     """
 
     def __init__(self, names: Sequence[Sequence[str]], contexts: Sequence[Sequence[int]]) -> None:
         self._names = names
         self._documents = contexts
-        held: list[list[int]] = [[] for _ in names]
-        for number, documents in enumerate(contexts):
+        holders: list[list[int]] = [[] for _ in names]
+        for context, documents in enumerate(contexts):
             for document in documents:
-                held[document].append(number)
+                holders[document].append(context)
         self.contexts = frozenset(range(len(contexts)))
         self._holders: dict[Hashable, frozenset[int]] = {}
-        for keys, numbers in zip(names, held, strict=True):
-            self._holders.update(dict.fromkeys(keys, frozenset(numbers)))
+        for keys, positions in zip(names, holders, strict=True):
+            self._holders.update(dict.fromkeys(keys, frozenset(positions)))
 
     def __repr__(self) -> str:
         return f"CorpusPrior({len(self._names)} documents, {len(self.contexts)} contexts)"
@@ -83,19 +79,6 @@ class CorpusPrior:
             path.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
         except OSError as error:
             raise RequestError(f"cannot write {path}: {error.strerror}") from None
-
-
-def read_prior(settings: OrderingSettings) -> CorpusPrior | None:
-    """Read the prior that the settings name; None if they name none.
-
-    Raises:
-        ConfigError: it cannot be read, or the tail does not use it.
-    """
-    if settings.prior is None:
-        return None
-    if settings.tail != "popularity":
-        raise ConfigError('ordering.prior needs ordering.tail = "popularity"')
-    return CorpusPrior.read(settings.prior)
 
 
 _NONE: frozenset[int] = frozenset()

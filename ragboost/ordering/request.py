@@ -4,26 +4,56 @@ The longest cached prefix comes first, the remaining documents behind it. Reads 
 and changes nothing: the caller inserts what it sends.
 """
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering.popularity import RecentContexts
+from ragboost.ordering.prior import CorpusPrior
+
+
+class OrderPolicy(Protocol):
+    """An order of the documents that no cached prefix determines."""
+
+    def add(self, documents: Iterable[Hashable]) -> None:
+        """Learn from the documents of a request that is sent."""
+
+    def order(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Mapping[Hashable, int],
+        *,
+        prefix: Sequence[Hashable] = (),
+    ) -> list[Hashable]:
+        """Sort the documents behind a prefix."""
+
+
+class RelevanceOrder:
+    """The order in which the retriever gave the documents."""
+
+    def __init__(self, prior: CorpusPrior | None = None) -> None:
+        pass
+
+    def add(self, documents: Iterable[Hashable]) -> None:
+        """Learn nothing."""
+
+    def order(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Mapping[Hashable, int],
+        *,
+        prefix: Sequence[Hashable] = (),
+    ) -> list[Hashable]:
+        """Return the documents as they are."""
+        return list(documents)
 
 
 class Order(NamedTuple):
-    """A new order of a request's documents.
+    """A new order of a request's documents."""
 
-    Attributes:
-        permutation: position in the relevance order of each document of the new order.
-        num_matched: number of leading documents that the cache holds, the last perhaps in part.
-        cached_tokens: number of their resident tokens.
-    """
-
-    permutation: tuple[int, ...]
-    num_matched: int
-    cached_tokens: int
+    permutation: tuple[int, ...]  # positions in the relevance order
+    num_matched: int  # leading documents that the cache holds, the last perhaps in part
+    cached_tokens: int  # resident tokens of these
 
 
 def order_documents(
@@ -32,7 +62,7 @@ def order_documents(
     tokens: Sequence[int],
     *,
     settings: OrderingSettings,
-    recent: RecentContexts | None = None,
+    policy: OrderPolicy | None = None,
 ) -> Order:
     """Order a request's documents so that they extend the longest cached prefix.
 
@@ -41,10 +71,8 @@ def order_documents(
     more.
 
     Args:
-        index: mirrors the backend's prefix cache.
         documents: distinct documents, most relevant first.
-        tokens: their lengths.
-        recent: the documents of earlier requests, for the `popularity` tail; None: relevance order.
+        policy: orders the documents behind the cached prefix; None: relevance order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
     last = tuple(range(keep - 1, -1, -1))
@@ -57,9 +85,8 @@ def order_documents(
     if match.documents:
         matched = set(match.documents)
         tail = [document for document in free if document not in matched]
-    if settings.tail == "popularity" and recent is not None:
-        known = dict(zip(free, lengths, strict=True))
-        tail = recent.order(tail, known, prefix=match.documents)
+    if policy is not None:
+        tail = policy.order(tail, dict(zip(free, lengths, strict=True)), prefix=match.documents)
     position = {document: i for i, document in enumerate(documents)}
     permutation = (
         *[position[document] for document in match.documents],

@@ -9,55 +9,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.index import ContextIndex
-from ragboost.ordering.popularity import RecentContexts
+from ragboost.ordering.request import OrderPolicy
 
 Documents = Sequence[Hashable]
 
 
-class WindowPlan(NamedTuple):
-    """The order in which to send a window of requests.
+class NextRequest(NamedTuple):
+    """The request of a window to send next."""
 
-    Attributes:
-        release_order: positions of the contexts, in the order in which to send them.
-        orders: for each of `release_order`, the documents in prompt order.
-        cached_tokens: for each of `release_order`, its tokens in the cache when it is computed.
-    """
-
-    release_order: tuple[int, ...]
-    orders: tuple[tuple[Hashable, ...], ...]
-    cached_tokens: tuple[int, ...]
-
-
-def plan_window(
-    index: ContextIndex,
-    contexts: Sequence[Documents],
-    tokens: Mapping[Hashable, int],
-    *,
-    recent: RecentContexts | None = None,
-) -> WindowPlan:
-    """Order the documents and requests of a window, and insert them into the index.
-
-    Two groups A and B with cached prefixes of m(A) and m(B) tokens merge if sharing their common
-    documents R first saves more than following their own prefixes:
-    tokens(R) + m(R) - m(A) - m(B) > 0, the best pair first. Work grows with the number of pairs
-    that share documents: meant for up to a few hundred requests.
-
-    Args:
-        index: mirrors the backend's prefix cache; every context is inserted in its new order.
-        contexts: distinct documents of each request, most relevant first.
-        tokens: length of every document.
-        recent: the documents of recent requests, for the `popularity` tail; the window is added to
-            it. None: relevance order.
-    """
-    if recent is not None:
-        for context in contexts:
-            recent.add(context)
-    groups = _Groups(index, contexts, tokens)
-    groups.merge()
-    plan = _Plan(index, tokens, recent)
-    for leaf in groups.leaves(sorted(groups.alive, key=lambda group: groups.cached[group])):
-        plan.add(leaf.context, leaf.order(plan))
-    return plan.finish()
+    position: int  # in the window
+    order: tuple[Hashable, ...]  # its documents, in prompt order
+    cached_tokens: int  # of them
 
 
 def plan_next(
@@ -66,37 +28,37 @@ def plan_next(
     tokens: Mapping[Hashable, int],
     *,
     budget_tokens: float,
-    recent: RecentContexts | None = None,
-) -> WindowPlan:
+    policy: OrderPolicy | None = None,
+) -> NextRequest:
     """Plan which request of a window to send next; the others are planned again with later ones.
 
-    The window is grouped as in `plan_window`. The first request of the group with the longest
-    cached prefix is sent if the first request of the window can wait for it, and else that one,
-    with its documents in the order that its group can follow. Changes nothing: what is planned may
-    never be sent.
+    Two groups A and B with cached prefixes of m(A) and m(B) tokens merge if sharing their common
+    documents R first saves more than following their own prefixes:
+    tokens(R) + m(R) - m(A) - m(B) > 0, the best pair first. The first request of the group with the
+    longest cached prefix is sent if the first request of the window can wait for it, and else that
+    one, with its documents in the order that its group can follow. Work grows with the number of
+    pairs that share documents: meant for up to a few hundred requests. Changes nothing: what is
+    planned may never be sent.
 
     Args:
-        index: mirrors the backend's prefix cache.
         contexts: distinct documents of each request, most relevant first; the first request is
             sent if no other may overtake it.
-        tokens: length of every document.
         budget_tokens: uncached tokens that may be sent before the first request.
-        recent: the documents of recent requests, for the `popularity` tail; None: relevance order.
-
-    Returns:
-        A plan of one request.
+        policy: orders documents within a group; None: relevance order.
     """
     groups = _Groups(index, contexts, tokens)
     groups.merge()
-    plan = _Plan(index, tokens, recent)
     first = next(leaf for leaf in groups.leaves(sorted(groups.alive)) if leaf.context == 0)
     best = max(groups.alive, key=lambda group: (groups.cached[group], group))
     leaf = next(groups.leaves([best]))
-    order = leaf.order(plan)
-    if leaf.context != 0 and plan.uncached(order) > budget_tokens:
-        leaf, order = first, first.order(plan)
+    order = _order_chain(index, leaf.chain, tokens, policy=policy)
     cached_tokens = index.cached_prefix(order).cached_tokens
-    return WindowPlan((leaf.context,), (tuple(order),), (cached_tokens,))
+    if leaf.context != 0:
+        uncached = sum(tokens[document] for document in order) - cached_tokens
+        if uncached > budget_tokens:
+            leaf, order = first, _order_chain(index, first.chain, tokens, policy=policy)
+            cached_tokens = index.cached_prefix(order).cached_tokens
+    return NextRequest(leaf.context, tuple(order), cached_tokens)
 
 
 class _Leaf(NamedTuple):
@@ -105,62 +67,22 @@ class _Leaf(NamedTuple):
     context: int
     chain: tuple[Documents, ...]
 
-    def order(self, plan: "_Plan") -> list[Hashable]:
-        return _order_chain(plan.index, self.chain, plan.tokens, recent=plan.recent)
-
-
-class _Plan:
-    """A plan in the making; see `WindowPlan`."""
-
-    def __init__(
-        self,
-        index: ContextIndex,
-        tokens: Mapping[Hashable, int],
-        recent: RecentContexts | None,
-    ) -> None:
-        self.index = index
-        self.tokens = tokens
-        self.recent = recent
-        self.release: list[int] = []
-        self._orders: list[tuple[Hashable, ...]] = []
-        self._cached_tokens: list[int] = []
-
-    def uncached(self, order: Sequence[Hashable]) -> int:
-        cached = self.index.cached_prefix(order).cached_tokens
-        return sum(self.tokens[document] for document in order) - cached
-
-    def add(self, context: int, order: Sequence[Hashable]) -> None:
-        """Send a request next, in this order."""
-        self._cached_tokens.append(self.index.cached_prefix(order).cached_tokens)
-        self.index.insert(order, [self.tokens[document] for document in order])
-        self.release.append(context)
-        self._orders.append(tuple(order))
-
-    def finish(self) -> WindowPlan:
-        return WindowPlan(tuple(self.release), tuple(self._orders), tuple(self._cached_tokens))
-
 
 class _Groups:
-    """Groups of requests, numbered: single requests first, merged groups behind them.
-
-    Attributes:
-        documents: by group, the documents that all its requests share, in the relevance order of
-            one of them.
-        cached: by group, tokens of the longest cached prefix within these.
-        parts: by merged group, the two groups it consists of.
-        alive: groups that are not part of another one.
-    """
+    """Groups of requests, numbered: single requests first, merged groups behind them."""
 
     def __init__(
         self, index: ContextIndex, contexts: Sequence[Documents], tokens: Mapping[Hashable, int]
     ) -> None:
         self.index = index
         self.tokens = tokens
+        # By group: the documents that all its requests share, in the relevance order of one of
+        # them, and the tokens of the longest cached prefix within these.
         self.documents: list[Documents] = [list(context) for context in contexts]
         self.sets = [frozenset(context) for context in contexts]
         self.cached = [self._cached_tokens(context) for context in contexts]
-        self.parts: dict[int, tuple[int, int]] = {}
-        self.alive = set(range(len(contexts)))
+        self.parts: dict[int, tuple[int, int]] = {}  # of a merged group
+        self.alive = set(range(len(contexts)))  # groups that are not part of another one
         # Entries: (-gain, is exact, groups). A gain is an upper bound until the pair is popped.
         self._pairs: list[tuple[int, bool, int, int]] = []
 
@@ -213,7 +135,9 @@ class _Groups:
         for i, context in enumerate(self.documents):
             for document in context:
                 holders.setdefault(document, []).append(i)
-        return sorted({(a, b) for held in holders.values() for b in held for a in held if a < b})
+        return sorted(
+            {(a, b) for sharing in holders.values() for b in sharing for a in sharing if a < b}
+        )
 
     def _length(self, documents: Documents | frozenset[Hashable]) -> int:
         return sum(self.tokens[document] for document in documents)
@@ -228,13 +152,12 @@ def _order_chain(
     chain: Sequence[Documents],
     tokens: Mapping[Hashable, int],
     *,
-    recent: RecentContexts | None = None,
+    policy: OrderPolicy | None = None,
 ) -> list[Hashable]:
     """Order a request's documents group by group, from the outermost group to the request itself.
 
     The documents of an outer group come first, so that all its requests share a prefix. Within a
-    group the cached prefix comes first, then the others, by relevance to one of its requests or
-    those that recent requests had together.
+    group the cached prefix comes first, then the others as the policy says.
     """
     order: list[Hashable] = []
     for documents in chain:
@@ -243,5 +166,5 @@ def _order_chain(
             order = list(match.documents)
         placed = set(order)
         rest = [document for document in documents if document not in placed]
-        order += rest if recent is None else recent.order(rest, tokens, prefix=order)
+        order += rest if policy is None else policy.order(rest, tokens, prefix=order)
     return order

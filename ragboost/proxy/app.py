@@ -15,40 +15,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.config import Settings
 from ragboost.errors import RequestError
-from ragboost.proxy.asgi.errors import (
-    invalid_request,
-    on_internal_error,
-    on_request_error,
-)
-from ragboost.proxy.asgi.limits import ClientDisconnectedError
+from ragboost.proxy.asgi.client_exchange import ClientDisconnectedError
+from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.routes import openapi
-from ragboost.proxy.routes.completions import Completions
+from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
-from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
 from ragboost.version import __version__
-
-_BOOSTED = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/messages": "messages",
-    "/v1/responses": "responses",
-}
+from ragboost.wires.registry import WIRES
 
 
 class ProxyApp(FastAPI):
-    """FastAPI, with a direct way to the completion endpoints and these in its OpenAPI document.
+    """FastAPI, with a direct way to the completion endpoints and these in its OpenAPI document."""
 
-    Attributes:
-        direct: completion endpoints by path, called for POST without routing or middleware, unless
-            the app is mounted below another path or has middleware of its own.
-    """
-
+    # Completion endpoints by path, called for POST without routing or middleware, unless the app is
+    # mounted below another path or has middleware of its own.
     direct: Mapping[str, ASGIApp] = MappingProxyType({})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +90,12 @@ def create_app(settings: Settings | None = None, *, seat: WorkerSeat | None = No
     )
     app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
     app.state.metrics = state.metrics
-    completions = {path: Completions(state, endpoint=name) for path, name in _BOOSTED.items()}
+    completions = {
+        wire.path: Completions(
+            state, endpoint=wire.endpoint, has_stream_options=wire.has_stream_options
+        )
+        for wire in WIRES
+    }
     paths = ForwardedPaths(state.settings.proxy.forwarded_paths)
     passthrough = Passthrough(state, paths=paths)
     app.direct = {

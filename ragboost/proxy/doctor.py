@@ -68,21 +68,13 @@ Status = Literal["ok", "advice", "failed"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        backend: name of the backend.
-        check: name of the check.
-        status: `ok`; `advice`: works, with room for improvement; `failed`: does not work.
-        message: the finding.
-        fix: what to change; empty if nothing.
-    """
-
-    backend: str
-    check: str
-    status: Status
+    backend: str  # name of the backend
+    check: str  # name of the check
+    status: Status  # `ok`; `advice`: works, with room for improvement; `failed`: does not work
     message: str
-    fix: str = ""
+    fix: str = ""  # what to change; empty if nothing
 
     def as_json(self) -> dict[str, str]:
         """Return the finding as a JSON object, for `--json`."""
@@ -93,7 +85,6 @@ async def examine(settings: Settings, *, kv_events: str | None = None) -> list[F
     """Check every backend of the settings.
 
     Args:
-        settings: their addresses and keys.
         kv_events: a `tcp://host:port` at which the first backend publishes its cache events.
 
     Raises:

@@ -17,29 +17,19 @@ _REQUESTS = 3  # a publisher drops what it sends before it has noticed its subsc
 
 
 class EventArrival(NamedTuple):
-    """The events of a request that have arrived.
+    """The events of a request that have arrived."""
 
-    Attributes:
-        is_connected: a publisher was found.
-        has_stored: blocks were stored after the request.
-        has_id: and their event has the request's id.
-    """
-
-    is_connected: bool
-    has_stored: bool = False
-    has_id: bool = False
+    is_connected: bool  # a publisher was found
+    has_stored: bool = False  # blocks were stored after the request
+    has_id: bool = False  # and their event has the request's id
 
 
 async def probe_events(
-    sources: Sequence[EventSource],
-    send: Callable[[str], Awaitable[None]],
-    *,
-    timeout_s: float,
+    sources: Sequence[EventSource], send: Callable[[str], Awaitable[None]], *, timeout_s: float
 ) -> EventArrival:
     """Subscribe to an engine's sources, send a request, and wait for its event.
 
     Args:
-        sources: of one engine.
         send: sends a new prompt of at least a block with this session id, and awaits the response.
         timeout_s: seconds to wait for a connection, and for the event of each request.
 
@@ -49,11 +39,12 @@ async def probe_events(
     stored: set[str | None] = set()  # session ids, added by the subscriber's thread
 
     def on_batch(batch: EventBatch) -> None:
-        stored.update(each.session_id for each in batch.events if isinstance(each, BlockStored))
+        events = (event for event in batch.events if isinstance(event, BlockStored))
+        stored.update(event.session_id for event in events)
 
     with Subscriber(sources, on_batch=on_batch) as subscriber:
         streams = subscriber.streams.values()
-        if not await _met(lambda: any(each.is_connected for each in streams), timeout_s):
+        if not await _met(lambda: any(stream.is_connected for stream in streams), timeout_s):
             return EventArrival(is_connected=False)
         for _ in range(_REQUESTS):
             request_id = new_request_id()

@@ -19,8 +19,7 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
-from ragboost.proxy.garbage import short_collections
-from ragboost.proxy.malloc import bounded_malloc
+from ragboost.proxy.memory import bounded_malloc, short_collections
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
@@ -105,7 +104,7 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
         seats = WorkerSeat.of_all(proxy.workers, folder)
         supervisor = Supervisor(
             _run_worker,
-            [(shared, *each, set_up_logging) for each in zip(seats, listeners, strict=True)],
+            [(shared, *pair, set_up_logging) for pair in zip(seats, listeners, strict=True)],
             drain_s=proxy.drain_s,
         )
         supervisor.run(on_ready=partial(_log_address, settings, first))

@@ -1,82 +1,50 @@
-"""Forward requests as they came, and count what boosting would have saved."""
+"""Count what boosting would have saved, beside requests that are forwarded as they came."""
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
 
-from ragboost.cache_sync.tracked_request import EngineRequestId
+from ragboost.booster.tenants import Tenant
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.offload import call
-from ragboost.proxy.pipeline import BoostedRequest, BoostPipeline, needs_thread
-from ragboost.proxy.routing.assignment import Assignment
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
+from ragboost.proxy.routing.admission import Admission
+from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.recognition import Histories
-from ragboost.rewriting.rewriter import BoostResult
+from ragboost.rewriting.rewriter import BoostResult, Rewriter
 from ragboost.rewriting.sent_history import Conversation, Conversations
-from ragboost.rewriting.tenants import Tenant
 
 
-class ShadowPipeline(BoostPipeline):
-    """A BoostPipeline that boosts nothing.
+class ShadowTrial:
+    """Tries to boost each request, in a conversation boosted from its beginning.
 
-    The documents of a `ragboost` object are rendered in the order given. Boosting is tried on the
-    side: the context indexes and a second record of conversations hold what would have been sent.
+    The context indexes and a second record of conversations hold what would have been sent.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, **parts: Any) -> None:
-        super().__init__(settings, metrics, **parts)
-        self._boosted_conversations = Conversations(settings.session)
-        self._boosted_histories = Histories(settings.session)
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._rewriter = Rewriter(settings)
+        self._conversations = Conversations(settings.session)
+        self._histories = Histories(settings.session)
 
-    async def _boost(
-        self,
-        request: ParsedRequest,
-        conversation: Conversation | None,
-        tenant: Tenant,
-        assignment: Assignment,
-        engine_id: EngineRequestId | None,
-        *,
-        has_options: bool,
-    ) -> BoostedRequest:
-        await self._try(request, tenant, assignment)
-        return await super()._boost(
-            request, conversation, tenant, assignment, engine_id, has_options=has_options
-        )
+    async def run(
+        self, request: ParsedRequest, tenant: Tenant, admission: Admission, *, in_thread: bool
+    ) -> None:
+        """Boost a request, count it, and forget the result; the caller has locked the tenant."""
+        backend = admission.backend.name
+        conversation: Conversation | None = None
+        if request.session is not None:
+            conversation = self._conversations.get(request.session)
+        elif request.claim is not None:
+            conversation = self._histories.match(request.claim)
 
-    async def _try(self, request: ParsedRequest, tenant: Tenant, assignment: Assignment) -> None:
-        """Count what boosting would do, in a conversation boosted from its beginning."""
-        backend, match = assignment.backend.name, None
-        async with tenant.lock:
-            conversation: Conversation | None = None
-            if request.session is not None:
-                conversation = self._boosted_conversations.get(request.session)
-            elif request.claim is not None:
-                match = self._boosted_histories.match(request.claim)
-                conversation = match.conversation
+        def work() -> BoostResult:
+            booster, planned = tenant.booster(backend), admission.planned
+            result = self._rewriter.rewrite(request, booster, conversation, planned=planned)
+            if result.context is not None:
+                original = tenant.original(backend)
+                self._metrics.count_shadow(result.context, original, preamble=result.preamble)
+            return result
 
-            def work() -> BoostResult:
-                result = self._rewriter.rewrite(
-                    request, tenant.booster(backend), conversation, planned=assignment.planned
-                )
-                if result.context is not None:
-                    original = tenant.original(backend)
-                    self._metrics.count_shadow(result.context, original, preamble=result.preamble)
-                return result
-
-            result = await call(work, in_thread=needs_thread(request))
-            if match is not None:
-                self._boosted_histories.add(match, result.delta)
-            elif conversation is not None:
-                self._boosted_conversations.add(conversation, result.delta)
-
-    def _rewrite(
-        self,
-        request: ParsedRequest,
-        conversation: Conversation | None,
-        tenant: Tenant,
-        assignment: Assignment,
-    ) -> BoostResult:
-        return self._rewriter.render(request, conversation, bypass=Bypass("shadow"))
-
-    def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        return fields
+        result = await asyncio.to_thread(work) if in_thread else work()
+        if request.session is None and request.claim is not None and conversation is not None:
+            self._histories.add(request.claim, conversation, result.delta)
+        elif conversation is not None:
+            self._conversations.add(conversation, result.delta)

@@ -6,9 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.peers.fellows import FellowWorkers
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.seat import WorkerSeat
@@ -16,46 +18,32 @@ from ragboost.proxy.peers.shared_loads import SharedLoads
 from ragboost.proxy.peers.shared_prompts import SharedPrompts
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
-from ragboost.proxy.routing.admission import Dispatcher
-from ragboost.proxy.shadow import ShadowPipeline
+from ragboost.proxy.routing.dispatcher import Dispatcher
+from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.rewriting.tenants import Tenants
 from ragboost.sessions import ChatSessionStore, make_store
 
 
 @dataclass(frozen=True)
 class ProxyState:
-    """The state of one app.
+    """The state of one app."""
 
-    Attributes:
-        settings: of the whole package.
-        backends: the upstream servers.
-        metrics: in a registry of their own.
-        sync: follows the backends' prefix caches.
-        chunk_reuse: finds out if the backends reuse chunks.
-        boosting: prepares completions, or in shadow mode counts what that would save.
-        dispatcher: assigns requests to backends.
-        store: of the chat sessions.
-        turns: the sessions' turns that are being answered.
-        board: the load that other processes put on the backends.
-        fellows: the other workers of this proxy; None if there are none.
-        shared_loads: exchanges the load with replicas of the proxy; None without Redis.
-        shared_prompts: exchanges with them what was sent to the backends; None without Redis.
-    """
-
-    settings: Settings
+    settings: Settings  # of the whole package
     backends: Backends
-    metrics: Metrics
-    sync: CacheSync
-    chunk_reuse: ChunkReuseProbe
-    boosting: BoostPipeline
-    dispatcher: Dispatcher
-    store: ChatSessionStore
-    turns: RunningTurns
-    board: LoadBoard
-    fellows: FellowWorkers | None
+    metrics: Metrics  # in a registry of their own
+    sync: CacheSync  # follows the backends' prefix caches
+    chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
+    recent: RecentRequests  # the last completions, for the dashboard
+    dispatcher: Dispatcher  # assigns requests to backends
+    store: ChatSessionStore  # of the chat sessions
+    turns: RunningTurns  # the sessions' turns that are being answered
+    board: LoadBoard  # the load that other processes put on the backends
+    fellows: FellowWorkers | None  # the other workers of this proxy; None if there are none
+    # Exchanges the load with replicas of the proxy; None without Redis.
     shared_loads: SharedLoads | None
+    # Exchanges with them what was sent to the backends; None without Redis.
     shared_prompts: SharedPrompts | None
 
     @classmethod
@@ -63,7 +51,6 @@ class ProxyState:
         """Create the state; `lifespan` opens it.
 
         Args:
-            settings: of the proxy.
             seat: of this process among the workers; None: there are no others.
         """
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
@@ -83,15 +70,24 @@ class ProxyState:
             if not settings.proxy.shadow:  # its prompts are not what was sent
                 prompts = SharedPrompts(settings.session, backends.all, sync.followers, name=name)
                 metrics.watch_replicas(prompts.learner)
-        pipeline = ShadowPipeline if settings.proxy.shadow else BoostPipeline
-        parts = {"tenants": tenants, "sync": sync, "chunk_reuse": chunk_reuse, "fellows": fellows}
+        pipeline = BoostPipeline(
+            settings,
+            metrics,
+            tenants=tenants,
+            sync=sync,
+            chunk_reuse=chunk_reuse,
+            dispatcher=dispatcher,
+            fellows=fellows,
+            shadow=ShadowTrial(settings, metrics) if settings.proxy.shadow else None,
+        )
         return cls(
             settings,
             backends,
             metrics,
             sync,
             chunk_reuse,
-            pipeline(settings, metrics, **parts),  # type: ignore[arg-type]
+            pipeline,
+            RecentRequests(),
             dispatcher,
             make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),

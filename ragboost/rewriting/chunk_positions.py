@@ -10,6 +10,8 @@ import msgspec
 
 from ragboost.context import Context, render_document
 from ragboost.formats.ragboost_object import FIELD, GRAPH
+from ragboost.wires.body import question_field
+from ragboost.wires.registry import CONTENTS
 
 
 def add_chunks(
@@ -26,9 +28,9 @@ def add_chunks(
 
     Args:
         fields: as they will be sent.
-        context: their documents; None: unknown.
+        context: None: the documents are unknown.
         message: index of the message that carries them; None: the prompt.
-        reuse: the client's `ragboost.reuse`; None: absent.
+        reuse: the client's `ragboost.reuse`.
         tenant: whose stored chunks the request may share; empty: everybody's.
     """
     kept = fields.get(FIELD)
@@ -67,12 +69,13 @@ def find_chunks(
 def _text(fields: Mapping[str, Any], message: int | None) -> str:
     """Return the text of a message, its parts joined as the engine joins them, or the prompt."""
     if message is None:
-        prompt = fields.get("prompt")
+        prompt = fields.get(question_field(fields))
         return prompt if isinstance(prompt, str) else ""
-    value = fields["messages"][message]
+    field = question_field(fields)
+    value = fields[field][message]
     if isinstance(value, msgspec.Raw):
         value = msgspec.json.decode(value)
-    content = value.get("content")
+    content = value.get(CONTENTS[field])
     if isinstance(content, str):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content or ()]

@@ -1,10 +1,36 @@
-"""Read values from a request's raw headers. Knows no header's meaning."""
+"""Read a request's raw headers, and copy headers through the proxy.
 
+All but the hop-by-hop ones are copied (RFC 9110 section 7.6.1). Also cleans text of clients for
+the log.
+"""
+
+import hashlib
 import os
 from collections.abc import Sequence
 
+_MAX_SHOWN = 512
+
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """Headers as ASGI gives them, with names in lower case."""
+WORKER_HEADER = b"x-ragboost-worker"
+"""Marks a request that one worker of the proxy hands over to another; not for backends."""
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The client for the backend writes its own host and content-length.
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", WORKER_HEADER}
+_ENCODING = b"accept-encoding"
 
 
 def get_header(headers: RawHeaders, name: bytes) -> str | None:
@@ -26,3 +52,56 @@ def decode_value(value: bytes) -> str:
 def new_request_id() -> str:
     """Return a random `x-request-id`."""
     return os.urandom(16).hex()
+
+
+def user_of(headers: RawHeaders) -> str:
+    """Identify the user of a request by a hash of its credentials."""
+    digest = hashlib.sha256()
+    for name, value in headers:
+        if name in (b"authorization", b"x-api-key"):
+            digest.update(b"%s %d " % (name, len(value)))
+            digest.update(value)
+    return digest.hexdigest()[:32]
+
+
+def request_headers(headers: RawHeaders, *, is_read: bool = False) -> list[tuple[bytes, bytes]]:
+    """Copy a client's headers for the backend.
+
+    Args:
+        headers: the client's.
+        is_read: the proxy reads the response too, so ask for one without content coding.
+    """
+    dropped = _NOT_FORWARDED | _connection_options(headers)
+    forwarded = [header for header in headers if header[0] not in dropped]
+    if is_read and any(name == _ENCODING for name, _ in forwarded):
+        return with_header(forwarded, _ENCODING, b"identity")
+    return forwarded
+
+
+def with_header(headers: RawHeaders, name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the headers with `name` set to this one value."""
+    return [*(header for header in headers if header[0] != name), (name, value)]
+
+
+def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Copy a backend's headers for the client, byte for byte."""
+    dropped = _HOP_BY_HOP | _connection_options(headers)
+    return [header for header in headers if header[0] not in dropped]
+
+
+def _connection_options(headers: RawHeaders) -> frozenset[bytes]:
+    """Return the header names that `connection` lists as hop-by-hop."""
+    names: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            names.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(names - {b"close", b"content-length", b"content-type"})
+
+
+def printable(text: str) -> str:
+    """Return a text for a log line: one line, without control characters, cut if it is long."""
+    shown = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+    if shown.isprintable():
+        return shown
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    return "".join(escaped)

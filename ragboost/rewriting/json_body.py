@@ -14,10 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ragboost.wires.body import message_field
+from ragboost.wires.registry import ANY
+
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # Lists whose elements are moved or replaced one by one.
-_LISTS = ("messages", "documents", "input")
+_MOVED_LISTS = (*ANY.messages, "documents")
 # Fields of which no part is encoded again; they have a score, that is a number, per document.
 _ONLY_READ = ("documents", "ragboost")
 # What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
@@ -26,6 +29,10 @@ _MAX_CONTAINERS = 250_000
 _MAX_MESSAGES = 10_000
 _CONTAINERS = frozenset({dict, list})
 _SPACE = re.compile(r"[ \t\n\r]*")
+
+
+Link = bytes
+"""Hash of a list of messages, from which the hash with one more message is made."""
 
 
 class NumberLiteral(float):
@@ -77,15 +84,6 @@ class MalformedBodyError(Exception):
 class JsonBody:
     """A parsed request body.
 
-    Args:
-        raw: the bytes as received.
-
-    Attributes:
-        raw: the bytes as received.
-        fields: the decoded fields. Values must not be changed in place: `encode` recognises
-            unchanged ones by identity.
-        messages: the bytes of each message; empty where `messages` is not a list.
-
     Raises:
         MalformedBodyError: not UTF-8, not JSON, not an object, or beyond the limits of this module.
     """
@@ -96,18 +94,21 @@ class JsonBody:
         if len(raw) > _MAX_CONTAINERS and _num_openers(raw) > _MAX_CONTAINERS:
             raise MalformedBodyError("the body has too many objects and lists")
         self._raw_fields = self._split_fields()
+        # Values must not be changed in place: `encode` recognises unchanged ones by identity.
         self.fields: dict[str, Any] = {
             name: self._decode(field, _FAST_DECODER if name in _ONLY_READ else _DECODER)
             for name, field in self._raw_fields.items()
         }
         if _has_zero(self.fields):
             self._restore_minus_zeros()
-        for name in ("messages", "input"):
+        for name in ANY.messages:
             if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
                 raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
         self._elements: dict[str, list[msgspec.Raw]] = {}
-        is_list = isinstance(self.fields.get("messages"), list)
-        self.messages: Sequence[msgspec.Raw] = self._split_list("messages") if is_list else ()
+        # The field of the messages that a client resends with every turn; empty if there is none.
+        name = message_field(self.fields)
+        self.list_name = name if isinstance(self.fields.get(name), list) else ""
+        self.messages: Sequence[msgspec.Raw] = self._split_list(name) if self.list_name else ()
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""
@@ -128,7 +129,7 @@ class JsonBody:
         for name, value in fields.items():
             if name in self.fields and value is self.fields[name]:
                 encoded[name] = self._raw_fields[name]
-            elif name in _LISTS and isinstance(value, list):
+            elif name in _MOVED_LISTS and isinstance(value, list):
                 encoded[name] = self._encode_list(name, value)
             else:
                 encoded[name] = self._encode_value(value)
@@ -146,10 +147,10 @@ class JsonBody:
     def _encode_list(self, name: str, values: list[Any]) -> list[msgspec.Raw]:
         """Encode a list; elements of the client's list keep its bytes."""
         old = self.fields.get(name)
-        known = {}
+        raws = {}
         if isinstance(old, list):
-            known = {id(v): raw for v, raw in zip(old, self._split_list(name), strict=True)}
-        return [known.get(id(value)) or self._encode_value(value) for value in values]
+            raws = {id(v): raw for v, raw in zip(old, self._split_list(name), strict=True)}
+        return [raws.get(id(value)) or self._encode_value(value) for value in values]
 
     def _split_fields(self) -> Mapping[str, msgspec.Raw]:
         try:
@@ -209,7 +210,9 @@ def _has_zero(value: Any) -> bool:
     has_zero = False
     for _ in range(_MAX_DEPTH):
         children = [
-            child for each in level for child in (each.values() if type(each) is dict else each)
+            child
+            for holder in level
+            for child in (holder.values() if type(holder) is dict else holder)
         ]
         types = set(map(type, children))
         if int in types and not has_zero:
@@ -253,3 +256,20 @@ def _dump(value: Any) -> str:
     if isinstance(value, msgspec.Raw):
         return bytes(value).decode()
     return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)
+
+
+def chain_links(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:
+    """Return the link of every prefix of a list of messages.
+
+    The last link identifies a whole history and changes with any of its messages.
+
+    Args:
+        messages: a digest of each message's bytes.
+        seed: whatever must be equal beside the messages.
+    """
+    links = []
+    link = hashlib.sha256(seed).digest()
+    for message in messages:
+        link = hashlib.sha256(link + message).digest()
+        links.append(link)
+    return links

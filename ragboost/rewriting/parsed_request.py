@@ -1,35 +1,38 @@
-"""A completion request as it arrives: its body and everything that is derived from it, once.
+"""A completion request as it arrives: its body and everything that follows from it, once.
 
-Knows JSON bodies, raw headers and the documents' shapes. Does not know backends or what is
-remembered of conversations.
+Knows JSON bodies, raw headers and the documents' shapes. Does not know backends.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import EllipsisType
 from typing import Any, NamedTuple
 
+from ragboost.booster.tenants import TenantKey
 from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
     Format,
-    Found,
+    FoundDocuments,
     TooManyDocumentsError,
     UnknownShapeError,
     find_format,
     make_formats,
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
-from ragboost.rewriting.headers import RawHeaders, get_header
-from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.message_chain import chain_links
+from ragboost.rewriting.headers import RawHeaders, get_header, user_of
+from ragboost.rewriting.json_body import JsonBody, chain_links
 from ragboost.rewriting.recognition import Claim
-from ragboost.rewriting.tenants import TenantKey, user_of
+from ragboost.rewriting.sent_history import Conversation, ResentMessages
+from ragboost.types import Request
+from ragboost.wires.body import content_of, is_instruction, question_part
+from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
-_OTHER_FIELDS = ("session_id", "conversation", "previous_response_id")
+_OTHER_FIELDS = ("session_id", *ANY.stored)
 # The users of an application may share its credentials; these fields tell them apart.
 _END_USER = ("user", "safety_identifier")
 
@@ -56,34 +59,74 @@ class Bypass(NamedTuple):
         return cls("error", error)
 
 
-class ParsedRequest(NamedTuple):
-    """A completion request before it is rewritten.
+class ParsedRequest:
+    """A completion request before it is rewritten."""
 
-    Attributes:
-        body: its JSON body.
-        tenant_key: its model, cache salt and team.
-        session: name of its conversation over all users and tenants; None if it is unnamed.
-        shape: the shape of its documents; None without documents.
-        found: its documents; None without documents.
-        bypass: the reason for which there are none to boost; None with documents.
-        claim: by which an unnamed conversation is recognised; None where that is not wanted, or
-            the request carries no documents.
-    """
+    def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
+        self.body = body
+        self.tenant_key = tenant_key
+        self.options = options  # the fields of the `ragboost` object, checked; empty without one
+        # False: the client asks for its documents in the order given, without hints.
+        self.is_boost_wanted = is_boost_wanted(options)
+        self.session: str | None = None  # unique name of its conversation; None: unnamed
+        self.shape: Format | None = None  # of its documents; None without any, as is `found`
+        self.found: FoundDocuments | None = None
+        self.bypass: Bypass | None = None  # why there are no documents to boost
+        # How an unnamed conversation is recognised; None where that is switched off, or the
+        # request carries no documents.
+        self.claim: Claim | None = None
+        self._leading: Request | EllipsisType | None = ...
 
-    body: JsonBody
-    tenant_key: TenantKey
-    session: str | None = None
-    shape: Format | None = None
-    found: Found | None = None
-    bypass: Bypass | None = None
-    claim: Claim | None = None
+    def leading(self, conversation: Conversation | None) -> Request | None:
+        """Return the documents at the front of the payload, whose order is free, for planning.
+
+        None if there are none. `Request.preamble` is the hash of the text before them. Never
+        raises: why a malformed request has none stands in `bypass.error`. Computed once: later
+        calls get the first answer, whatever their conversation.
+        """
+        if self._leading is ...:
+            self._leading = self._find_leading(conversation)
+        return self._leading
+
+    def _find_leading(self, conversation: Conversation | None) -> Request | None:
+        shape, found = self.shape, self.found
+        if shape is None or found is None or not found.documents or not self.is_boost_wanted:
+            return None
+        seed = b"" if shape.in_message else found.seed
+        history = self.history(conversation, seed=seed, is_boosted=True)
+        if history.sent or history.repeated is not None:
+            return None
+        return Request(found.query, found.documents, preamble=preamble(self.body, shape, found))
+
+    def history(
+        self,
+        conversation: Conversation | None,
+        *,
+        seed: bytes = b"",
+        is_boosted: bool | None = None,
+    ) -> ResentMessages:
+        """Find the rewritten messages before and at the question.
+
+        Args:
+            seed: identifies documents above the messages, which belong to their history.
+            is_boosted: the client wants its documents boosted; None: that makes no difference.
+        """
+        if self.found is None or self.found.message is None:
+            return ResentMessages(self.body, None)
+        return ResentMessages(
+            self.body,
+            conversation,
+            question=self.found.message,
+            retrieved=self.found.keys,
+            is_boosted=is_boosted,
+            seed=seed,
+        )
 
 
 class RequestParser:
     """Parse completion requests.
 
     Args:
-        settings: of the formats and of sessions.
         has_claims: recognise unnamed conversations if `session.stateless` says so.
     """
 
@@ -114,36 +157,37 @@ class RequestParser:
             RequestError: the `ragboost` object or the session header is malformed.
         """
         body = JsonBody(raw)
-        key = TenantKey.of(body.fields, team=team)
+        options = ragboost_fields(body.fields)
+        request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
         user = user_of(headers) if user is None else user
-        scope = _scope(body.fields, key, user)
-        if session is None and (name := session_name(body.fields, headers)) is not None:
+        scope = _scope(body.fields, request.tenant_key, user)
+        if session is None and (name := _session_name(body.fields, options, headers)) is not None:
             session = f"{scope.hex()}/{name}"
-        shape = found = bypass = None
+        request.session = session
         try:
             if (hit := find_format(self._formats, body.fields)) is not None:
-                shape, found = hit
+                request.shape, request.found = hit
+                if session is None and self._has_claims:
+                    request.claim = _claim(request, *hit, scope=scope)
             else:
-                bypass = Bypass("no_documents")
+                request.bypass = Bypass("no_documents")
         except UnknownShapeError as error:
-            bypass = Bypass.of(error)
-        claim = None
-        if session is None and self._has_claims and shape is not None and found is not None:
-            claim = _claim(body, shape, found, scope=scope)
-        return ParsedRequest(body, key, session, shape, found, bypass, claim)
+            request.bypass = Bypass.of(error)
+        return request
 
 
-def session_name(fields: Mapping[str, Any], headers: RawHeaders) -> str | None:
+def _session_name(
+    fields: Mapping[str, Any], options: Mapping[str, Any], headers: RawHeaders
+) -> str | None:
     """Return the name that a request gives to its conversation, or None.
 
     `ragboost.session_id` and `x-ragboost-session` come first, then the headers and the fields of
     other projects; these fields stay in the body, and count only as texts of 1 to 256 characters.
 
     Raises:
-        RequestError: a malformed `ragboost` object or `x-ragboost-session`.
+        RequestError: a malformed `x-ragboost-session`.
     """
-    named = ragboost_fields(fields).get("session_id")
-    header = get_header(headers, SESSION_HEADER)
+    named, header = options.get("session_id"), get_header(headers, SESSION_HEADER)
     if named is None and header is not None and len(header) > _MAX_SESSION_NAME:
         raise RequestError("x-ragboost-session has more than 256 characters", param="session_id")
     if named or header:
@@ -171,11 +215,75 @@ def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
-def _claim(body: JsonBody, shape: Format, found: Found, *, scope: bytes) -> Claim | None:
+def _claim(
+    request: ParsedRequest, shape: Format, found: FoundDocuments, *, scope: bytes
+) -> Claim | None:
+    body = request.body
     if found.message is None or not body.messages:
         return None
     links = chain_links(body.message_digests[: found.message + 1], seed=scope)
     if shape.in_place:
         return Claim(links)
-    keys = tuple([document.key for document in found.documents])
-    return Claim(links, shape.name, keys, is_boost_wanted(ragboost_fields(body.fields)))
+    return Claim(links, shape.name, found.keys, request.is_boost_wanted)
+
+
+def preamble(
+    body: JsonBody, shape: Format, found: FoundDocuments, *, first: int | None = None
+) -> str:
+    """Hash what precedes the first document of a payload.
+
+    Args:
+        first: index of the earliest message that carries documents, for documents inside messages;
+            None: that of the question.
+
+    Returns:
+        16 hex digits; empty if nothing precedes the documents.
+    """
+    if shape.in_place:
+        return _name_of(_before(body, found.path, found.start))
+    if not shape.in_message:
+        return _name_of(_before_messages(body))
+    message = found.message if first is None else first
+    if message is None:
+        return ""
+    path, content = content_of(body.fields, message)
+    return _name_of(_before(body, path, question_part(content)))
+
+
+def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
+    """Return what the model reads before offset `start` of the value at a path."""
+    parts = _fields(body, ANY.tools if is_instruction(path) else ANY.tools + ANY.instructions)
+    value: Any = body.fields
+    for depth, step in enumerate(path):
+        if isinstance(step, int) and step:
+            if depth == 1 and path[0] == body.list_name:
+                parts += body.message_digests[:step]
+            else:
+                parts.append(body.encode_bytes(value[:step]))
+        value = value[step]
+    if start:
+        parts.append(body.encode_bytes(value[:start]))
+    return parts
+
+
+def _before_messages(body: JsonBody) -> list[bytes]:
+    """Return what a chat template may render before the documents: tools and instructions."""
+    parts = _fields(body, (*ANY.tools, *ANY.instructions, "chat_template"))
+    messages = body.fields.get(body.list_name) or ()
+    for message, digest in zip(messages, body.message_digests, strict=False):
+        if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
+            break
+        parts.append(digest)
+    return parts
+
+
+def _fields(body: JsonBody, names: Iterable[str]) -> list[bytes]:
+    fields = body.fields
+    return [body.field_bytes(name) if fields.get(name) else b"" for name in names]
+
+
+def _name_of(parts: Sequence[bytes]) -> str:
+    if not any(parts):
+        return ""
+    joined = b"".join([b"%d %b" % (len(part), part) for part in parts])
+    return hashlib.sha256(joined).hexdigest()[:16]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Digest, HistoryDelta
 
 _MAX_REWRITINGS = 64  # of one message: users who begin with the same question
@@ -20,58 +20,30 @@ _NODE_BYTES = 400  # size of a node beside its message
 
 
 class Claim(NamedTuple):
-    """The parts of a request that show to which conversation it belongs.
+    """The parts of a request that show to which conversation it belongs."""
 
-    Attributes:
-        links: of its messages up to the one that carries, or is to carry, its documents; they
-            depend on its model, cache salt, credentials and end user, too.
-        shape: name of the shape in which it gives documents beside its messages; empty if they are
-            part of the messages.
-        documents: keys of the documents beside the messages.
-        is_boosted: the client wants them boosted.
-    """
-
+    # Of its messages up to the one that carries, or is to carry, its documents; they depend on its
+    # model, cache salt, credentials and end user, too.
     links: Sequence[Link]
-    shape: str = ""
-    documents: tuple[str, ...] = ()
-    is_boosted: bool = True
+    shape: str = ""  # in which it gives documents beside its messages; empty: they are inside
+    documents: tuple[str, ...] = ()  # keys of those beside the messages
+    is_boosted: bool = True  # the client wants them boosted
 
 
 class HistoryNode(NamedTuple):
-    """One rewritten message.
+    """One rewritten message."""
 
-    Attributes:
-        link: of the original history up to it.
-        parent: the rewritten message before it; `UNCHANGED` if it is the first.
-        delta: the message and its turn.
-        shape: as in the claim of its request.
-    """
-
-    link: Link
-    parent: Digest
-    delta: HistoryDelta
-    shape: str
-
-
-class ChainMatch(NamedTuple):
-    """The recognised part of a request's history.
-
-    Attributes:
-        claim: of the request.
-        digest: of the recognised history; `UNCHANGED` if there is none.
-        conversation: what the engine was sent for it.
-    """
-
-    claim: Claim
-    digest: Digest
-    conversation: Conversation
+    link: Link  # of the original history up to it
+    parent: Digest  # of the rewritten message before it; `UNCHANGED` if it is the first
+    delta: HistoryDelta  # the message and its turn
+    shape: str  # as in the claim of its request
 
 
 class Histories:
     """The histories of conversations without a name, bounded by number, bytes and age.
 
     Args:
-        settings: the bounds; `max_sessions` bounds the rewritten messages.
+        settings: `max_sessions` bounds the rewritten messages.
         clock: monotonic, in seconds.
     """
 
@@ -103,33 +75,37 @@ class Histories:
         """Return True if a message was rewritten, and what it became is kept."""
         return any(digest in self._nodes for digest in self._rewritings.peek(link) or ())
 
-    def match(self, claim: Claim) -> ChainMatch:
-        """Find what was sent for a request's history, as far as the request contains all of it.
+    def match(self, claim: Claim) -> Conversation:
+        """Return what was sent for a request's history, as far as the request contains all of it.
 
         Of several rewritings the one with the most rewritten messages is taken; of these the last
-        message, and of this the newest rewriting.
+        message, and of this the newest rewriting. `Conversation.digest` names what is recognised.
         """
         self._nodes.expire()
         depths, best = {UNCHANGED: 0}, UNCHANGED
-        given = frozenset(claim.documents)
+        documents = frozenset(claim.documents)
         for at, link in enumerate(claim.links):
             is_last = at == len(claim.links) - 1
             for digest in self._rewritings.peek(link) or ():
                 node = self._nodes.peek(digest)
                 if node is None or node.parent not in depths:
                     continue
-                if _contains(claim, given, node, is_last=is_last):
+                if _contains(claim, documents, node, is_last=is_last):
                     depths[digest] = depths[node.parent] + 1
                     best = digest if depths[digest] >= depths[best] else best
         deltas = [node.delta for node in self._chain(best)]
         self._touch(best)
-        return ChainMatch(claim, best, Conversation(deltas=reversed(deltas)))
+        return Conversation(deltas=reversed(deltas), digest=best)
 
-    def add(self, match: ChainMatch, delta: HistoryDelta) -> Digest:
-        """Keep what a request's message became, and return the digest of its history with it."""
+    def add(self, claim: Claim, conversation: Conversation, delta: HistoryDelta) -> Digest:
+        """Keep what a request's message became, and return the digest of its history with it.
+
+        Args:
+            conversation: the match of the claim.
+        """
         if not delta.sent:
-            return match.digest
-        claim, parent, link = match.claim, match.digest, match.claim.links[-1]
+            return conversation.digest
+        parent, link = conversation.digest, claim.links[-1]
         again = self._nodes.peek(parent)
         if again is not None and again.link == link:
             parent = again.parent  # the same message once more
@@ -139,14 +115,14 @@ class Histories:
         if digest not in self._nodes:
             size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)
             self._nodes.put(digest, node, size=size)
-        known = self._rewritings.peek(link) or ()
-        others = [one for one in known if one in self._nodes and one != digest]
+        rewritings = self._rewritings.peek(link) or ()
+        others = [other for other in rewritings if other in self._nodes and other != digest]
         self._rewritings.put(link, (*others, digest)[-_MAX_REWRITINGS:])
         self._touch(digest)
         return digest
 
     def _chain(self, digest: Digest) -> Iterator[HistoryNode]:
-        """Yield the rewritten messages from the last to the first, as far as they are known."""
+        """Yield the rewritten messages from the last to the first, as far as they are kept."""
         while node := self._nodes.peek(digest):
             yield node
             digest = node.parent
@@ -159,20 +135,20 @@ class Histories:
             digest = node.parent
 
 
-def _contains(claim: Claim, given: frozenset[str], node: HistoryNode, *, is_last: bool) -> bool:
+def _contains(claim: Claim, documents: frozenset[str], node: HistoryNode, *, is_last: bool) -> bool:
     """Return True if a request contains all documents of a rewritten message.
 
-    Documents inside messages do: the link is a hash of their bytes. The last message must have been
-    given with the same documents and option: it is the same question again.
+    Documents inside messages do: the link is a hash of their bytes. The last message must come
+    with the same documents and option: it is the same question again.
     """
     if not node.shape:
         return True
     if node.shape != claim.shape:
         return False  # the same document in two shapes would be sent twice
     for _, sent in node.delta.sent:
-        if is_last and (sent.retrieved != claim.documents or sent.is_boosted != claim.is_boosted):
+        if is_last and not sent.fits(claim.documents, is_boosted=claim.is_boosted):
             return False
-        if not given.issuperset(sent.retrieved):
+        if not documents.issuperset(sent.retrieved):
             return False
     return True
 

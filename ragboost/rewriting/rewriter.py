@@ -13,51 +13,38 @@ from ragboost.booster import Booster, CarriedDocuments, Planned, Turn
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.formats import Found
-from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
+from ragboost.formats import FoundDocuments
+from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
-from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, preamble
 from ragboost.rewriting.sent_history import (
     Conversation,
-    Given,
     HistoryDelta,
     ResentMessages,
     SentMessage,
     with_messages,
 )
-from ragboost.types import Document, Request
+from ragboost.types import Document
 
 _NOTHING = HistoryDelta()
 _NO_LABELS: Mapping[str, str] = {}
 
 
 class BoostResult(NamedTuple):
-    """A rewritten body and what was done to it.
+    """A rewritten body and what was done to it."""
 
-    Attributes:
-        fields: to encode and forward; unchanged values are the request's own objects.
-        context: of the boosted documents; None if none were boosted.
-        num_documents: documents in this turn's part of the payload.
-        num_dropped: documents given that are not, because the payload has them already.
-        bypass: the reason for which nothing was boosted; None if something was, and where an
-            earlier request's result is sent again.
-        delta: what the request adds to its conversation.
-        preamble: hash of the text before the boosted documents.
-        bytes_before: bytes of the messages before the documents.
-        bytes_after: bytes of the messages after the one that holds the documents.
-    """
-
-    fields: Mapping[str, Any]
-    context: Context | None = None
-    num_documents: int = 0
-    num_dropped: int = 0
+    fields: Mapping[str, Any]  # to encode; unchanged values are the request's own objects
+    context: Context | None = None  # of the boosted documents; None if none were boosted
+    num_documents: int = 0  # in this turn's part of the payload
+    num_dropped: int = 0  # given, but not there, because the payload has them already
+    # The reason for which nothing was boosted; None if something was, and where an earlier
+    # request's result is sent again.
     bypass: Bypass | None = None
-    delta: HistoryDelta = _NOTHING
-    preamble: str = ""
-    bytes_before: int = 0
-    bytes_after: int = 0
+    delta: HistoryDelta = _NOTHING  # what the request adds to its conversation
+    preamble: str = ""  # hash of the text before the boosted documents
+    bytes_before: int = 0  # of the messages before the documents
+    bytes_after: int = 0  # of the messages after the one that holds the documents
 
 
 class Rewriter:
@@ -65,22 +52,6 @@ class Rewriter:
 
     def __init__(self, settings: Settings) -> None:
         self._label_template = settings.hints.label_template
-
-    def plan(self, request: ParsedRequest, conversation: Conversation | None) -> Request | None:
-        """Return the documents at the front of the payload, whose order is free, for planning.
-
-        None if there are none. `Request.preamble` is the hash of the text before them.
-        """
-        body, shape, found = request.body, request.shape, request.found
-        if shape is None or found is None or not found.documents:
-            return None
-        if not is_boost_wanted(ragboost_fields(body.fields)):
-            return None
-        seed = b"" if shape.in_message else _seed(found)
-        history = _history(body, found, conversation, seed=seed, is_boosted=True)
-        if history.sent or history.repeated is not None:
-            return None
-        return Request(found.query, found.documents, preamble=preamble(body, shape, found))
 
     def rewrite(
         self,
@@ -93,7 +64,6 @@ class Rewriter:
         """Rewrite a request and boost its documents.
 
         Args:
-            request: the request.
             booster: of its tenant and backend.
             conversation: the one that it belongs to, whose `state` gets the new turn; or None.
             planned: the order of its documents, if they were planned with others.
@@ -107,8 +77,8 @@ class Rewriter:
         if request.shape.in_place:
             return rewriting.in_place()
         if request.shape.in_message:
-            is_wanted = is_boost_wanted(ragboost_fields(request.body.fields))
-            return rewriting.into_message(bypass=None if is_wanted else Bypass("option"))
+            bypass = None if request.is_boost_wanted else Bypass("option")
+            return rewriting.into_message(bypass=bypass)
         return rewriting.beside_messages()
 
     def render(
@@ -120,8 +90,6 @@ class Rewriter:
         others are left alone.
 
         Args:
-            request: the request.
-            conversation: the one that it belongs to, or None.
             bypass: the reason for not boosting it.
         """
         shape = request.shape
@@ -144,6 +112,7 @@ class _Rewriting:
     ) -> None:
         assert request.shape is not None, "a request without documents"
         assert request.found is not None, "a shape without documents"
+        self._request = request
         self._body = request.body
         self._shape = request.shape
         self._found = request.found
@@ -158,36 +127,44 @@ class _Rewriting:
         Args:
             bypass: the reason for rendering them in the order given; None: boost them.
         """
-        found, conversation = self._found, self._conversation
-        is_boosted = bypass is None
-        history = _history(self._body, found, conversation, is_boosted=is_boosted)
-        text_before = preamble(
-            self._body, self._shape, found, first=min(history.sent, default=None)
-        )
-        fields = with_messages(self._body.fields, history.sent)
-        repeated = history.repeated
-        if repeated is not None:
-            # A retry, or the next step of an agent that gives the turn's documents each time.
-            assert found.message is not None, "a repeated message has an index"
-            fields = with_messages(without_object(fields), {found.message: repeated})
-            delta = _NOTHING
-            if conversation is not None and conversation.key:  # now it is the newest form again
-                link, parent = history.links[found.message], history.digest(found.message)
-                delta = HistoryDelta(((link, repeated),), None, parent)
-            if bypass is not None or history.sent:
-                num = len(repeated.documents)
-                num_dropped = len(repeated.retrieved) - num
-                return BoostResult(fields, None, num, num_dropped, bypass, delta)
-            context = self._keep_order(repeated.documents, text_before)
-            before = history.num_bytes(self._body, found.message)
-            return self._boosted(fields, context, delta, text_before, before=before)
+        body, found, conversation = self._body, self._found, self._conversation
+        history = self._request.history(conversation, is_boosted=bypass is None)
+        text_before = preamble(body, self._shape, found, first=min(history.sent, default=None))
+        fields = with_messages(body, body.fields, history.sent)
+        if history.repeated is not None:
+            return self._repeat(fields, history, history.repeated, text_before, bypass=bypass)
         outcome = bypass or self._boost(conversation, history.carried, text_before)
         if isinstance(outcome, Bypass):
             return self._unboosted(fields, history, bypass=outcome)
         turn = conversation.state.turns[-1] if conversation is not None else None
         fields, delta = self._write(fields, history, outcome, turn=turn)
-        before = history.num_bytes(self._body, found.message or 0)
+        before = history.num_bytes(body, found.message or 0)
         return self._boosted(fields, outcome, delta, text_before, before=before)
+
+    def _repeat(
+        self,
+        fields: Mapping[str, Any],
+        history: ResentMessages,
+        repeated: SentMessage,
+        text_before: str,
+        *,
+        bypass: Bypass | None,
+    ) -> BoostResult:
+        """Resend the question as well: a retry, or the next step of an agent that gives the turn's
+        documents each time."""
+        message, conversation = self._found.message, self._conversation
+        assert message is not None, "a repeated message has an index"
+        fields = with_messages(self._body, without_object(fields), {message: repeated})
+        delta = _NOTHING
+        if conversation is not None and conversation.key:  # now it is the newest form again
+            link, parent = history.links[message], history.digest(message)
+            delta = HistoryDelta(((link, repeated),), None, parent)
+        if bypass is not None or history.sent:
+            num = len(repeated.documents)
+            return BoostResult(fields, None, num, len(repeated.retrieved) - num, bypass, delta)
+        context = self._keep_order(repeated.documents, text_before)
+        before = history.num_bytes(self._body, message)
+        return self._boosted(fields, context, delta, text_before, before=before)
 
     def _unboosted(
         self, fields: Mapping[str, Any], history: ResentMessages, *, bypass: Bypass
@@ -210,19 +187,20 @@ class _Rewriting:
         """
         found, body = self._found, self._body
         fields = without_object(body.fields)
-        history = ResentMessages.find(body, self._conversation, is_in_place=True)
+        history = ResentMessages(body, self._conversation, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
-        is_other = own is not None and own.retrieved != _keys(found.documents)
+        is_other = own is not None and own.retrieved != found.keys
         others = {at: sent for at, sent in history.sent.items() if at != found.message}
         if is_other or any(sent.adds_documents for sent in others.values()):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
-            fields = with_messages(fields, history.sent)
+            fields = with_messages(body, fields, history.sent)
             return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
-        if not is_boost_wanted(ragboost_fields(body.fields)):
+        if not self._request.is_boost_wanted:
             return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
         if not found.documents:
-            fields = with_messages(self._shape.replace(fields, found, self._as_given()), others)
+            fields = self._shape.replace(fields, found, self._as_given())
             num = found.num_later - found.num_repeated
+            fields = with_messages(body, fields, others)
             fields, delta = self._with_last(fields, history, _NOTHING)
             return BoostResult(fields, None, num, found.num_repeated, delta=delta)
         text_before = preamble(body, self._shape, found)
@@ -230,23 +208,24 @@ class _Rewriting:
         if isinstance(outcome, Bypass):
             return BoostResult(fields, bypass=outcome, delta=history.with_last())
         fields, delta = self._write(fields, history, outcome)
-        fields, delta = self._with_last(with_messages(fields, others), history, delta)
+        fields, delta = self._with_last(with_messages(body, fields, others), history, delta)
         before, after = _bytes_around(body, found)
         return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
 
     def beside_messages(self) -> BoostResult:
         """Reorder documents of this request alone; equal ones keep their order over turns."""
-        body, found, conversation = self._body, self._found, self._conversation
-        inside = _history(body, found, conversation)  # earlier turns with documents in messages
-        if not is_boost_wanted(ragboost_fields(body.fields)):
-            fields = with_messages(without_object(body.fields), inside.sent)
+        request, body, conversation = self._request, self._body, self._conversation
+        inside = request.history(conversation)  # earlier turns with documents in messages
+        fields = without_object(body.fields)
+        if not request.is_boost_wanted:
+            fields = with_messages(body, fields, inside.sent)
             return BoostResult(fields, bypass=Bypass("option"), delta=inside.with_last())
-        history = _history(body, found, conversation, seed=_seed(found))
-        fields = with_messages(without_object(body.fields), {**inside.sent, **history.sent})
+        history = request.history(conversation, seed=self._found.seed)
+        fields = with_messages(body, fields, {**inside.sent, **history.sent})
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
-        text_before = preamble(body, self._shape, found)
+        text_before = preamble(body, self._shape, self._found)
         outcome = self._keep_or_boost(earlier[-1].documents if earlier else None, text_before)
         if isinstance(outcome, Bypass):
             return BoostResult(fields, bypass=outcome, delta=inside.with_last())
@@ -328,18 +307,18 @@ class _Rewriting:
     ) -> tuple[dict[str, Any], HistoryDelta]:
         """Write a context into the body, and keep the bytes of the message that carries it."""
         written = self._shape.replace(fields, self._found, context)
-        message = self._found.message
+        message, name = self._found.message, self._body.list_name
         if message is None or not history.links:
             return written, HistoryDelta(turn=turn)
-        value = written["messages"][message]
-        is_original = value is self._body.fields["messages"][message]
+        value = written[name][message]
+        is_original = value is self._body.fields[name][message]
         sent = self._body.encode_bytes(self._body.messages[message] if is_original else value)
         if not is_original:
-            messages = list(written["messages"])
+            messages = list(written[name])
             messages[message] = Raw(sent)
-            written = {**written, "messages": messages}
-        retrieved, documents = _keys(context.retrieved), _keys(context.documents)
+            written = {**written, name: messages}
         labels = context.labels if self._shape.in_message else ()
+        retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
         parent = history.digest(message)
         return written, HistoryDelta(((history.links[message], kept),), turn, parent)
@@ -348,14 +327,14 @@ class _Rewriting:
         self, fields: Mapping[str, Any], history: ResentMessages, delta: HistoryDelta
     ) -> tuple[dict[str, Any], HistoryDelta]:
         """Keep the bytes of the last message, for turns that give documents in another shape."""
-        fields = dict(fields)
+        fields, name = dict(fields), self._body.list_name
         if not (history.is_named and history.links):
             return fields, history.with_last(delta)
-        *messages, last = fields["messages"]
-        if last is self._body.fields["messages"][-1]:
+        *messages, last = fields[name]
+        if last is self._body.fields[name][-1]:
             return fields, history.with_last(delta)
         written = self._body.encode_bytes(last)
-        fields["messages"] = [*messages, Raw(written)]
+        fields[name] = [*messages, Raw(written)]
         return fields, history.with_last(delta, SentMessage(written, (), ()))
 
     def _boosted(
@@ -381,40 +360,21 @@ class _Rewriting:
         )
 
 
-def _history(
-    body: JsonBody,
-    found: Found,
-    conversation: Conversation | None,
-    *,
-    seed: bytes = b"",
-    is_boosted: bool | None = None,
-) -> ResentMessages:
-    """Find the rewritten messages before and at the question."""
-    if found.message is None:
-        return ResentMessages()
-    given = Given(_keys(found.documents), is_boosted)
-    return ResentMessages.find(body, conversation, question=found.message, given=given, seed=seed)
-
-
 def _resend(
     request: ParsedRequest, conversation: Conversation | None, *, bypass: Bypass | None
 ) -> BoostResult:
     """Resend the rewritten messages of a request, and leave the rest alone."""
-    history = ResentMessages.find(request.body, conversation)
-    fields = with_messages(without_object(request.body.fields), history.sent)
+    body = request.body
+    history = ResentMessages(body, conversation)
+    fields = with_messages(body, without_object(body.fields), history.sent)
     return BoostResult(fields, bypass=bypass, delta=history.with_last())
-
-
-def _seed(found: Found) -> bytes:
-    """Identify the documents above the messages of a conversation, for the links of its history."""
-    return "\n".join([document.key for document in found.documents]).encode()
 
 
 def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
     return tuple([document.key for document in documents])
 
 
-def _bytes_around(body: JsonBody, found: Found) -> tuple[int, int]:
+def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
     """Count the bytes of the messages before the documents' own, and of all others and their own.
 
     The second count leaves the documents out, but not other text of their message.

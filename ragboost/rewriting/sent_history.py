@@ -13,41 +13,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
 from ragboost.booster import SessionState, Turn
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
-from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.message_chain import Link, chain_links
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
+from ragboost.wires.registry import ANY
 
 Digest = bytes
 """Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
 
 UNCHANGED: Digest = b""
 _MAX_FORMS = 8  # of one message: branches of a conversation
-FORM_BYTES = 400
-"""Memory of a form beside its message."""
+FORM_BYTES = 400  # memory of a form beside its message
 
 
 class SentMessage(NamedTuple):
-    """A message as it was sent.
+    """A message as it was sent."""
 
-    Attributes:
-        message: its bytes as the engine received them; empty if they are the client's own.
-        retrieved: keys of the documents that the client gave with it, in relevance order.
-        documents: keys of the documents that it carries in full, in prompt order.
-        is_boosted: they were boosted; else they are in the order given, without hints.
-        labels: of `documents`, as the message shows them; empty if it shows none.
-    """
-
-    message: bytes
-    retrieved: tuple[str, ...]
-    documents: tuple[str, ...]
-    is_boosted: bool = True
-    labels: tuple[str, ...] = ()
+    message: bytes  # as the engine received it; empty if it is the client's own
+    retrieved: tuple[str, ...]  # keys of the documents that the client gave with it, by relevance
+    documents: tuple[str, ...]  # keys of those that it carries in full, in prompt order
+    is_boosted: bool = True  # else they are in the order given, without hints
+    labels: tuple[str, ...] = ()  # of `documents`, as the message shows them; empty if it does not
 
     @property
     def referred(self) -> set[str]:
@@ -59,6 +50,10 @@ class SentMessage(NamedTuple):
         """The client gave documents beside the message, which does not contain them by itself."""
         return bool(self.labels or self.referred)
 
+    def fits(self, retrieved: tuple[str, ...] | None, *, is_boosted: bool | None) -> bool:
+        """Return True if it was rewritten for these documents; see `ResentMessages`."""
+        return self.retrieved == retrieved and is_boosted in (None, self.is_boosted)
+
 
 AS_IT_CAME = SentMessage(b"", (), (), is_boosted=False)
 """A message that was not rewritten."""
@@ -66,17 +61,11 @@ AS_IT_CAME = SentMessage(b"", (), (), is_boosted=False)
 
 @dataclass(frozen=True)
 class MessageForm:
-    """One way in which a message was sent.
+    """One way in which a message was sent."""
 
-    Attributes:
-        link: of the original history up to it.
-        sent: the rewritten message.
-        parent: the history that it was sent behind; None if that is not known.
-    """
-
-    link: Link
+    link: Link  # of the original history up to it
     sent: SentMessage
-    parent: Digest | None = None
+    parent: Digest | None = None  # of the history that it was sent behind; None: unknown
 
     @property
     def num_bytes(self) -> int:
@@ -91,35 +80,12 @@ class MessageForm:
         return hashed.digest()
 
 
-class Given(NamedTuple):
-    """The documents that a request gives beside its question.
-
-    Attributes:
-        keys: of the documents, in relevance order.
-        is_boosted: the client wants them boosted; None if that makes no difference.
-    """
-
-    keys: tuple[str, ...]
-    is_boosted: bool | None = None
-
-    def fits(self, sent: SentMessage) -> bool:
-        """Return True if a message was rewritten for the same documents."""
-        is_as_wanted = self.is_boosted is None or self.is_boosted == sent.is_boosted
-        return sent.retrieved == self.keys and is_as_wanted
-
-
 class HistoryDelta(NamedTuple):
-    """The addition of one request to a conversation, if any.
+    """The addition of one request to a conversation, if any."""
 
-    Attributes:
-        sent: its messages as they were sent, by link, each behind the one before it.
-        turn: the Booster's record of it.
-        parent: the history that the first was sent behind; None if that is not known.
-    """
-
-    sent: tuple[tuple[Link, SentMessage], ...] = ()
-    turn: Turn | None = None
-    parent: Digest | None = None
+    sent: tuple[tuple[Link, SentMessage], ...] = ()  # each behind the one before it
+    turn: Turn | None = None  # the Booster's record of the request
+    parent: Digest | None = None  # of the history that the first was sent behind; None: unknown
 
 
 _NOTHING = HistoryDelta()
@@ -131,19 +97,17 @@ class Conversation:
     Args:
         key: its name over all users and models; empty if it has none.
         deltas: what its requests added, oldest first.
-
-    Attributes:
-        key: the name.
-        forms: of each message by link, newest last.
-        num_bytes: size of all forms.
-        state: the Booster's record of its turns.
+        digest: of its history, if it was recognised by its messages.
     """
 
-    def __init__(self, key: str = "", deltas: Iterable[HistoryDelta] = ()) -> None:
+    def __init__(
+        self, key: str = "", deltas: Iterable[HistoryDelta] = (), *, digest: Digest = UNCHANGED
+    ) -> None:
         self.key = key
-        self.forms: dict[Link, list[MessageForm]] = {}
-        self.num_bytes = 0
-        self.state = SessionState(key or "unnamed")
+        self.digest = digest
+        self.forms: dict[Link, list[MessageForm]] = {}  # of each message, newest last
+        self.num_bytes = 0  # of all forms
+        self.state = SessionState(key or "unnamed")  # the Booster's record of its turns
         for delta in deltas:
             self.remember(delta)
             if delta.turn is not None:
@@ -178,7 +142,6 @@ class Conversations:
     """The named conversations, bounded by number, bytes and age.
 
     Args:
-        settings: the bounds.
         clock: monotonic, in seconds.
     """
 
@@ -213,85 +176,78 @@ class Conversations:
             self._by_key.put(conversation.key, conversation, size=conversation.num_bytes)
 
 
-class ResentMessages(NamedTuple):
+class ResentMessages:
     """The rewritten messages that belong into a resent history.
 
-    Attributes:
-        sent: by index of the message, all before the question.
-        carried: labels of the documents that they carry, by key; empty labels are not shown.
-        links: of all messages; empty without a conversation.
-        repeated: what the question's message was rewritten to in an earlier request with the same
-            documents, or None.
-        digests: of the histories up to and including each message of which a form is known.
-        bare: index of the question, if it had documents in an earlier request but has none now.
-        is_named: the conversation has a name, so that others may have equal histories in it.
+    message index        0     1     2     question
+    what a client resends | a   | b   | c   | d        |
+    what the engine gets  | a'  | b   | c'  | repeated |   `sent` has a' and c'
+
+    Args:
+        conversation: None if the request belongs to none.
+        question: index of the message to which the request gives documents; None: it gives none,
+            so that no message gets documents which it had in an earlier request but are not part
+            of the history: those of a question that is not answered yet.
+        retrieved: keys of these documents.
+        is_boosted: the client wants them boosted; None: that makes no difference.
+        seed: identifies what precedes the messages and belongs to their history.
+        is_in_place: the messages contain the documents, an unanswered question as well.
     """
 
-    sent: Mapping[int, SentMessage] = {}
-    carried: Mapping[str, str] = {}
-    links: Sequence[Link] = ()
-    repeated: SentMessage | None = None
-    digests: Mapping[int, Digest] = {}
-    bare: int | None = None
-    is_named: bool = False
-
-    @classmethod
-    def find(
-        cls,
+    def __init__(
+        self,
         body: JsonBody,
         conversation: Conversation | None,
         *,
         question: int | None = None,
-        given: Given | None = None,
+        retrieved: tuple[str, ...] | None = None,
+        is_boosted: bool | None = None,
         seed: bytes = b"",
         is_in_place: bool = False,
-    ) -> Self:
-        """Find the rewritten messages of a request's history.
-
-        Args:
-            body: of the request.
-            conversation: None if it belongs to none.
-            question: index of the message to which the request gives documents; None: it gives
-                none, so that no message gets documents which it had in an earlier request but are
-                not part of the history: those of a question that is not answered yet.
-            given: these documents.
-            seed: identifies what precedes the messages and belongs to their history.
-            is_in_place: the messages contain the documents, an unanswered question as well.
-        """
+    ) -> None:
+        self.sent: dict[int, SentMessage] = {}  # by index, all before the question
+        self.carried: dict[str, str] = {}  # labels of the documents in these, by key; maybe empty
+        self.links: Sequence[Link] = ()  # of all messages; empty without a conversation
+        # What the question became in an earlier request with the same documents.
+        self.repeated: SentMessage | None = None
+        # The conversation has a name, so that others may have equal histories in it.
+        self.is_named = conversation is not None and bool(conversation.key)
+        self._digests: dict[int, Digest] = {}  # of the histories up to each known form
+        self._bare: int | None = None  # the question, if its documents are given no more
         if conversation is None:
-            return cls()
-        links = chain_links(body.message_digests, seed=seed)
+            return
+        self.links = chain_links(body.message_digests, seed=seed)
         again = None
         if question is not None:
-            again = _newest(conversation.forms.get(links[question], ()), given)
+            forms = conversation.forms.get(self.links[question], ())
+            fitting = [f for f in forms if f.sent.fits(retrieved, is_boosted=is_boosted)]
+            again = (fitting or forms or (None,))[-1]  # the newest
         unanswered = _unanswered(body) if question is None and not is_in_place else None
-        sent: dict[int, SentMessage] = {}
-        carried: dict[str, str] = {}
-        digests: dict[int, Digest] = {}
-        bare = None
-        for at, form in _branch(conversation, links[:question], last=again):
-            old = form.sent
-            if at == unanswered and old.adds_documents:
-                bare = at
-                continue
-            # Drop a message whose referents were evicted: its turn starts over, too.
-            if old.referred <= carried.keys():
-                digests[at] = form.digest
-                if not old.message:
-                    continue
-                sent[at] = old
-                carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
-        repeated = None
-        is_same = again is not None and given is not None and given.fits(again.sent)
-        if again is not None and again.sent.message and is_same:
-            repeated = again.sent if again.sent.referred <= carried.keys() else None
-        is_named = bool(conversation.key)
-        return cls(sent, carried, links, repeated, digests, bare, is_named)
+        for at, form in _branch(conversation, self.links[:question], last=again):
+            self._add(at, form, is_bare=at == unanswered and form.sent.adds_documents)
+        if (
+            again is not None
+            and again.sent.message
+            and again.sent.fits(retrieved, is_boosted=is_boosted)
+            and again.sent.referred <= self.carried.keys()
+        ):
+            self.repeated = again.sent
+
+    def _add(self, at: int, form: MessageForm, *, is_bare: bool) -> None:
+        old = form.sent
+        if is_bare:
+            self._bare = at
+        # Drop a message whose referents were evicted: its turn starts over, too.
+        elif old.referred <= self.carried.keys():
+            self._digests[at] = form.digest
+            if old.message:
+                self.sent[at] = old
+                self.carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
 
     def digest(self, end: int) -> Digest:
         """Identify the history before a message as it is sent."""
-        last = max([at for at in self.digests if at < end], default=None)
-        return UNCHANGED if last is None else self.digests[last]
+        last = max([at for at in self._digests if at < end], default=None)
+        return UNCHANGED if last is None else self._digests[last]
 
     def with_last(
         self, delta: HistoryDelta = _NOTHING, message: SentMessage | None = None
@@ -303,16 +259,16 @@ class ResentMessages(NamedTuple):
 
         Args:
             delta: what the request adds otherwise.
-            message: the last message; None: as it came, or as an earlier request sent it.
+            message: None: as it came, or as an earlier request sent it.
         """
-        if not self.links or not (self.is_named or self.bare is not None):
+        if not self.links or not (self.is_named or self._bare is not None):
             return delta
-        at = len(self.links) - 1 if self.bare is None else self.bare
+        at = len(self.links) - 1 if self._bare is None else self._bare
         last = (self.links[at], message or self.sent.get(at, AS_IT_CAME))
         if not delta.sent:
             return delta._replace(sent=(last,), parent=self.digest(at))
-        is_known = delta.sent[-1][0] == last[0]
-        return delta if is_known else delta._replace(sent=(*delta.sent, last))
+        is_there = delta.sent[-1][0] == last[0]
+        return delta if is_there else delta._replace(sent=(*delta.sent, last))
 
     def num_bytes(self, body: JsonBody, end: int | None = None) -> int:
         """Return the bytes of the messages before `end` as they are sent; None: of all."""
@@ -322,30 +278,26 @@ class ResentMessages(NamedTuple):
         )
 
 
-def with_messages(fields: Mapping[str, Any], sent: Mapping[int, SentMessage]) -> dict[str, Any]:
-    """Return the fields with these messages, by index, as they were sent before."""
+def with_messages(
+    body: JsonBody, fields: Mapping[str, Any], sent: Mapping[int, SentMessage]
+) -> dict[str, Any]:
+    """Return the fields of a body with these messages, by index, as they were sent before."""
     if not sent:
         return dict(fields)
-    messages = list(fields["messages"])
+    messages = list(fields[body.list_name])
     for at, old in sent.items():
         messages[at] = Raw(old.message)
-    return {**fields, "messages": messages}
-
-
-def _newest(forms: Sequence[MessageForm], given: Given | None) -> MessageForm | None:
-    """Return the newest form of a message: for the given documents if there is one, or for any."""
-    fitting = [form for form in forms if given is not None and given.fits(form.sent)]
-    return (fitting or forms or (None,))[-1]
+    return {**fields, body.list_name: messages}
 
 
 def _unanswered(body: JsonBody) -> int | None:
     """Return the index of the question to which no message is an answer yet, if there is one."""
-    messages = body.fields.get("messages")
+    messages = body.fields.get(body.list_name) or ()
     for at in range(len(body.messages) - 1, -1, -1):
-        role = messages[at].get("role") if isinstance(messages[at], dict) else None  # type: ignore[index]
+        role = messages[at].get("role") if isinstance(messages[at], dict) else None
         if role == "user":
             return at
-        if role not in ("system", "developer"):
+        if role not in ANY.instruction_roles:
             return None
     return None
 
@@ -356,15 +308,13 @@ def _branch(
     """Choose a form for each message of a history, so that all are of one branch, by index.
 
     The last message decides: its newest form says behind which history it was sent, and so on. A
-    history that is not known any more is replaced by the newest one.
+    history that is not kept any more is replaced by the newest one.
 
     Args:
-        conversation: has the forms.
-        links: of the history's messages.
-        last: a form of the message after them, or None.
+        last: a form of the message after these, or None.
     """
     places = {link: at for at, link in enumerate(links) if link in conversation.forms}
-    known: dict[Digest, MessageForm] | None = None
+    by_digest: dict[Digest, MessageForm] | None = None
     chosen: list[tuple[int, MessageForm]] = []
     parent, end = (None if last is None else last.parent), len(links)
     for link, at in reversed(places.items()):
@@ -374,9 +324,9 @@ def _branch(
             break
         form = conversation.forms[link][-1]
         if parent is not None and form.digest != parent:
-            if known is None:
-                known = {f.digest: f for each in places for f in conversation.forms[each]}
-            found = known.get(parent)
+            if by_digest is None:
+                by_digest = {f.digest: f for place in places for f in conversation.forms[place]}
+            found = by_digest.get(parent)
             if found is not None and places[found.link] <= at:
                 form = found
         end, parent = places[form.link], form.parent

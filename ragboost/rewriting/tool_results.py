@@ -9,7 +9,7 @@ chat completions (`tool` messages), Anthropic messages (`tool_result` blocks) an
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,40 +17,27 @@ from msgspec import Raw
 
 from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
-from ragboost.formats.slots import Path, put
+from ragboost.wires.body import Path, put
+from ragboost.wires.registry import ANY
 
 _QUOTE_CHARS = 60
-_TOOL_ROLES = ("tool", "function")
-_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_TEXT_TYPES = (None, "text", "input_text", "output_text")
+_ITEMS = {**ANY.result_items, **ANY.opaque_items}
+_TEXT_TYPES = (None, *ANY.text_types, *ANY.result_text_types)
 _SEARCHED = 32  # characters read per character of the texts to see that references are unambiguous
 
 
 class SharedResults(NamedTuple):
-    """Messages with references in place of repetitions.
+    """Messages with references in place of repetitions."""
 
-    Attributes:
-        messages: those without repetitions are the objects that were given.
-        saved_bytes: bytes by which they became shorter.
-    """
-
-    messages: list[Any]
+    messages: list[Any]  # those without repetitions are the client's objects
     saved_bytes: int
 
 
 class _Text(NamedTuple):
-    """A text of a tool result.
-
-    Attributes:
-        path: index of the message, and the keys from there to the text.
-        result: number of the result in the payload.
-        is_whole: the result holds nothing else.
-        text: the text.
-    """
-
-    path: Path
-    result: int
-    is_whole: bool
+    message: int
+    path: Path  # from the message to the text
+    result: int  # number of the tool result in the payload
+    is_whole: bool  # the result holds nothing else
     text: str
 
 
@@ -58,9 +45,7 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     """Replace passages that repeat earlier tool results by references.
 
     Args:
-        messages: decoded `messages`, or items of `input`; those that are encoded are counted and
-            otherwise left alone.
-        settings: lengths of passages.
+        messages: those that are encoded are counted and otherwise left alone.
     """
     texts = list(_find_texts(messages))
     new = list(messages)
@@ -69,7 +54,7 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     sizes = PassageSizes(
         settings.passage_min_bytes, settings.passage_avg_bytes, settings.passage_max_bytes
     )
-    saved, body = 0, {"messages": new}
+    saved = 0
     rendering = _Rendering(texts)
     for text, pieces in zip(
         texts, share_passages([text.text for text in texts], sizes=sizes), strict=True
@@ -78,8 +63,8 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
         if shared == text.text:
             continue
         saved += _num_bytes(text.text) - _num_bytes(shared)
-        body = put(body, ("messages", *text.path), shared)
-    return SharedResults(body["messages"], saved)
+        new[text.message] = put(new[text.message], text.path, shared)
+    return SharedResults(new, saved)
 
 
 def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
@@ -90,12 +75,12 @@ def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
             if isinstance(message, Raw):
                 continue
             if isinstance(content, str):
-                yield _Text((at, *path), result, True, content)
+                yield _Text(at, path, result, True, content)
             elif isinstance(content, list):
                 for i, part in enumerate(content):
                     if _is_text(part):
                         is_whole = len(content) == 1
-                        yield _Text((at, *path, i, "text"), result, is_whole, part["text"])
+                        yield _Text(at, (*path, i, "text"), result, is_whole, part["text"])
 
 
 def _results(message: Any) -> Iterator[tuple[Path, Any]]:
@@ -104,14 +89,21 @@ def _results(message: Any) -> Iterator[tuple[Path, Any]]:
         message = _decode(message)
     if not isinstance(message, dict):
         return
-    if message.get("role") in _TOOL_ROLES:
-        yield ("content",), message.get("content")
-    elif message.get("type") in _OUTPUTS:
-        yield ("output",), message.get("output")
-    elif isinstance(message.get("content"), list):
-        for i, part in enumerate(message["content"]):
-            if isinstance(part, dict) and part.get("type") == "tool_result":
-                yield ("content", i, "content"), part.get("content")
+    name = _named(message, _ITEMS)
+    content = next((field for field in ANY.content if field in message), "")
+    if message.get("role") in ANY.tool_roles:
+        yield (content,), message.get(content)
+    elif name:
+        yield (name,), message.get(name)
+    elif isinstance(message.get(content), list):
+        for i, part in enumerate(message[content]):
+            if isinstance(part, dict) and (name := _named(part, ANY.result_blocks)):
+                yield (content, i, name), part.get(name)
+
+
+def _named(holder: dict[str, Any], fields: Mapping[str, str]) -> str:
+    kind = holder.get("type")
+    return fields.get(kind, "") if isinstance(kind, str) else ""
 
 
 def _is_text(part: Any) -> bool:

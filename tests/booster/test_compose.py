@@ -1,9 +1,11 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ragboost.booster.compose import Composed, check_context
+from ragboost.booster.compose import check_context
 from ragboost.booster.session_state import CarriedDocuments
+from ragboost.context import Context
 from ragboost.errors import ContextIndexError
 from ragboost.hints import location_hints
 from ragboost.types import Document
@@ -13,15 +15,16 @@ KNOWN = {C.key: "[c]"}
 TEMPLATE = "See {document}"
 
 
-def composed(**changes: Any) -> Composed:
+def composed(**changes: Any) -> Context:
     """Documents a and b, and a reference to c."""
-    good = Composed((B, A), ("[b]", "[a]"), (1, 0, -1), location_hints(["[c]"], template=TEMPLATE))
-    return good._replace(**changes)
+    hints = location_hints(["[c]"], template=TEMPLATE)
+    good = Context("?", (B, A), (A, B, C), (1, 0, -1), ("[b]", "[a]"), hints)
+    return replace(good, **changes)
 
 
-def check(context: Composed, **history: Any) -> None:
+def check(context: Context, **history: Any) -> None:
     past = CarriedDocuments(KNOWN, KNOWN, is_empty=False, is_complete=True)._replace(**history)
-    check_context(context, (A, B, C), history=past)
+    check_context(context, history=past)
 
 
 def test_a_right_context_passes() -> None:
@@ -54,9 +57,9 @@ def test_a_reference_to_a_document_of_another_payload_does_not_pass() -> None:
 
 
 def test_a_copy_passes_only_where_copies_are_sent() -> None:
-    twice = Composed((A, A), ("[a]", "[a]"), (0, 1), ())
+    twice = Context("?", (A, A), (A, A), (0, 1), ("[a]", "[a]"))
     past = CarriedDocuments({}, {}, is_empty=True, is_complete=True)
 
-    check_context(twice, (A, A), history=past, allow_copies=True)
+    check_context(twice, history=past, allow_copies=True)
     with pytest.raises(ContextIndexError, match="contains a document twice"):
-        check_context(twice, (A, A), history=past)
+        check_context(twice, history=past)

@@ -73,9 +73,9 @@ def test_a_single_request_corrects_the_index_planned_or_not(is_planned: bool) ->
     for names in ("ab", "cd", "ef"):
         answer(booster, boost(booster, names), 0)
     documents = [DOCUMENTS[name] for name in "cd"]
-    window = booster.plan_window([Request("?", tuple(documents))])
-    planned = window.planned[0] if is_planned else None
-    answer(booster, booster.boost("?", documents, planned=planned), 0)
+    _, planned = booster.plan_next([Request("?", tuple(documents))], budget_tokens=0)
+    context = booster.boost("?", documents, planned=planned if is_planned else None)
+    answer(booster, context, 0)
     assert [cached(booster, names) for names in ("ab", "cd", "ef")] == [0, 2000, 2000]
 
 

@@ -1,5 +1,6 @@
 """Requests that wait at the same time, planned together against what the cache holds."""
 
+import math
 from typing import Any
 
 import pytest
@@ -23,13 +24,12 @@ def request(*ids: int) -> Request:
 def boost(
     made: ragboost.Booster, requests: list[Request], **options: Any
 ) -> list[tuple[list[object], int]]:
-    """Plan, then boost in release order: ids in prompt order, and the predicted cached tokens."""
-    window = made.plan_window(requests)
-    sent = []
-    for at in window.release_order:
-        context = made.boost(
-            requests[at].query, requests[at].documents, planned=window.planned[at], **options
-        )
+    """Send requests that wait: ids in prompt order, and the predicted cached tokens."""
+    sent, left = [], list(requests)
+    while left:
+        at, planned = made.plan_next(left, budget_tokens=math.inf)
+        request = left.pop(at)
+        context = made.boost(request.query, request.documents, planned=planned, **options)
         ids = [document.id for document in context.documents]
         sent.append((ids, context.predicted_cached_tokens))
     return sent
@@ -58,10 +58,10 @@ def test_a_single_request_is_planned_as_boost_does_it_and_the_index_stays_as_it_
     for each in (made, plain):
         each.boost("q", request(3, 4, 5).documents)
     before = made.index.num_tokens
-    window = made.plan_window([request(1, 5, 4, 3)])
+    _, plan = made.plan_next([request(1, 5, 4, 3)], budget_tokens=0)
     assert made.index.num_tokens == before
     documents = request(1, 5, 4, 3).documents
-    planned = made.boost("q", documents, planned=window.planned[0])
+    planned = made.boost("q", documents, planned=plan)
     assert planned == plain.boost("q", documents)
 
 
@@ -80,30 +80,27 @@ def test_what_is_planned_next_counts_as_cached_only_when_it_is_boosted(tail: str
 
 def test_the_order_hint_of_a_planned_request_names_the_relevance_order() -> None:
     made = booster()
-    requests = [request(1, 7, 8), request(2, 8, 7)]
-    window = made.plan_window(requests)
-    contexts = [
-        made.boost("q", each.documents, planned=plan)
-        for each, plan in zip(requests, window.planned, strict=True)
-    ]
-    hints = [context.hints[0].text for context in contexts]
-    labels = [[f"[Doc_{i}]" for i in ids] for ids in ((1, 7, 8), (2, 8, 7))]
-    for hint, (first, second, third) in zip(hints, labels, strict=True):
+    left = [request(1, 7, 8), request(2, 8, 7)]
+    while left:
+        at, plan = made.plan_next(left, budget_tokens=math.inf)
+        documents = left.pop(at).documents
+        hint = made.boost("q", documents, planned=plan).hints[0].text
+        first, second, third = [f"[Doc_{document.id}]" for document in documents]
         assert hint.index(first) < hint.index(second) < hint.index(third)
 
 
 def test_a_plan_for_other_documents_is_not_used() -> None:
     made = booster()
-    window = made.plan_window([request(1, 2), request(2, 1)])
-    context = made.boost("q", request(3, 4).documents, planned=window.planned[0])
+    _, plan = made.plan_next([request(1, 2), request(2, 1)], budget_tokens=0)
+    context = made.boost("q", request(3, 4).documents, planned=plan)
     assert [document.id for document in context.documents] == ["3", "4"]
 
 
 def test_a_later_turn_ignores_its_plan() -> None:
     made = booster()
     made.boost("q", request(1, 2).documents, session="s")
-    window = made.plan_window([request(2, 3, 4), request(4, 3, 2)])
-    context = made.boost("q", request(2, 3, 4).documents, session="s", planned=window.planned[0])
+    _, plan = made.plan_next([request(2, 3, 4), request(4, 3, 2)], budget_tokens=0)
+    context = made.boost("q", request(2, 3, 4).documents, session="s", planned=plan)
     assert [document.id for document in context.documents] == ["3", "4"]
 
 
@@ -148,14 +145,12 @@ lists = st.lists(st.lists(st.integers(0, 8), max_size=6), max_size=6)
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_lost_or_doubled_whatever_waits(ids: list[list[int]], keep_last: int) -> None:
     made = booster(ordering={"keep_last": keep_last})
-    requests = [request(*each) for each in ids]
-    window = made.plan_window(requests)
-    assert sorted(window.release_order) == list(range(len(ids)))
-    for each, plan in zip(requests, window.planned, strict=True):
-        context = made.boost("q", each.documents, planned=plan)
-        assert sorted(str(d.id) for d in context.documents) == sorted({*map(str, _ids(each))})
+    left = [request(*each) for each in ids]
+    while left:
+        at, plan = made.plan_next(left, budget_tokens=math.inf)
+        documents = left.pop(at).documents
+        context = made.boost("q", documents, planned=plan)
+        assert sorted(str(d.id) for d in context.documents) == sorted(
+            {str(document.id) for document in documents}
+        )
     made.index.check_integrity()
-
-
-def _ids(each: Request) -> list[object]:
-    return [document.id for document in each.documents]

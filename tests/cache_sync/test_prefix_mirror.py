@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.cache_sync.prefix_mirror import Changes, MirrorBlock, PrefixMirror
+from ragboost.cache_sync.mirror_block import MirrorBlock
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from ragboost.engine_hooks.events import (
     APPROXIMATE,
     AllBlocksCleared,

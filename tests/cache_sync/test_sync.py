@@ -13,11 +13,11 @@ import httpx
 import msgspec
 import pytest
 
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 from tests.eventually import eventually

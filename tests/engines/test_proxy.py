@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from benchmarks.engine_servers import EngineServer
-from ragboost.cache_sync.usage import read_usage
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
+from ragboost.wires.usage import read_usage
 from tests.eventually import eventually
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]

@@ -7,9 +7,9 @@ from typing import Any
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.formats import Found, find_format, make_formats
+from ragboost.formats import FoundDocuments, find_format, make_formats
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.preamble import preamble
+from ragboost.rewriting.parsed_request import preamble
 
 SETTINGS = Settings()
 
@@ -22,12 +22,12 @@ def text_of(body: dict[str, Any], at: int = -1) -> Any:
     return body["messages"][at]["content"]
 
 
-def find(body: dict[str, Any], settings: Settings = SETTINGS) -> Found | None:
+def find(body: dict[str, Any], settings: Settings = SETTINGS) -> FoundDocuments | None:
     hit = find_format(make_formats(settings), body)
     return hit[1] if hit else None
 
 
-def context_of(found: Found, order: Sequence[int]) -> Context:
+def context_of(found: FoundDocuments, order: Sequence[int]) -> Context:
     documents = tuple(found.documents[i] for i in order)
     keys = [document.key for document in documents]
     positions = tuple(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ragboost.config import HintSettings
 from ragboost.context import Context
-from ragboost.formats import Found, UnknownShapeError
+from ragboost.formats import FoundDocuments, UnknownShapeError
 from ragboost.formats.documents_field import DocumentsField
 
 FIELD = DocumentsField(HintSettings(), max_documents=100)
@@ -18,7 +18,7 @@ def body_of(documents: Any, question: Any = "why?") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}], "documents": documents}
 
 
-def context_of(found: Found, order: list[int]) -> Context:
+def context_of(found: FoundDocuments, order: list[int]) -> Context:
     documents = tuple(found.documents[i] for i in order)
     keys = [document.key for document in documents]
     positions = tuple(keys.index(document.key) for document in found.documents)

@@ -1,7 +1,7 @@
 import pytest
 
 from ragboost.errors import InvalidDocumentError
-from ragboost.formats.known_documents import KnownDocuments
+from ragboost.formats.documents import DocumentPool
 from ragboost.types import Document
 
 
@@ -11,7 +11,7 @@ def fresh(text: str) -> str:
 
 
 def test_the_same_text_is_the_same_document() -> None:
-    known = KnownDocuments()
+    known = DocumentPool()
     text = "A text." * 10
     first = known.of(fresh(text))
     assert first == Document(text)
@@ -22,7 +22,7 @@ def test_the_same_text_is_the_same_document() -> None:
 
 
 def test_documents_with_an_id_are_made_anew() -> None:
-    known = KnownDocuments()
+    known = DocumentPool()
     documents = known.all_of([{"text": "a", "id": 1}, {"text": "a", "id": "1"}, "a"], where="d")
     assert [document.id for document in documents] == [1, "1", None]
     assert len({document.key for document in documents}) == 3
@@ -30,7 +30,7 @@ def test_documents_with_an_id_are_made_anew() -> None:
 
 
 def test_bytes_are_bounded_and_used_texts_stay() -> None:
-    known = KnownDocuments(max_bytes=100_000)
+    known = DocumentPool(max_bytes=100_000)
     used = known.of("used " * 100)
     for number in range(1000):
         known.of(f"{number} " * 500)
@@ -41,7 +41,7 @@ def test_bytes_are_bounded_and_used_texts_stay() -> None:
 
 
 def test_values_of_a_list_are_used_as_well() -> None:
-    known = KnownDocuments(max_bytes=100_000)
+    known = DocumentPool(max_bytes=100_000)
     (used,) = known.all_of(["used " * 100], where="documents")
     for number in range(100):
         known.of(f"{number} " * 500)
@@ -49,7 +49,7 @@ def test_values_of_a_list_are_used_as_well() -> None:
 
 
 def test_blank_texts_are_refused_as_without_a_memory() -> None:
-    known = KnownDocuments()
+    known = DocumentPool()
     with pytest.raises(InvalidDocumentError):
         known.of(" \n")
     with pytest.raises(InvalidDocumentError, match=r"documents\[1\]"):

@@ -145,9 +145,9 @@ def test_other_results_are_left_alone(result: str) -> None:
 
 def test_text_parts_of_a_tool_message_are_looked_into() -> None:
     parts = [{"type": "text", "text": xml("A", "B")}]
-    new = reorder(agent(parts, [{"type": "text", "text": "Found:"}, *parts]))
+    new = reorder(agent(parts, [{"type": "text", "text": "FoundDocuments:"}, *parts]))
     moved = text_of(new)
-    assert moved[0] == {"type": "text", "text": "Found:"}
+    assert moved[0] == {"type": "text", "text": "FoundDocuments:"}
     assert moved[1]["text"].count("document that begins with") == 2
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.errors import RequestError
-from ragboost.formats.known_documents import KnownDocuments
+from ragboost.formats.documents import DocumentPool
 from ragboost.formats.ragboost_object import RagboostObject
 
-SHAPE = RagboostObject(max_documents=100, known=KnownDocuments())
+SHAPE = RagboostObject(max_documents=100, pool=DocumentPool())
 
 
 def boost(body: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ WORLDS = (
     World("two keys, each shared", keys=("key-one", "key-two")),
     World(
         "waiting room and two backends",
-        {"waiting_room": {"mode": "window", "window_ms": 1.0}},
+        {"waiting_room": {"mode": "adaptive"}, "backend": {"max_concurrency": 4}},
         num_backends=2,
     ),
     World(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ragboost.cache_sync.usage import Usage, read_usage
 from ragboost.config import PriceSettings, load_settings
 from ragboost.errors import ConfigError
-from ragboost.hosted.prices import find_price, prompt_cost
+from ragboost.hosted.receipts import find_price, prompt_cost
+from ragboost.wires.usage import Usage, read_usage
 
 PRICE = PriceSettings(model="claude-", input=3.0)
 

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from ragboost.config import OrderingSettings, Settings
 from ragboost.index import ContextIndex
-from ragboost.ordering import Order, RecentContexts, order_documents
+from ragboost.ordering import Order, OrderPolicy, RecentContexts, order_documents
+from ragboost.ordering.request import RelevanceOrder
 
 TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2, "f": 5}
 DOCUMENTS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=6).map("".join)
@@ -23,10 +24,10 @@ def filled(*sequences: str) -> ContextIndex:
 
 
 def order(
-    index: ContextIndex, documents: str, *, recent: RecentContexts | None = None, **changes: Any
+    index: ContextIndex, documents: str, *, policy: OrderPolicy | None = None, **changes: Any
 ) -> tuple[str, Order]:
     lengths = [TOKENS[document] for document in documents]
-    found = order_documents(index, documents, lengths, settings=ordering(**changes), recent=recent)
+    found = order_documents(index, documents, lengths, settings=ordering(**changes), policy=policy)
     return "".join(documents[i] for i in found.permutation), found
 
 
@@ -91,9 +92,9 @@ def test_a_popular_tail_prefers_what_recent_requests_had_together() -> None:
     for context in ("ae",) * 9:
         recent.add(context)
 
-    assert order(filled("a"), "cdea", recent=recent, tail="popularity")[0] == "aedc"
-    assert order(filled("ab"), "cdeba", recent=recent, tail="popularity")[0] == "abdec"
-    assert order(filled("a"), "cdea", recent=recent)[0] == "acde"
+    assert order(filled("a"), "cdea", policy=recent)[0] == "aedc"
+    assert order(filled("ab"), "cdeba", policy=recent)[0] == "abdec"
+    assert order(filled("a"), "cdea", policy=RelevanceOrder())[0] == "acde"
 
 
 @settings(max_examples=150, deadline=None)
@@ -115,7 +116,8 @@ def test_an_order_is_a_permutation_that_saves_what_it_says(
     tail: str,
     evicted: int,
 ) -> None:
-    index, recent = filled(*sent), RecentContexts(window=4)
+    recent = RecentContexts(window=4)
+    index, policy = filled(*sent), recent if tail == "popularity" else RelevanceOrder()
     index.max_visits = max_visits
     index.evict(evicted)
     for context in sent:
@@ -124,10 +126,9 @@ def test_an_order_is_a_permutation_that_saves_what_it_says(
     ordered, found = order(
         index,
         request,
-        recent=recent,
+        policy=policy,
         keep_last=keep_last,
         min_saved_tokens=min_saved_tokens,
-        tail=tail,
     )
 
     asked = request[keep_last:] + request[:keep_last][::-1]

@@ -14,7 +14,7 @@ from types import FrameType
 import httpx
 import pytest
 
-from ragboost.proxy.garbage import short_collections
+from ragboost.proxy.memory import short_collections
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings

@@ -143,15 +143,15 @@ def test_others_are_boosted_while_a_large_body_is_encoded(
     proxy: ProxyServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tenant's lock is held for the index alone."""
-    complete, may_go, is_waiting = BoostPipeline._complete, threading.Event(), threading.Event()
+    encode, may_go, is_waiting = BoostPipeline._encode, threading.Event(), threading.Event()
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         if not is_on_event_loop():
             is_waiting.set()
             assert may_go.wait(DEADLINE_S)
-        return complete(*args, **kwargs)
+        return encode(*args, **kwargs)
 
-    monkeypatch.setattr(BoostPipeline, "_complete", wait)
+    monkeypatch.setattr(BoostPipeline, "_encode", wait)
     large = {"messages": QUESTION, "ragboost": {"documents": ["x" * 200_000, "y" * 200_000]}}
     answers: list[httpx.Response] = []
     asking = threading.Thread(

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ragboost.proxy.malloc import bounded_malloc
+from ragboost.proxy.memory import bounded_malloc
 from tests.eventually import eventually
 
 _BLOCK = 4000  # bytes; above what Python allocates by itself

@@ -10,10 +10,10 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.rewriting.parsed_request import RequestParser
-from ragboost.rewriting.rewriter import Rewriter
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.metrics import read_metric
 
 TEXTS = [f"Document {i} tells of {i}. " * 40 for i in range(6)]
 
@@ -95,7 +95,7 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
 
 def fronts(body: Mapping[str, Any]) -> str | None:
     request = RequestParser(Settings()).parse(json.dumps(body).encode(), [])
-    planned = Rewriter(Settings()).plan(request, None)
+    planned = request.leading(None)
     return None if planned is None else planned.preamble
 
 
@@ -139,8 +139,9 @@ def test_waiting_requests_with_the_same_instructions_are_planned_together(
 ) -> None:
     """Each request has documents 0 and 1 and one of its own, which is the most relevant one."""
     engine.misbehave(hold=True)
-    room = {"mode": "window", "window_ms": 3_600_000.0, "max_batch": 3}
-    settings = proxy_settings(engine.url, waiting_room=room)
+    settings = proxy_settings(
+        engine.url, waiting_room={"mode": "adaptive"}, backend={"max_concurrency": 1}
+    )
     with ProxyServer(settings) as proxy:
 
         def request(own: int) -> None:
@@ -153,9 +154,11 @@ def test_waiting_requests_with_the_same_instructions_are_planned_together(
             first = pool.submit(request, 2)  # while it runs, the others wait
             eventually(lambda: engine.num_active > 0)
             engine.behave()
-            list(pool.map(request, (3, 4, 5)))
+            others = [pool.submit(request, own) for own in (3, 4, 5)]
+            eventually(lambda: read_metric(proxy.url, "ragboost_queue_depth"), equals=3)
             engine.release()
-            first.result()
+            for done in (first, *others):
+                done.result()
     later = [received.prompt for received in engine.completions[1:]]
     heads = {min(prompt.index(TEXTS[0]), prompt.index(TEXTS[1])) for prompt in later}
     own = [prompt.index(TEXTS[i]) for prompt in later for i in (3, 4, 5) if TEXTS[i] in prompt]

@@ -3,9 +3,9 @@
 from typing import Any
 
 from ragboost.config import SessionSettings
-from ragboost.rewriting.message_chain import chain_links
-from ragboost.rewriting.recognition import UNCHANGED, ChainMatch, Claim, Histories
-from ragboost.rewriting.sent_history import HistoryDelta, SentMessage
+from ragboost.rewriting.json_body import chain_links
+from ragboost.rewriting.recognition import UNCHANGED, Claim, Histories
+from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
 
 
 def make(**limits: Any) -> Histories:
@@ -27,17 +27,18 @@ def turn(
     size: int = 10,
     is_boosted: bool = True,
 ) -> bytes:
-    match = histories.match(claim(*texts, documents=documents, shape=shape))
+    made = claim(*texts, documents=documents, shape=shape)
     text = b"x" * size + texts[-1].encode()
     sent = SentMessage(text, tuple(documents), tuple(documents), is_boosted)
-    return histories.add(match, HistoryDelta(((match.claim.links[-1], sent),)))
+    delta = HistoryDelta(((made.links[-1], sent),))
+    return histories.add(made, histories.match(made), delta)
 
 
-def sent_of(match: ChainMatch) -> list[SentMessage]:
-    return [form.sent for forms in match.conversation.forms.values() for form in forms]
+def sent_of(match: Conversation) -> list[SentMessage]:
+    return [form.sent for forms in match.forms.values() for form in forms]
 
 
-def texts_of(match: ChainMatch) -> list[str]:
+def texts_of(match: Conversation) -> list[str]:
     return [sent.message.decode().lstrip("x") for sent in sent_of(match)]
 
 
@@ -78,7 +79,7 @@ def test_a_request_that_is_repeated_a_thousand_times_is_one_message() -> None:
         for _ in range(1000):
             turn(histories, "q1", shape=shape)
     assert len(histories) == 2
-    assert len(histories.match(claim("q1", "a1", "q2")).conversation.forms) == 1
+    assert len(histories.match(claim("q1", "a1", "q2")).forms) == 1
 
 
 def test_an_unboosted_message_is_resent_but_does_not_answer_the_question_again() -> None:

@@ -1,7 +1,7 @@
 """What is remembered of conversations is bounded, and found by their whole history."""
 
 from ragboost.config import SessionSettings
-from ragboost.rewriting.message_chain import chain_links
+from ragboost.rewriting.json_body import chain_links
 from ragboost.rewriting.sent_history import FORM_BYTES, Conversations, HistoryDelta, SentMessage
 
 

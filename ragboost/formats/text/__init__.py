@@ -26,7 +26,6 @@ def find_groups(
     """Find groups of two documents or more.
 
     Args:
-        text: any text of a message.
         registered: the operator's delimiters.
         is_tool: the text is a tool's result, so that it holds nothing else.
     """

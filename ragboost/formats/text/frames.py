@@ -34,17 +34,11 @@ _MIN_DASHES = 5
 
 
 class Frame(NamedTuple):
-    """The part of a text that a frame encloses.
-
-    Attributes:
-        start: offset of the first character that is not white space.
-        end: after the last one.
-        close: after the mark that ends the frame.
-    """
+    """The part of a text that a frame encloses, without white space at its ends."""
 
     start: int
     end: int
-    close: int
+    close: int  # after the mark that ends the frame
 
 
 def find_frames(text: str) -> Iterator[Frame]:

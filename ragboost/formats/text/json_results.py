@@ -6,13 +6,11 @@ Each result is an object with a text and keeps its other fields, in the tool's o
 import json
 from typing import Any
 
-from ragboost.formats.groups import DocumentBlock, TextGroup
+from ragboost.formats.groups import DocumentBlock, TextGroup, hint_name, text_of
 from ragboost.formats.text.spans import check_number
 
-LISTS = ("results", "documents", "passages", "chunks", "hits", "matches")
-TEXTS = ("text", "page_content", "content", "snippet")
+_LISTS = ("results", "documents", "passages", "chunks", "hits", "matches")
 _NAMES = ("title", "source", "url", "id")
-_MAX_NAME = 200
 _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 
@@ -31,31 +29,13 @@ def find(text: str) -> list[TextGroup]:
     return [TextGroup(text, tuple(blocks), len(text), is_json=True)] if len(blocks) > 1 else []
 
 
-def text_of(result: Any) -> tuple[str, str] | None:
-    """Return the name and value of a result's text field; None if it has none."""
-    if isinstance(result, dict):
-        for name in TEXTS:
-            if isinstance(value := result.get(name), str) and value.strip():
-                return name, value
-    return None
-
-
-def name_of(result: Any) -> str:
-    """Return the name of a result in hints; empty if it has no plain one."""
-    for name in _NAMES:
-        value = result.get(name) if isinstance(result, dict) else None
-        if isinstance(value, str) and value.strip() and len(value) <= _MAX_NAME:
-            return f'"{value}"'
-    return ""
-
-
 def _list_start(text: str) -> int:
     """Return the offset of an object's only list of results; -1 if there is none."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         return -1
-    names = [name for name in LISTS if isinstance(fields, dict) and name in fields]
+    names = [name for name in _LISTS if isinstance(fields, dict) and name in fields]
     if len(names) != 1 or text.count(f'"{names[0]}"') != 1:
         return -1
     key = f'"{names[0]}"'
@@ -84,16 +64,15 @@ def _elements(text: str, start: int) -> tuple[list[DocumentBlock], int]:
 
 def _block(text: str, start: int, end: int, value: Any, found: tuple[str, str]) -> DocumentBlock:
     key, expected = f'"{found[0]}"', found[1]
+    name = next(filter(None, [hint_name(value.get(each)) for each in _NAMES]), "")
     at = text.find(key, start, end)
     opening = _skip(text, at + len(key)) if at >= 0 else -1
     opening = _skip(text, opening + 1) if text[opening : opening + 1] == ":" else -1
     if opening >= 0 and text[opening : opening + 1] == '"':
         literal, closing = _DECODER.raw_decode(text, opening)
         if literal == expected:
-            return DocumentBlock(
-                start, end, expected, opening + 1, closing - 1, None, name_of(value)
-            )
-    return DocumentBlock(start, end, None, 0, 0, None, name_of(value))
+            return DocumentBlock(start, end, expected, opening + 1, closing - 1, None, name)
+    return DocumentBlock(start, end, None, 0, 0, None, name)
 
 
 def _skip(text: str, at: int) -> int:

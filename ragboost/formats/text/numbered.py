@@ -49,8 +49,7 @@ def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> l
     """Find one run of labelled documents.
 
     Args:
-        text: the whole text.
-        frame: the frame to search; None for the whole text.
+        frame: to search; None for the whole text.
         is_closed: nothing follows the documents in the text.
     """
     where = frame or Frame(0, len(text), len(text))
@@ -137,8 +136,8 @@ def _ends(text: str, labels: Sequence[_Label], where: Frame, *, is_closed: bool)
     if is_closed:
         return [*ends, max(last, strip(text, last, where.end)[1])]
     candidates = [_blank_line(text, labels, ends, where), *_closing_line(text, labels, ends, where)]
-    known = [end for end in candidates if end is not None]
-    return [*ends, max(last, strip(text, last, min(known))[1])] if known else ends
+    unambiguous = [end for end in candidates if end is not None]
+    return [*ends, max(last, strip(text, last, min(unambiguous))[1])] if unambiguous else ends
 
 
 def _blank_line(

@@ -5,7 +5,7 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol, TypeVar
 
-from ragboost.formats.base import TooManyDocumentsError
+from ragboost.formats.documents import TooManyDocumentsError
 
 _MAX_CLOSING_TAG = 64
 _MAX_DOCUMENTS = 100_000  # the greatest value of `formats.max_documents`

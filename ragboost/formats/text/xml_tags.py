@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ragboost.formats.groups import DocumentBlock, Number, TextGroup
+from ragboost.formats.groups import DocumentBlock, Number, TextGroup, hint_name
 from ragboost.formats.text.spans import (
     behind_closing_tag,
     check_number,
@@ -220,4 +220,4 @@ def _tag_name(text: str, start: int) -> str:
 
 
 def _quoted(name: str) -> str:
-    return f'"{name}"' if name.strip() and len(name) <= _MAX_NAME and "\n" not in name else ""
+    return "" if "\n" in name else hint_name(name)

@@ -51,27 +51,16 @@ class Cause(StrEnum):
 
 
 class PrefixBreak(NamedTuple):
-    """The first difference between two requests of a conversation.
-
-    Attributes:
-        cause: of the difference.
-        path: of the part in which it is, in the later request.
-        place: the same without numbers.
-        offset: bytes of that part before the difference.
-        equal_bytes: bytes of the whole prompt before it.
-        lost_bytes: bytes of the earlier prompt behind it, which would have been cached.
-        before: the earlier text from shortly before the difference.
-        after: the later text from there.
-    """
+    """The first difference between two requests of a conversation."""
 
     cause: Cause
-    path: str
-    place: str
-    offset: int
-    equal_bytes: int
-    lost_bytes: int
-    before: str
-    after: str
+    path: str  # of the part in which it is, in the later request
+    place: str  # the same without numbers
+    offset: int  # bytes of that part before the difference
+    equal_bytes: int  # of the whole prompt before it
+    lost_bytes: int  # of the earlier prompt behind it, which would have been cached
+    before: str  # the earlier text from shortly before the difference
+    after: str  # the later text from there
 
 
 def compare(before: LoggedPrompt, after: LoggedPrompt) -> PrefixBreak | None:
@@ -163,9 +152,9 @@ def _text_cause(old: LoggedPart, new: LoggedPart, common: int) -> Cause | None:
     if _sorted(old.value) == _sorted(new.value):
         return Cause.KEY_ORDER
     a, b = _strings(old), _strings(new)
-    for one, other in zip(a, b, strict=False):
-        if one != other:
-            return _string_cause(one, other)
+    for before, after in zip(a, b, strict=False):
+        if before != after:
+            return _string_cause(before, after)
     if len(a) != len(b):
         return Cause.ITEMS
     return _value_cause(old.text, new.text, common)
@@ -177,14 +166,14 @@ def _string_cause(old: str, new: str) -> Cause | None:
         return Cause.WHITESPACE
     if (cause := _value_cause(old, new, common_length(old, new))) is not None:
         return cause
-    one, other = _json(old), _json(new)
-    if one is not None and _sorted(one) == _sorted(other):
+    a_json, b_json = _json(old), _json(new)
+    if a_json is not None and _sorted(a_json) == _sorted(b_json):
         return Cause.KEY_ORDER
     a, b = _items(old), _items(new)
     if len(a) > 1 and _same_items(a, b):
         return Cause.ITEM_ORDER
-    kept = Counter(a) & Counter(b)
-    if len(a) > 2 and len(a) != len(b) and kept.total() >= min(len(a), len(b)) - 1:
+    common = Counter(a) & Counter(b)
+    if len(a) > 2 and len(a) != len(b) and common.total() >= min(len(a), len(b)) - 1:
         return Cause.ITEMS
     return None
 
@@ -214,8 +203,8 @@ def _strings(part: LoggedPart) -> list[str]:
         if isinstance(value, str):
             found.append(value)
         elif isinstance(value, dict | list):
-            for each in value.values() if isinstance(value, dict) else value:
-                visit(each)
+            for inner in value.values() if isinstance(value, dict) else value:
+                visit(inner)
 
     visit(part.value)
     return found
@@ -223,8 +212,8 @@ def _strings(part: LoggedPart) -> list[str]:
 
 def _items(text: str) -> list[str]:
     """Divide a text into paragraphs if it has several, else into lines."""
-    paragraphs = [each.strip() for each in re.split(r"\n\s*\n", text) if each.strip()]
-    lines = [each.strip() for each in text.splitlines() if each.strip()]
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
+    lines = [part.strip() for part in text.splitlines() if part.strip()]
     return paragraphs if len(paragraphs) > 2 else lines
 
 

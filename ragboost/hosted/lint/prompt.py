@@ -11,29 +11,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ragboost.formats.content_blocks import CACHE_MARKS
+from ragboost.wires.providers import CACHE_MARKS
+from ragboost.wires.registry import ANY
 
-_TOOLS = ("tools", "functions")
-_SYSTEM = ("system", "instructions")
-_MESSAGES = ("messages", "input", "prompt")
+_PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
 _BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class LoggedPart:
-    """One tool, the system prompt, or one message.
+    """One tool, the system prompt, or one message."""
 
-    Attributes:
-        path: its place in the body, such as `messages[3]`.
-        place: the same for reports, without numbers: `tools`, `system`, `user message`.
-        value: the decoded JSON, without breakpoints.
-        text: the value as JSON, keys in the order of the request.
-    """
-
-    path: str
-    place: str
-    value: Any
-    text: str
+    path: str  # its place in the body, such as `messages[3]`
+    place: str  # the same for reports, without numbers: `tools`, `system`, `user message`
+    value: Any  # the decoded JSON, without breakpoints
+    text: str  # the value as JSON, keys in the order of the request
 
     @cached_property
     def size(self) -> int:
@@ -53,19 +45,12 @@ class LoggedPart:
 
 @dataclass(frozen=True)
 class LoggedPrompt:
-    """The prompt of one logged request.
+    """The prompt of one logged request."""
 
-    Attributes:
-        where: file and line, for messages.
-        model: that it was sent to; empty if unknown.
-        name: of its conversation; empty if it is not named.
-        parts: in the order in which an API reads them.
-    """
-
-    where: str
-    model: str
-    name: str
-    parts: tuple[LoggedPart, ...]
+    where: str  # file and line
+    model: str  # empty if unknown
+    name: str  # of its conversation; empty if it is not named
+    parts: tuple[LoggedPart, ...]  # in the order in which an API reads them
 
     @property
     def messages(self) -> tuple[LoggedPart, ...]:
@@ -83,12 +68,12 @@ def estimate_tokens(num_bytes: int) -> int:
     return num_bytes // _BYTES_PER_TOKEN
 
 
-def common_length(one: str, other: str) -> int:
+def common_length(a: str, b: str) -> int:
     """Count the characters with which two texts begin alike."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if a[low:middle] == b[low:middle]:
             low = middle
         else:
             high = middle - 1
@@ -99,7 +84,6 @@ def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
     """Read a logged request; return None if the object has no prompt.
 
     Args:
-        where: its place, for messages.
         row: the body of a request, or an object with one as `body`, `request` or `request_body`.
     """
     body: Mapping[str, Any] = row
@@ -107,7 +91,7 @@ def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
         if isinstance(inner := row.get(name), dict):
             body = inner
             break
-    if not any(body.get(name) for name in _MESSAGES):
+    if not any(body.get(name) for name in _PROMPTS):
         return None
     model = body.get("model")
     return LoggedPrompt(
@@ -130,19 +114,19 @@ def _name(holder: Mapping[str, Any]) -> str:
 
 
 def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
-    for field in _TOOLS:
+    for field in ANY.tools:
         for at, tool in enumerate(_list(body.get(field))):
             yield _part(f"{field}[{at}]", "tools", tool)
-    for field in _SYSTEM:
+    for field in ANY.instructions:
         if body.get(field):
             yield _part(field, "system", body[field])
-    for field in _MESSAGES:
+    for field in _PROMPTS:
         value = body.get(field)
         if isinstance(value, str):
             yield _part(field, "prompt", value)
         for at, message in enumerate(_list(value)):
             role = message.get("role", message.get("type")) if isinstance(message, dict) else None
-            is_system = role in ("system", "developer")
+            is_system = role in ANY.instruction_roles
             place = "system" if is_system else f"{role} message"[:40]
             yield _part(f"{field}[{at}]", place, message)
 
@@ -156,10 +140,10 @@ def _part(path: str, place: str, value: Any) -> LoggedPart:
 def _plain(value: Any) -> Any:
     """Remove breakpoints, and write contents of one text block as a text, which is the same."""
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(part) for part in value]
     if not isinstance(value, dict):
         return value
-    kept = {name: _plain(each) for name, each in value.items() if name not in CACHE_MARKS}
+    kept = {name: _plain(part) for name, part in value.items() if name not in CACHE_MARKS}
     content = kept.get("content")
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         block = content[0]

@@ -12,7 +12,7 @@ from ragboost.errors import RequestError
 from ragboost.hosted.lint.causes import Cause, PrefixBreak, compare
 from ragboost.hosted.lint.conversations import LoggedConversations
 from ragboost.hosted.lint.prompt import LoggedPrompt, estimate_tokens, read_prompt
-from ragboost.hosted.prices import find_price
+from ragboost.hosted.receipts import find_price
 from ragboost.jsonl import Line, decode, read_lines
 
 _MAX_EXAMPLES = 3
@@ -38,22 +38,14 @@ _ADVICE = {
 
 @dataclass
 class LintFinding:
-    """All breaks of one cause in one kind of place.
-
-    Attributes:
-        cause: of the breaks.
-        place: in which they are.
-        times: breaks.
-        lost_tokens: estimated tokens that were computed again because of them.
-        cost: what these cost more than read from the cache; 0 without a price.
-        examples: the first ones, each with the lines of the two requests.
-    """
+    """All breaks of one cause in one kind of place."""
 
     cause: Cause
     place: str
     times: int = 0
-    lost_tokens: int = 0
-    cost: float = 0.0
+    lost_tokens: int = 0  # estimated, computed again because of them
+    cost: float = 0.0  # what these cost more than read from the cache; 0 without a price
+    # The first ones, each with the lines of the two requests.
     examples: list[tuple[str, str, PrefixBreak]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -82,29 +74,20 @@ class LintFinding:
 
 @dataclass
 class LintReport:
-    """The findings of a log.
-
-    Attributes:
-        requests: read.
-        continued: of them, those with an earlier request of their conversation.
-        prompt_tokens: estimated, of all requests.
-        bad_lines: lines that are no request, with the reason; the first ones.
-        num_bad_lines: all of them.
-        has_prices: a price was found for some model.
-    """
+    """The findings of a log."""
 
     requests: int = 0
-    continued: int = 0
-    prompt_tokens: int = 0
-    bad_lines: list[str] = field(default_factory=list)
+    continued: int = 0  # requests with an earlier one of their conversation
+    prompt_tokens: int = 0  # estimated, of all requests
+    bad_lines: list[str] = field(default_factory=list)  # no requests; the first ones, with reasons
     num_bad_lines: int = 0
-    has_prices: bool = False
+    has_prices: bool = False  # a price was found for some model
     _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
 
     @property
     def findings(self) -> list[LintFinding]:
         """The findings, by lost tokens."""
-        return sorted(self._findings.values(), key=lambda each: -each.lost_tokens)
+        return sorted(self._findings.values(), key=lambda finding: -finding.lost_tokens)
 
     def add_bad_line(self, reason: str) -> None:
         """Count a line that is no request."""
@@ -135,9 +118,9 @@ class LintReport:
             "requests": self.requests,
             "continued": self.continued,
             "prompt_tokens": self.prompt_tokens,
-            "lost_tokens": sum(each.lost_tokens for each in self.findings),
+            "lost_tokens": sum(finding.lost_tokens for finding in self.findings),
             "bad_lines": self.num_bad_lines,
-            "findings": [each.as_json() for each in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
         }
 
     def table(self) -> Table:
@@ -148,18 +131,19 @@ class LintReport:
         if self.has_prices:
             table.add_column("cost", justify="right")
         table.add_column("first example")
-        for each in self.findings:
-            earlier, later, found = each.examples[0]
+        for finding in self.findings:
+            earlier, later, found = finding.examples[0]
             where = f"{later} {found.path} byte {found.offset}, against {earlier}"
-            row = [str(each.cause), each.place, f"{each.times:,}", f"{each.lost_tokens:,}"]
-            row += [f"{each.cost:.4f}"] if self.has_prices else []
-            shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{_ADVICE[each.cause]}"
+            row = [str(finding.cause), finding.place]
+            row += [f"{finding.times:,}", f"{finding.lost_tokens:,}"]
+            row += [f"{finding.cost:.4f}"] if self.has_prices else []
+            shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{_ADVICE[finding.cause]}"
             table.add_row(*row, shown.replace("[", r"\["))
         return table
 
     def sentence(self) -> str:
         """Return the result in one sentence."""
-        lost = sum(each.lost_tokens for each in self.findings)
+        lost = sum(finding.lost_tokens for finding in self.findings)
         share = lost / self.prompt_tokens if self.prompt_tokens else 0.0
         return (
             f"{self.requests:,} requests, {self.continued:,} of them continue a conversation; "

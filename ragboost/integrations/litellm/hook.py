@@ -7,13 +7,14 @@ from typing import Any
 
 from litellm.integrations.custom_logger import CustomLogger
 
+from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import RequestParser
 from ragboost.rewriting.rewriter import Rewriter
 from ragboost.rewriting.sent_history import Conversations
-from ragboost.rewriting.tenants import Tenants
+from ragboost.wires.registry import ANY
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +26,17 @@ _CALLS = frozenset(
 # LiteLLM's other fields are its own objects, or unrelated to documents.
 _FIELDS = (
     "model",
-    "messages",
-    "prompt",
-    "input",
-    "system",
-    "instructions",
-    "tools",
+    *ANY.messages,
+    *ANY.prompts,
+    *ANY.instructions,
+    *ANY.tools,
+    *ANY.stored,
     "documents",
     "chat_template_kwargs",
     "citation_options",
     "ragboost",
     "cache_salt",
     "session_id",
-    "conversation",
-    "previous_response_id",
 )
 
 

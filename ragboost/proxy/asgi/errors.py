@@ -12,11 +12,7 @@ from ragboost.serving.errors import error_body
 
 
 def error_response(
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    headers: Mapping[str, str] | None = None,
+    status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Make the response to a request that is refused or cannot be forwarded."""
     body = error_body(status, message, param=param)

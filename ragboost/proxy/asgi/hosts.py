@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
-from ragboost.rewriting.names import printable
+from ragboost.rewriting.headers import printable
 
 _MAX_SEEN = 256
 
@@ -20,7 +20,6 @@ class HostCheck:
     """An ASGI app in front of another one that accepts local requests only.
 
     Args:
-        app: the other one.
         allowed: names that are accepted beside those of this machine.
     """
 

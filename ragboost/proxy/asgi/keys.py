@@ -45,13 +45,16 @@ class ApiKeys:
         candidates = [get_header(headers, b"x-api-key")]
         if scheme.lower() == "bearer":
             candidates.append(token.strip())
-        given = [_digest(key) for key in candidates if key]
+        digests = [_digest(key) for key in candidates if key]
         matches = [
-            team for one in given for key, team in self._teams if hmac.compare_digest(one, key)
+            team
+            for digest in digests
+            for key, team in self._teams
+            if hmac.compare_digest(digest, key)
         ]
         if not matches:
             raise UnauthorizedError(
-                "invalid API key" if given else "missing API key: send authorization: Bearer KEY"
+                "invalid API key" if digests else "missing API key: send authorization: Bearer KEY"
             )
         return matches[0]
 

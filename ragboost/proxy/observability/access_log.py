@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.rewriting.names import printable
+from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.rewriting.headers import printable
 
 logger = logging.getLogger("ragboost.access")
 

@@ -17,9 +17,6 @@ def label_metrics(texts: Mapping[int, bytes]) -> bytes:
 
     Counters are not added up: the sum would shrink when a worker is restarted, and a monitoring
     system that takes every decrease for a restart would count the rest twice.
-
-    Args:
-        texts: by number of the worker.
     """
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
@@ -55,8 +52,8 @@ def merge_readiness(own: dict[str, Any], others: Iterable[Mapping[str, Any]]) ->
     for other in others:
         sessions = sessions or other.get("sessions")
         for name, stream in (other.get("kv_events") or {}).items():
-            known = streams.get(name)
-            if known is None or _badness(stream) > _badness(known):
+            worst = streams.get(name)
+            if worst is None or _badness(stream) > _badness(worst):
                 streams[name] = stream
     status = own["status"]
     if sessions is not None and status == "ready":
@@ -90,8 +87,6 @@ def merge_dashboard(
     Args:
         own: of the worker that answers; `totals` and `ttft` are those of all workers already, apart
             from the gauges in `totals`.
-        others: of the other workers.
-        max_recent: completions shown.
     """
     totals = dict(own["totals"])
     for name in ("sessions", "waiting"):
@@ -102,15 +97,15 @@ def merge_dashboard(
             backend["is_healthy"] = backend["is_healthy"] and theirs["is_healthy"]
             for name in ("running", "prefill_tokens"):
                 backend[name] += theirs[name]
-    every = [own, *others]
-    recent = [one for each in every for one in each["recent"]]
-    recent.sort(key=lambda one: float(one["time"]), reverse=True)
+    workers = [own, *others]
+    recent = [entry for worker in workers for entry in worker["recent"]]
+    recent.sort(key=lambda entry: float(entry["time"]), reverse=True)
     return {
         **own,
-        "started": min(each["started"] for each in every),
+        "started": min(worker["started"] for worker in workers),
         "totals": totals,
         "fidelity": {
-            name: sum(each["fidelity"][name] for each in every) / len(every)
+            name: sum(worker["fidelity"][name] for worker in workers) / len(workers)
             for name in own["fidelity"]
         },
         "history": merge_history(own["history"], [other["history"] for other in others]),

@@ -1,82 +1,134 @@
 """Declare every metric of the proxy, once. Names and labels are public API.
 
-Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names.
+Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names. What
+requests count is collected in tallies and handed to the metrics when they are read: a request then
+pays for an addition or an append, not for the locks and checks of each metric.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from ragboost.booster.booster import Booster
-from ragboost.cache_sync.event_stream import StreamState
-from ragboost.cache_sync.fidelity import ERROR_BOUNDS, Fidelity
+from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
-from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
 from ragboost.hosted.receipts import Receipt
-from ragboost.proxy.observability.tallies import CounterTally, HistogramTally, Tallies
-
-M = TypeVar("M", Counter, Histogram)
-T = TypeVar("T", CounterTally, HistogramTally)
+from ragboost.proxy.observability.collectors import (
+    CollectedLearner,
+    CollectedWorkers,
+    ReplicaCollector,
+    StreamCollector,
+    WorkerCollector,
+)
+from ragboost.wires.usage import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 HANDED_OVER = "handed_over"
 """Outcome of a request that another worker has answered, and counts with its own outcome."""
 _MAX_MODELS = 100
+_MAX_VALUES = 1024  # of a histogram, before they are added
+T = TypeVar("T")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
+_ERRORS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 
 
-class _ByLabels(Generic[M, T]):
-    """The tallies of a metric's children by their labels."""
+class CounterTally:
+    """The amount by which a counter is behind."""
 
-    def __init__(self, metric: M, tally: Callable[[M], T]) -> None:
-        self._metric: M = metric
-        self._tally: Callable[[M], T] = tally
-        self._children: dict[tuple[str, ...], T] = {}
+    __slots__ = ("_behind", "_counter")
 
-    def of(self, *labels: str) -> T:
-        """Return the tally of the child with these labels; the caller bounds their number."""
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = self._tally(self._metric.labels(*labels))
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._behind: float = 0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add an amount.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if amount < 0:
+            raise ValueError(f"a counter cannot be increased by {amount}")
+        self._behind += amount
+
+    def flush(self) -> None:
+        behind, self._behind = self._behind, 0
+        self._counter.inc(behind)
+
+
+class HistogramTally:
+    """The values that a histogram has not seen, at most `_MAX_VALUES`."""
+
+    __slots__ = ("_histogram", "_values")
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._values: list[float] = []
+
+    def observe(self, value: float) -> None:
+        self._values.append(value)
+        if len(self._values) >= _MAX_VALUES:
+            self.flush()
+
+    def flush(self) -> None:
+        values, self._values = self._values, []
+        for value in values:
+            self._histogram.observe(value)
+
+
+class TalliesByLabels(dict[tuple[str, ...], T]):
+    """The tallies of a metric's children by their labels, made on first use.
+
+    The caller bounds their number.
+
+    Args:
+        tally: returns the tally of the child with these labels.
+    """
+
+    def __init__(self, tally: Callable[..., T]) -> None:
+        self._tally = tally
+
+    def __missing__(self, labels: tuple[str, ...]) -> T:
+        child = self[labels] = self._tally(*labels)
         return child
 
 
-class CollectedLearner(Protocol):
-    """The counters of what is learnt from other processes."""
+class Tallies(Collector):
+    """The tallies of one registry, in which they are to be the first collector: reading the
+    registry flushes them."""
 
-    @property
-    def learned(self) -> int:
-        """Prompts of others that this process's indexes have taken over."""
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._all: list[CounterTally | HistogramTally] = []
+        registry.register(self)
 
+    def counter(self, counter: Counter) -> CounterTally:
+        """Return a new tally in place of a counter, which nobody else may increase."""
+        tally = CounterTally(counter)
+        self._all.append(tally)
+        return tally
 
-class CollectedWorkers(CollectedLearner, Protocol):
-    """The counters of the exchange with other workers."""
+    def histogram(self, histogram: Histogram) -> HistogramTally:
+        """Return a new tally in place of a histogram."""
+        tally = HistogramTally(histogram)
+        self._all.append(tally)
+        return tally
 
-    @property
-    def num_alive(self) -> int:
-        """The other workers that were heard lately."""
-
-    @property
-    def num_lost(self) -> int:
-        """Times that messages were lost, and a snapshot asked for."""
+    def collect(self) -> Iterable[Metric]:
+        """Flush all tallies; there are no metrics of their own."""
+        for tally in self._all:
+            tally.flush()
+        return ()
 
 
 class Metrics:
-    """The metrics of one app, in a registry of its own.
-
-    Attributes:
-        registry: the registry.
-        index_nodes, sessions, queue_depth, backend_up, backend_running, backend_hold_limit: gauges
-            that are set when the metrics are read.
-        session_store_failures: counter of failed operations.
-    """
+    """The metrics of one app, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -87,8 +139,10 @@ class Metrics:
         self._declare_shadow()
         self._declare_predictions()
         gauge = partial(Gauge, registry=self.registry)
+        # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
         self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        # Counter of failed operations.
         self.session_store_failures = Counter(
             "ragboost_session_store_failures_total",
             "Operations of the session API's store that failed.",
@@ -118,9 +172,7 @@ class Metrics:
             ("endpoint", "model", "outcome"),
         )
         self._bypass = self._counters(
-            "ragboost_bypass_total",
-            "Requests forwarded without boosting, by reason.",
-            ("reason",),
+            "ragboost_bypass_total", "Requests forwarded without boosting, by reason.", ("reason",)
         )
         self._duration = self._histograms(
             "ragboost_request_duration_seconds",
@@ -219,7 +271,7 @@ class Metrics:
             Histogram(
                 "ragboost_prediction_error_ratio",
                 "Predicted minus reported cached tokens, as a share of the prompt tokens.",
-                buckets=ERROR_BOUNDS,
+                buckets=_ERRORS,
                 registry=self.registry,
             )
         )
@@ -239,30 +291,29 @@ class Metrics:
 
     def _counters(
         self, name: str, text: str, labels: tuple[str, ...]
-    ) -> _ByLabels[Counter, CounterTally]:
+    ) -> TalliesByLabels[CounterTally]:
         counter = Counter(name, text, labels, registry=self.registry)
-        return _ByLabels(counter, self._tallies.counter)
+        return TalliesByLabels(lambda *values: self._tallies.counter(counter.labels(*values)))
 
     def _histograms(
         self, name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]
-    ) -> _ByLabels[Histogram, HistogramTally]:
+    ) -> TalliesByLabels[HistogramTally]:
         histogram = Histogram(name, text, labels, buckets=buckets, registry=self.registry)
-        return _ByLabels(histogram, self._tallies.histogram)
+        return TalliesByLabels(lambda *values: self._tallies.histogram(histogram.labels(*values)))
 
     def watch_streams(self, sync: CacheSync) -> None:
         """Add the metrics of the streams of cache events."""
-        self.registry.register(_StreamMetrics(sync))
+        self.registry.register(StreamCollector(sync))
 
     def watch_workers(self, workers: CollectedWorkers) -> None:
         """Add the metrics of the exchange with other workers."""
-        self.registry.register(_WorkerMetrics(workers))
+        self.registry.register(WorkerCollector(workers))
 
     def watch_replicas(self, learner: CollectedLearner) -> None:
         """Add the metrics of the exchange with other replicas."""
-        self.registry.register(_ReplicaMetrics(learner))
+        self.registry.register(ReplicaCollector(learner))
 
     def render(self) -> bytes:
-        """Render all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def count_request(self, endpoint: str, model: str, outcome: str, *, seconds: float) -> None:
@@ -271,28 +322,27 @@ class Metrics:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
             self._models.add(model)
-        self._requests.of(endpoint, model, outcome).inc()
-        self._duration.of(endpoint).observe(seconds)
+        self._requests[endpoint, model, outcome].inc()
+        self._duration[endpoint,].observe(seconds)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
         """Record the time to a completion's first byte; `result` is `boosted` or `bypassed`."""
-        self._ttft.of(endpoint, result).observe(seconds)
+        self._ttft[endpoint, result].observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         """Record the proxy's own time for a stage of a request."""
-        self._overhead.of(stage).observe(seconds)
+        self._overhead[stage,].observe(seconds)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
         """Record how long a completion waited until it was sent, and why it was sent then."""
         self._queue_wait.observe(seconds)
-        self._releases.of(release).inc()
+        self._releases[release,].inc()
 
     def count_bypass(self, reason: str) -> None:
         """Count a request that is forwarded without boosting."""
-        self._bypass.of(reason).inc()
+        self._bypass[reason,].inc()
 
     def count_context(self, context: Context) -> None:
-        """Count the documents of a boosted request."""
         sent = len(context.documents)
         self._sent_documents.inc(sent)
         self._dropped_documents.inc(len(context.retrieved) - sent)
@@ -306,7 +356,6 @@ class Metrics:
         """Count what boosting would have saved.
 
         Args:
-            context: the context that boosting would have sent.
             original: models the prefix cache as it is without boosting.
             preamble: identifies the text before the documents.
         """
@@ -316,11 +365,10 @@ class Metrics:
             sent = original.boost(context.query, context.retrieved, preamble=preamble)
             self._shadow_cached_tokens.labels("sent").inc(sent.predicted_cached_tokens)
         kept = sum(original.tokens.count_documents(context.documents))
-        given = sum(original.tokens.count_documents(context.retrieved))
-        self._shadow_dropped_tokens.inc(given - kept)
+        retrieved = sum(original.tokens.count_documents(context.retrieved))
+        self._shadow_dropped_tokens.inc(retrieved - kept)
 
     def count_usage(self, usage: Usage) -> None:
-        """Count the tokens that a backend reported."""
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
         self._written_tokens.inc(usage.cache_write_tokens or 0)
@@ -328,7 +376,6 @@ class Metrics:
             self._reused_tokens.inc(usage.reused_tokens)
 
     def count_receipt(self, receipt: Receipt) -> None:
-        """Count what one request has saved."""
         self._dropped_tokens.inc(receipt.dropped_tokens)
         if receipt.cost is not None:
             self._cost.inc(receipt.cost.cost)
@@ -339,85 +386,3 @@ class Metrics:
         self._prediction_error.observe(error)
         self._prediction_precision.set(figures.precision)
         self._prediction_recall.set(figures.recall)
-
-
-class _StreamMetrics(Collector):
-    """The counters that the streams of cache events keep, read when the metrics are read."""
-
-    def __init__(self, sync: CacheSync) -> None:
-        self._sync = sync
-
-    def collect(self) -> list[Metric]:
-        labels = ["backend", "stream"]
-        events = CounterMetricFamily(
-            "ragboost_kv_events", "Cache events applied.", labels=[*labels, "type"]
-        )
-        gaps = CounterMetricFamily(
-            "ragboost_kv_event_gaps", "Gaps in the sequence of event batches.", labels=labels
-        )
-        rejected = CounterMetricFamily(
-            "ragboost_kv_event_rejected_frames",
-            "Frames of cache events that were malformed or misnumbered.",
-            labels=labels,
-        )
-        states = GaugeMetricFamily(
-            "ragboost_kv_event_stream_state",
-            "1 for the state that a stream is in, else 0.",
-            labels=[*labels, "state"],
-        )
-        tokens = GaugeMetricFamily(
-            "ragboost_kv_resident_tokens", "Tokens in the mirror of a prefix cache.", labels=labels
-        )
-        for backend, stream, _ in self._sync.streams:
-            values, status = [backend, stream.name], stream.status()
-            for kind in ("stored", "removed", "cleared"):
-                events.add_metric([*values, kind], getattr(status, f"num_{kind}"))
-            gaps.add_metric(values, status.num_gaps)
-            rejected.add_metric(values, stream.num_rejected)
-            for state in StreamState:
-                states.add_metric([*values, state], float(state is status.state))
-            tokens.add_metric(values, status.num_resident_tokens)
-        return [events, gaps, rejected, states, tokens]
-
-
-class _WorkerMetrics(Collector):
-    """The counters that the exchange with other workers keeps."""
-
-    def __init__(self, workers: CollectedWorkers) -> None:
-        self._workers = workers
-
-    def collect(self) -> list[Metric]:
-        workers = self._workers
-        return [
-            GaugeMetricFamily(
-                "ragboost_workers_alive",
-                "Other workers of this proxy that were heard lately.",
-                value=workers.num_alive,
-            ),
-            CounterMetricFamily(
-                "ragboost_worker_prompts_learned",
-                "Prompts of other workers that this worker's indexes have taken over.",
-                value=workers.learned,
-            ),
-            CounterMetricFamily(
-                "ragboost_worker_messages_lost",
-                "Times that messages of other workers were lost, and a snapshot asked for.",
-                value=workers.num_lost,
-            ),
-        ]
-
-
-class _ReplicaMetrics(Collector):
-    """The counters of what is learnt from other replicas."""
-
-    def __init__(self, learner: CollectedLearner) -> None:
-        self._learner = learner
-
-    def collect(self) -> list[Metric]:
-        return [
-            CounterMetricFamily(
-                "ragboost_replica_prompts_learned",
-                "Prompts of other replicas that this process's indexes have taken over.",
-                value=self._learner.learned,
-            )
-        ]

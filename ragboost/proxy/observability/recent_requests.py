@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from ragboost.cache_sync.usage import Usage
 from ragboost.context import Context
-from ragboost.proxy.asgi.request_context import RequestContext
+from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.wires.usage import Usage
 
 MAX_RECENT = 50
 _MAX_DOCUMENTS = 30
@@ -21,7 +21,6 @@ class RecentRequests:
     """A bounded memory of finished completions, and of the labels of documents.
 
     Args:
-        max_requests: completions kept.
         max_labels: labels kept, by last use: when half of them are new, those not used since the
             last such time are dropped.
     """
@@ -53,10 +52,6 @@ class RecentRequests:
         """Add a completion that has ended.
 
         Args:
-            request: its request and response.
-            context: its boosted documents, or None.
-            usage: as the backend reported it, or None.
-            backend: name of the backend.
             bypass: the reason for which nothing was boosted, or None.
         """
         first_byte = request.first_byte

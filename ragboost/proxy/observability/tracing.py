@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.errors import import_extra
-from ragboost.proxy.asgi.request_context import RequestContext
+from ragboost.proxy.asgi.client_exchange import RequestContext
 from ragboost.rewriting.headers import decode_value
 
 _OPERATIONS = {"chat": "chat", "completions": "text_completion"}

@@ -20,15 +20,14 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import BackendSettings, Settings
 from ragboost.errors import BackendError, ConfigError
-from ragboost.proxy.asgi.headers import WORKER_HEADER, request_headers, with_header
 from ragboost.proxy.peers.exchange import PeerExchange
 from ragboost.proxy.peers.load_board import LoadBoard
 from ragboost.proxy.peers.messages import KeptHistory, SentPrompt, Shared
 from ragboost.proxy.peers.prompt_learner import PromptLearner
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.upstream.backends import Backend, Load
-from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.headers import WORKER_HEADER, RawHeaders, request_headers, with_header
+from ragboost.rewriting.json_body import Link
 
 logger = logging.getLogger(__name__)
 

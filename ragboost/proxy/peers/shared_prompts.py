@@ -9,6 +9,7 @@ prompt.
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from ragboost.booster.tenants import bounded_name
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import SessionSettings
@@ -17,7 +18,6 @@ from ragboost.proxy.peers.prompt_learner import PromptLearner
 from ragboost.proxy.peers.redis_channel import RedisChannel
 from ragboost.proxy.peers.waiting_prompts import WaitingPrompts
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.rewriting.names import bounded_name
 
 _CHANNEL = "ragboost:prompts"
 _INTERVAL_S = 0.05

@@ -1,34 +1,128 @@
-"""The endpoints that answer a prompt: boost the request, relay it, report its result."""
+"""Relay requests: completions boosted, others unchanged.
+
+Plain ASGI: no routing or dependency injection.
+"""
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
-from ragboost.cache_sync.usage import Usage
-from ragboost.hosted.prices import find_price
-from ragboost.hosted.receipts import Receipt
-from ragboost.proxy.asgi.disconnect import ClientWatch
-from ragboost.proxy.asgi.request_context import RequestContext
+from starlette.types import Receive, Scope, Send
+
+from ragboost.cache_sync.tracked_request import TrackedRequest
+from ragboost.errors import RequestError
+from ragboost.hosted.receipts import Receipt, find_price
+from ragboost.proxy.asgi.client_exchange import (
+    ClientDisconnectedError,
+    ClientWatch,
+    RequestContext,
+    read_body,
+)
+from ragboost.proxy.asgi.keys import ApiKeys
+from ragboost.proxy.asgi.paths import ForwardedPaths
+from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.metrics import HANDED_OVER
+from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.peers.slot import WorkerLostError, WorkerSlot
-from ragboost.proxy.routes.passthrough import Passthrough
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.relay import relay
-from ragboost.proxy.upstream.request import UpstreamRequest
+from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.rewriting.headers import get_header, request_headers
+from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
+
+
+class Passthrough:
+    """Relay any request unchanged.
+
+    Args:
+        paths: those that are forwarded; None: the path is one of the proxy's own.
+    """
+
+    endpoint = "other"
+
+    def __init__(self, state: ProxyState, *, paths: ForwardedPaths | None = None) -> None:
+        self._paths = paths
+        self._settings = settings = state.settings
+        self._keys = ApiKeys(settings.proxy.api_keys) if settings.proxy.api_keys else None
+        self._tracing = Tracing() if settings.proxy.tracing else None
+        self._has_notes = settings.proxy.tracing or settings.proxy.access_log
+        self._dispatcher = state.dispatcher
+        self._metrics = state.metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and count it however it ends."""
+        exchange = RequestContext(scope, receive, send, endpoint=self.endpoint)
+        span = self._tracing.start(exchange) if self._tracing else None
+        has_ended = False
+        try:
+            await self._answer_or_refuse(exchange)
+            has_ended = True
+        finally:
+            if not has_ended:  # a bug, or the server stops before the response ends
+                exchange.outcome = "internal_error"
+            seconds = time.perf_counter() - exchange.started
+            self._metrics.count_request(
+                self.endpoint, exchange.model, exchange.outcome, seconds=seconds
+            )
+            if self._tracing:
+                self._tracing.end(span, exchange)
+            if self._settings.proxy.access_log:
+                log_access(exchange)
+
+    async def _answer_or_refuse(self, exchange: RequestContext) -> None:
+        try:
+            if self._keys is not None:
+                exchange.team = self._keys.check(exchange.headers)
+            if self._paths is not None:
+                self._paths.check(exchange.target.partition("?")[0])
+            await self._answer(exchange)
+        except RequestError as error:
+            exchange.outcome = "refused"
+            retry_after_s = getattr(error, "retry_after_s", None)
+            await exchange.send_error(
+                error.status, str(error), param=error.param, retry_after_s=retry_after_s
+            )
+        except ClientDisconnectedError:
+            exchange.outcome = "client_left"
+
+    async def _answer(self, exchange: RequestContext) -> None:
+        declared = get_header(exchange.headers, b"content-length")
+        body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
+        async with ClientWatch(exchange.scope, exchange.receive) as watch:
+            with self._dispatcher.admission() as admission:
+                try:
+                    await self._forward(exchange, watch, admission, body)
+                finally:
+                    if self._has_notes:
+                        exchange.notes.update(admission.notes)
+        if watch.has_left:
+            exchange.outcome = "client_left"
+
+    async def _forward(
+        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
+    ) -> None:
+        self._dispatcher.assign(admission)
+        upstream = UpstreamRequest(body, request_headers(exchange.headers))
+        await relay(exchange, watch, admission, upstream)
 
 
 class Completions(Passthrough):
     """Boost and relay the requests of one endpoint that answers a prompt."""
 
-    def __init__(self, state: ProxyState, *, endpoint: str) -> None:
+    def __init__(
+        self, state: ProxyState, *, endpoint: str, has_stream_options: bool = True
+    ) -> None:
         super().__init__(state)
         self.endpoint = endpoint
+        self._has_stream_options = has_stream_options
         self._boosting = state.boosting
+        self._recent = state.recent
+        self._fidelity = state.sync.fidelity
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -38,7 +132,7 @@ class Completions(Passthrough):
             body,
             exchange.headers,
             admission,
-            has_stream_options=self.endpoint in ("chat", "completions"),
+            has_stream_options=self._has_stream_options,
             team=exchange.team,
         )
         upstream = await prepare()
@@ -97,9 +191,9 @@ class Completions(Passthrough):
         reader: ResponseReader,
     ) -> None:
         exchange.model, context = upstream.model, upstream.context
-        release = admission.assignment.release
-        self._metrics.observe_wait(seconds=admission.waited_s, release=release)
-        admission.rewritten(
+        self._metrics.observe_wait(seconds=admission.waited_s, release=admission.release)
+        self._dispatcher.rewritten(
+            admission,
             num_bytes=len(upstream.body),
             cached_tokens=context.predicted_cached_tokens if context is not None else 0,
             history=upstream.history,
@@ -110,11 +204,11 @@ class Completions(Passthrough):
         try:
             usage = await relay(exchange, watch, admission, upstream, reader=reader)
         finally:
-            is_computed = 0 < exchange.status < 300
-            backend = admission.backend.name
-            self._boosting.report_end(upstream, usage, backend=backend, is_computed=is_computed)
+            backend, is_computed = admission.backend.name, 0 < exchange.status < 300
+            if upstream.tracked is not None:
+                upstream.tracked.report_end(usage, backend=backend, is_computed=is_computed)
             bypass = upstream.bypass.reason if upstream.bypass is not None else None
-            self._boosting.recent.add(exchange, context, usage, backend=backend, bypass=bypass)
+            self._recent.add(exchange, context, usage, backend=backend, bypass=bypass)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             result = "boosted" if context is not None else "bypassed"
@@ -123,4 +217,18 @@ class Completions(Passthrough):
             self._metrics.count_receipt(self._receipt(upstream, admission, usage))
             exchange.notes["prompt_tokens"] = usage.prompt_tokens
             exchange.notes["cached_tokens"] = usage.cached_tokens
-            await self._boosting.report_usage(upstream, usage, backend=admission.backend.name)
+            self._metrics.count_usage(usage)
+            await self._learn(upstream.tracked, usage, backend=backend)
+
+    async def _learn(self, tracked: TrackedRequest | None, usage: Usage, *, backend: str) -> None:
+        """Compare the usage with what was predicted, and correct the index by it."""
+        cached_tokens = usage.cached_tokens
+        if tracked is None or cached_tokens is None or not tracked.is_at(backend):
+            return
+        error = self._fidelity.record(
+            predicted=tracked.predicted_tokens,
+            reported=cached_tokens,
+            prompt_tokens=usage.prompt_tokens,
+        )
+        self._metrics.observe_prediction(error, self._fidelity.read())
+        await tracked.report_usage(usage, cached_tokens=cached_tokens)

@@ -7,6 +7,7 @@ backend's, with RAGBoost's `ragboost` object and headers added.
 from typing import Any
 
 from ragboost.proxy.routes.schemas import NewSession
+from ragboost.wires.registry import WIRES
 
 _DOCUMENTS = {
     "type": "array",
@@ -88,12 +89,6 @@ _ERRORS = {
     "502": "The backend cannot be reached.",
     "504": "The backend did not respond in time.",
 }
-_SUMMARIES = {
-    "/v1/chat/completions": "Boost and forward a chat completion",
-    "/v1/completions": "Boost and forward a text completion",
-    "/v1/messages": "Boost and forward an Anthropic message",
-    "/v1/responses": "Boost and forward a response of the Responses API",
-}
 _SESSION_ERRORS = {"404": "There is no such session.", "409": "Another turn is being answered."}
 
 
@@ -111,8 +106,8 @@ def complete(document: dict[str, Any]) -> None:
 
 def _completion_paths() -> dict[str, Any]:
     paths = {
-        path: {"post": _operation(summary, tag="completions", body="CompletionBody")}
-        for path, summary in _SUMMARIES.items()
+        wire.path: {"post": _operation(wire.summary, tag="completions", body="CompletionBody")}
+        for wire in WIRES
     }
     turn = _operation("Answer a turn of a session", tag="sessions", body="SessionTurnBody")
     turn["parameters"].insert(0, _parameter("session_id", "Id of the session.", where="path"))

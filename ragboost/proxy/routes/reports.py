@@ -9,16 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.config import Settings
-from ragboost.engine_hooks.reports import (
-    CONTENT_TYPE,
-    REPORT_PATH,
-    Reply,
-    decode_reply,
-    encode,
-)
+from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH, Reply, decode_reply, encode
 from ragboost.errors import ConfigError, RequestError
+from ragboost.proxy.asgi.client_exchange import read_body
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
-from ragboost.proxy.asgi.limits import read_body
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 

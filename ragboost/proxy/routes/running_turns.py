@@ -12,17 +12,12 @@ logger = logging.getLogger(__name__)
 
 
 class RunningTurn:
-    """A turn that is being answered.
-
-    Attributes:
-        owner: of the session.
-        is_deleted: the session was deleted meanwhile.
-        commit: the task that stores the turn; None before the backend's response is complete.
-    """
+    """A turn that is being answered."""
 
     def __init__(self, owner: str, release: Callable[["RunningTurn"], None]) -> None:
         self.owner = owner
-        self.is_deleted = False
+        self.is_deleted = False  # the session was deleted meanwhile
+        # The task that stores the turn; None before the backend's response is complete.
         self.commit: asyncio.Task[None] | None = None
         self._release = release
 
@@ -58,10 +53,6 @@ class RunningTurns:
     @asynccontextmanager
     async def hold(self, session_id: str, *, owner: str) -> AsyncIterator[RunningTurn]:
         """Reserve a session for a turn until the turn has ended and is stored.
-
-        Args:
-            session_id: the session.
-            owner: its owner.
 
         Raises:
             SessionConflictError: another turn of the session is being answered.

@@ -9,31 +9,23 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from ragboost.booster import Turn
-from ragboost.proxy.upstream.response_reader import AnswerMessage
-from ragboost.rewriting.message_chain import Link
+from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
+from ragboost.wires.openai_chat import AnswerMessage
 
 
 class SessionTurn(msgspec.Struct, frozen=True):
-    """One turn of a session.
+    """One turn of a session."""
 
-    Attributes:
-        messages: the client's new messages and the answer, as JSON.
-        sent: the rewritten ones, by link.
-        turn: the Booster's record of the turn.
-    """
-
-    messages: list[bytes]
-    sent: list[tuple[Link, SentMessage]]
-    turn: Turn | None
+    messages: list[bytes]  # the client's new messages and the answer, as JSON
+    sent: list[tuple[Link, SentMessage]]  # the rewritten ones, by link
+    turn: Turn | None  # the Booster's record of the turn
 
     @classmethod
     def of(cls, new: Sequence[bytes], answer: AnswerMessage, delta: HistoryDelta) -> Self:
-        """Return a turn that was answered."""
         return cls([*new, encode_message(answer)], list(delta.sent), delta.turn)
 
     def encode(self) -> bytes:
-        """Return the turn as bytes."""
         return _ENCODER.encode(self)
 
 
@@ -61,5 +53,4 @@ def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistor
 
 
 def encode_message(message: Mapping[str, Any]) -> bytes:
-    """Encode a message as JSON."""
     return msgspec.json.encode(message)

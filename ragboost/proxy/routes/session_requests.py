@@ -17,17 +17,11 @@ _TURN_FIELDS = ("messages", "query", "documents", FIELD)
 
 
 class TurnRequest(NamedTuple):
-    """A turn as a chat completion request with the whole history.
+    """A turn as a chat completion request with the whole history."""
 
-    Attributes:
-        body: the request, with the documents in a `ragboost` object.
-        new: the client's new messages, as JSON.
-        is_flat: the client gave the documents in a field of their own.
-    """
-
-    body: bytes
-    new: list[bytes]
-    is_flat: bool
+    body: bytes  # the request, with the documents in a `ragboost` object
+    new: list[bytes]  # the client's new messages, as JSON
+    is_flat: bool  # the client gave the documents in a field of their own
 
 
 def make_turn(raw: bytes, history: Sequence[bytes], *, model: str | None) -> TurnRequest:
@@ -36,7 +30,6 @@ def make_turn(raw: bytes, history: Sequence[bytes], *, model: str | None) -> Tur
     Args:
         raw: the client's body: `query` or `messages`, optionally `documents` or a `ragboost`
             object; its other fields are kept.
-        history: the session's messages, as JSON.
         model: used if the body names none.
 
     Raises:

@@ -23,12 +23,14 @@ from ragboost.errors import (
     SessionNotFoundError,
     SessionStoreError,
 )
-from ragboost.proxy.asgi.disconnect import ClientWatch
+from ragboost.proxy.asgi.client_exchange import (
+    BodyTooLargeError,
+    ClientWatch,
+    RequestContext,
+    read_body,
+)
 from ragboost.proxy.asgi.errors import invalid_request
-from ragboost.proxy.asgi.limits import BodyTooLargeError, read_body
-from ragboost.proxy.asgi.request_context import RequestContext
-from ragboost.proxy.routes.completions import Completions
-from ragboost.proxy.routes.passthrough import Passthrough
+from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (
     DeletedSession,
@@ -42,12 +44,12 @@ from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.request import UpstreamRequest
-from ragboost.proxy.upstream.response_reader import AnswerMessage, ResponseReader
-from ragboost.rewriting.headers import get_header
+from ragboost.proxy.upstream.relay import UpstreamRequest
+from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.rewriting.headers import get_header, user_of
 from ragboost.rewriting.sent_history import HistoryDelta
-from ragboost.rewriting.tenants import user_of
 from ragboost.sessions import ChatSession, ChatSessionStore
+from ragboost.wires.openai_chat import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"
@@ -273,11 +275,7 @@ class SessionTurns(Completions):
             raise
 
     async def _commit(
-        self,
-        running: RunningTurn,
-        session: ChatSession,
-        turns: Sequence[bytes],
-        turn: SessionTurn,
+        self, running: RunningTurn, session: ChatSession, turns: Sequence[bytes], turn: SessionTurn
     ) -> None:
         new, is_stored = turn.encode(), False
         try:

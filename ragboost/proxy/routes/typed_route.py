@@ -14,13 +14,7 @@ class TypedRoute(APIRoute):
     """A FastAPI route that also serves HEAD where it serves GET, as Starlette's routes do.
 
     Args:
-        path: URL path, with path parameters in braces.
         endpoint: typed handler; the first line of its docstring is the summary.
-        method: GET, POST or DELETE.
-        tag: group in the document.
-        errors: status codes of its own errors.
-        wrap: puts an ASGI app around the route's own.
-        options: further arguments of FastAPI's route.
     """
 
     def __init__(

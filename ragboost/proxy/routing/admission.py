@@ -1,301 +1,182 @@
-"""Admit requests: estimate what routing must know, wait for a place, and give it back in the end.
+"""One request's place in a backend's queue, what routing knows about it, and the load that it adds.
 
-Joins bodies with the router and the waiting room. Does not rewrite or send requests.
+Does not know how a backend is chosen.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, Self
 
-from ragboost.config import Settings
+from ragboost.booster import Planned
+from ragboost.booster.tenants import Tenant
 from ragboost.errors import BackendError
-from ragboost.formats.ragboost_object import FIELD
-from ragboost.proxy.routing.adaptive_room import AdaptiveRoom
-from ragboost.proxy.routing.affinity import MessagePrefix, prefixes_of
-from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
-from ragboost.proxy.routing.router import Router
-from ragboost.proxy.routing.waiting_room import WaitingRoom
-from ragboost.proxy.upstream.backends import Backend, Backends
-from ragboost.proxy.upstream.client import BackendRefusedError
-from ragboost.rewriting.message_chain import Link
+from ragboost.proxy.upstream.backends import Backend
+from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.tenants import Tenant, Tenants
+from ragboost.rewriting.sent_history import Conversation
+from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
 from ragboost.types import Request
 
+# Planning takes place on the event loop; larger requests are boosted in a thread.
+_MAX_PLANNED_TOKENS = 50_000
+_MAX_PLANNED_DOCUMENTS = 500
 
-class Dispatcher:
-    """Assign requests to backends, and hold them back until they may be sent.
 
-    With a single backend, bodies are examined only while requests wait.
-    """
+class MessagePrefix(NamedTuple):
+    """The messages up to one of them, and their length in bytes as the client gave them."""
 
-    def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
-        self.backends = backends
-        self._tenants = tenants
-        self.router = Router(backends, settings.router)
-        self.room: AdaptiveRoom | WaitingRoom | None = None
-        room = settings.waiting_room
-        if room.mode == "adaptive":
-            self.room = AdaptiveRoom(self.router, backends, room)
-        elif room.mode == "window" or any(b.max_concurrency for b in backends.all):
-            self.room = WaitingRoom(self.router.assign, backends, room)
-        self._is_planning = room.mode != "off"
-        backends.on_down.append(lambda backend: tenants.forget(backend.name))
+    link: Link
+    num_bytes: int
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests in the waiting room."""
-        return len(self.room) if self.room is not None else 0
 
-    def close(self) -> None:
-        """Stop admitting: the event loop ends."""
-        if self.room is not None:
-            self.room.close()
+class AdmissionControl(Protocol):
+    """The owner of admissions; see `Dispatcher`."""
 
-    def admission(self) -> "Admission":
-        """Return a new Admission for one request."""
-        return Admission(self)
+    def fail_over(self, admission: "Admission", error: BackendError) -> bool: ...
 
-    def assign(self, request: RoutingRequest) -> Assignment:
-        """Assign a request to the backend with the least load, without waiting; it is started."""
-        backend = self.router.choose(request.prompt_tokens, cached_tokens={})
-        assert backend is not None, "there are no backends"
-        assignment = Assignment(request, backend)
-        assignment.start()
-        return assignment
+    def begun(self, admission: "Admission", *, is_stream: bool) -> None: ...
 
-    async def enter(self, request: RoutingRequest) -> Assignment:
-        """Wait until a request may be sent, and return its assignment, which is started.
-
-        Raises:
-            TooManyWaitingError: the queue is full.
-        """
-        if self.room is not None:
-            return await self.room.enter(request)
-        if not self.router.looks_at_caches:
-            return self.assign(request)
-        assignment = (await self.router.assign([request]))[0]
-        assignment.start()
-        return assignment
-
-    @property
-    def hold_limits(self) -> Mapping[str, float]:
-        """By name of the backend: tokens being computed there from which requests are held.
-
-        Infinite while they never are; empty unless the waiting room is adaptive.
-        """
-        room = self.room
-        if not isinstance(room, AdaptiveRoom):
-            return {}
-        return {backend.name: pace.limit_tokens for backend, pace in room.paces.items()}
-
-    def begun(self, assignment: Assignment, *, is_stream: bool) -> None:
-        """Note that a response has begun; the first byte of a stream comes when it is computed."""
-        if isinstance(self.room, AdaptiveRoom):
-            self.room.begun(assignment, is_stream=is_stream)
-        assignment.prefill_done()
-        self.update()
-
-    def update(self) -> None:
-        """Look for requests that may be sent: a response has begun, or a request has ended."""
-        if self.room is not None:
-            self.room.update()
-
-    def fail_over(
-        self, assignment: Assignment, tried: Sequence[Backend], error: BackendError
-    ) -> bool:
-        """Move a request that failed before its response to a backend that was not tried.
-
-        Returns:
-            False if there is none, or if its backend may have begun to compute it.
-        """
-        self.backends.note_failure(assignment.backend, error)
-        if not isinstance(error, BackendRefusedError):
-            return False
-        prompt_tokens = assignment.request.prompt_tokens
-        backend = self.router.choose(prompt_tokens, cached_tokens={}, exclude=tried)
-        if backend is None:
-            return False
-        assignment.move(backend)
-        return True
-
-    def describe(
-        self,
-        request: ParsedRequest,
-        *,
-        tenant: Tenant | None,
-        plan: Callable[[], Request | None] | None,
-        history: Link,
-    ) -> RoutingRequest:
-        """Estimate what routing uses of a request; arguments as of `Admission.take`.
-
-        An adaptive room looks for the documents when it needs them.
-
-        Raises:
-            RequestError: the `ragboost` object is malformed.
-        """
-        num_bytes = len(request.body.raw)
-        if not (self.router.looks_at_caches or self._is_planning):
-            return self.describe_unparsed(num_bytes, model=request.tenant_key.model)
-        prefixes = self._prefixes(request) if self.router.looks_at_caches else ()
-        ratio = self._tenants.tokens_per_byte(request.tenant_key.model)
-        is_lazy = isinstance(self.room, AdaptiveRoom)
-        return RoutingRequest(
-            tenant=tenant,
-            leading=None if is_lazy or plan is None else plan(),
-            plan=plan if is_lazy else None,
-            prefixes=prefixes,
-            history=history,
-            prompt_tokens=int(self._sent_bytes(num_bytes, prefixes, history) * ratio),
-            tokens_per_byte=ratio,
-            conversation=request.session or "",
-            is_stream=request.body.fields.get("stream") is True,
-        )
-
-    def describe_unparsed(self, num_bytes: int, *, model: str = "") -> RoutingRequest:
-        """Estimate the length of a request, and nothing else of it."""
-        ratio = self._tenants.tokens_per_byte(model)
-        return RoutingRequest(prompt_tokens=int(num_bytes * ratio), tokens_per_byte=ratio)
-
-    def _prefixes(self, request: ParsedRequest) -> tuple[MessagePrefix, ...]:
-        """Return the message prefixes that identify what a backend was or will be sent.
-
-        Documents given beside the messages are rendered into the last one, which without a session
-        says nothing about them: another request may ask the same with other documents.
-        """
-        body = request.body
-        parts = (*request.tenant_key, request.session or "")
-        seed = b"%b %b" % (repr(parts).encode(), body.field_bytes("documents"))
-        prefixes = prefixes_of(body, seed=seed)
-        is_unique = request.session is not None or FIELD not in body.fields
-        return prefixes if is_unique else prefixes[:-1]
-
-    def _sent_bytes(
-        self, num_bytes: int, prefixes: tuple[MessagePrefix, ...], history: Link
-    ) -> int:
-        """Estimate a prompt's bytes, including what earlier turns added to the client's text."""
-        added = known = 0
-        for backend in self.backends.all:
-            sent, given = self.router.prefixes.longest(backend.name, prefixes)
-            added = max(added, sent - given)
-            known = max(known, self.router.prefixes.num_bytes(backend.name, history))
-        return max(num_bytes + added, known)
+    def update(self) -> None: ...
 
 
 class Admission:
     """One request's place in a backend's queue, from its assignment to the end of its response.
 
-    Made by `Dispatcher.admission`, for a `with` block. Call one of the `take` methods first.
+    A context manager; it counts as load from `assign` to `close`, which may be called twice.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._assignment: Assignment | None = None
-        self._tried: list[Backend] = []
+    def __init__(self, control: AdmissionControl) -> None:
+        # What routing knows about the request; the defaults say that it knows nothing.
+        self.tenant: Tenant | None = None  # whose context indexes hold its documents
+        self.parsed: ParsedRequest | None = None  # finds the documents that may be planned
+        self._leading: Request | None = None
+        self.sent: Conversation | None = None  # what the engine was sent for its conversation
+        self.prefixes: Sequence[MessagePrefix] = ()  # of its messages
+        self.history: Link = b""  # hash of its history as the engine was sent it
+        self.prompt_tokens = 0  # estimated
+        self.tokens_per_byte = DEFAULT_TOKENS_PER_BYTE  # of that estimate
+        self.conversation = ""  # unique name; its requests keep their order
+        self.is_stream = False  # the first byte shows that the prompt is computed
+        self.cached_by_backend: Mapping[str, int] = {}  # tokens of it in each prefix cache
+        # Its place.
+        self.cached_tokens = 0  # tokens of it that the backend's prefix cache should hold
+        self.planned: Planned | None = None  # the order of its documents, if it was planned
+        self.is_running = False  # it has been sent, or is about to be
+        self.is_prefilling = False  # it is running, and its response has not begun
+        # How it left the waiting room: `at_once`, or after a wait `alone`, `planned` with others,
+        # because of `max_wait`, or because the room was `full`.
+        self.release = "at_once"
         self.waited_s = 0.0
+        self.tried: list[Backend] = []
+        self._control = control
+        self._backend: Backend | None = None
+        self._is_closed = False
+        self._prefill_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"Admission({self._backend!r}, cached_tokens={self.cached_tokens})"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def assignment(self) -> Assignment:
-        """The request's assignment."""
-        assert self._assignment is not None, "the request is not assigned yet"
-        return self._assignment
+        self._control.update()
 
     @property
     def backend(self) -> Backend:
         """The backend that the request is assigned to."""
-        return self.assignment.backend
+        assert self._backend is not None, "the request is not assigned yet"
+        return self._backend
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens expected in the backend's prefix cache."""
-        return self.assignment.cached_tokens
+    def leading(self) -> Request | None:
+        """Its documents, if they are at the front of the payload and may be ordered."""
+        if self._leading is None and self.parsed is not None:
+            return self.parsed.leading(self.sent)
+        return self._leading
+
+    @leading.setter
+    def leading(self, documents: Request) -> None:
+        self._leading = documents
+
+    @property
+    def plannable(self) -> Request | None:
+        """Its documents, if they can be planned without delaying other requests."""
+        if self.tenant is None or self.prompt_tokens > _MAX_PLANNED_TOKENS:
+            return None
+        leading = self.leading
+        if leading is None or len(leading.documents) > _MAX_PLANNED_DOCUMENTS:
+            return None
+        return leading
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens of its prompt that the backend has to compute, as far as is known."""
+        return max(0, self.prompt_tokens - self.cached_tokens)
 
     @property
     def notes(self) -> dict[str, str | int | float | None]:
         """Facts for the access log and the span."""
-        if self._assignment is None:
+        if self._backend is None:
             return {}
         return {
-            "backend": self.backend.name,
+            "backend": self._backend.name,
             "queue_ms": round(self.waited_s * 1000, 3),
-            "release": self.assignment.release,
+            "release": self.release,
             "cached_tokens_predicted": self.cached_tokens,
-            "failovers": len(self._tried),
+            "failovers": len(self.tried),
         }
 
-    async def take(
-        self,
-        request: ParsedRequest,
-        *,
-        tenant: Tenant | None = None,
-        plan: Callable[[], Request | None] | None = None,
-        history: Link = b"",
-    ) -> Assignment:
-        """Wait until a completion may be sent, and return its assignment.
+    def assign(self, backend: Backend, *, cached_tokens: int = 0) -> None:
+        """Count the request as load of a backend, whose cache is expected to hold so much of it."""
+        assert self._backend is None, "a request is assigned once, and then moved"
+        self._backend, self.cached_tokens = backend, cached_tokens
+        self._add_load(backend)
 
-        Args:
-            request: the completion.
-            tenant: whose context indexes will be used; None: nothing will be boosted.
-            plan: returns the documents that can be planned with others; called if needed.
-            history: hash of what the engine was sent for its history; empty if unknown.
+    def start(self) -> None:
+        if not self.is_running:
+            self.is_running = self.is_prefilling = True
+            self.backend.load.running += 1
 
-        Raises:
-            TooManyWaitingError: the queue is full.
-            RequestError: the `ragboost` object is malformed.
-        """
-        routing = self._dispatcher.describe(request, tenant=tenant, plan=plan, history=history)
-        return await self._enter(routing)
-
-    async def take_unparsed(self, num_bytes: int) -> Assignment:
-        """As `take`, for a body of which nothing but the length is known."""
-        return await self._enter(self._dispatcher.describe_unparsed(num_bytes))
-
-    def take_any(self) -> Assignment:
-        """Assign the request to any backend, without waiting."""
-        self._assignment = self._dispatcher.assign(RoutingRequest())
-        return self._assignment
+    def move(self, backend: Backend) -> None:
+        """Assign the request to another backend, whose cache is not expected to hold it."""
+        was_running, self.planned = self.is_running, None
+        self._remove_load()
+        self._backend, self.cached_tokens = backend, 0
+        self._add_load(backend)
+        if was_running:
+            self.start()
 
     def fail_over(self, error: BackendError) -> bool:
         """Move to a backend that was not tried; see `Dispatcher.fail_over`."""
-        self._tried.append(self.backend)
-        return self._dispatcher.fail_over(self.assignment, self._tried, error)
-
-    def rewritten(self, *, num_bytes: int, cached_tokens: int, history: Link = b"") -> None:
-        """Note what the request was rewritten to, which is the history of the next one.
-
-        Args:
-            num_bytes: of the body to send.
-            cached_tokens: tokens that the context index expects in the backend's prefix cache.
-            history: hash of the rewritten history, if it has no session; or empty.
-        """
-        assignment, router = self.assignment, self._dispatcher.router
-        assignment.cached_tokens = max(assignment.cached_tokens, cached_tokens)
-        if router.looks_at_caches:
-            name, prefixes = assignment.backend.name, assignment.request.prefixes
-            router.prefixes.remember(name, prefixes, num_bytes=num_bytes)
-            if history:
-                whole = (MessagePrefix(history, num_bytes),)
-                router.prefixes.remember(name, whole, num_bytes=num_bytes)
+        return self._control.fail_over(self, error)
 
     def prefill_done(self, *, is_stream: bool = False) -> None:
-        """Note that the response has begun; see `Dispatcher.begun`."""
-        self._dispatcher.backends.note_answer(self.backend)
-        self._dispatcher.begun(self.assignment, is_stream=is_stream)
+        """Note that the response has begun; a stream begins when its prompt is computed."""
+        self._control.begun(self, is_stream=is_stream)
+
+    def count_computed(self) -> None:
+        if self._backend is not None:
+            self._backend.load.prefill_tokens -= self._prefill_tokens
+        self._prefill_tokens = 0
+        self.is_prefilling = False
 
     def close(self) -> None:
-        """Give the place back: the response has ended, or there will be none."""
-        if self._assignment is not None:
-            self._assignment.close()
-            self._dispatcher.update()
+        """Remove its load: the response has ended, or the request will not be sent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._remove_load()
 
-    async def _enter(self, request: RoutingRequest) -> Assignment:
-        started = time.perf_counter()
-        self._assignment = await self._dispatcher.enter(request)
-        self.waited_s = time.perf_counter() - started
-        return self._assignment
+    def _add_load(self, backend: Backend) -> None:
+        self._prefill_tokens = self.uncached_tokens
+        backend.load.assigned += 1
+        backend.load.dispatched += 1
+        backend.load.prefill_tokens += self._prefill_tokens
+
+    def _remove_load(self) -> None:
+        if self._backend is None:
+            return
+        self.count_computed()
+        self._backend.load.assigned -= 1
+        self._backend.load.running -= self.is_running
+        self.is_running = False

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from ragboost.proxy.routing.assignment import Assignment
+from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.upstream.backends import Backend
 
 _MIN_SAMPLES = 3
@@ -26,7 +26,7 @@ class PrefillPace:
     """The prompts that one backend is computing, and how fast it is."""
 
     def __init__(self) -> None:
-        self._sent: dict[Assignment, _Sent] = {}
+        self._sent: dict[Admission, _Sent] = {}
         self._own = _Line()
         self._num_queued = 0
         self._delay_s = 0.0  # decayed sums over requests that had others ahead of them
@@ -47,14 +47,14 @@ class PrefillPace:
             return None
         return self._own.mean_y / self._own.mean_x
 
-    def outstanding(self) -> Collection[Assignment]:
+    def outstanding(self) -> Collection[Admission]:
         """Return the requests sent whose prompts the backend still computes."""
         return self._sent.keys()
 
     def outstanding_tokens(self, now: float) -> int:
         """Return the tokens that the backend still computes for prompts sent."""
         self._drop_computed(now)
-        return sum(assignment.uncached_tokens for assignment in self._sent)
+        return sum(admission.uncached_tokens for admission in self._sent)
 
     def is_busy(self, now: float) -> bool:
         """Return True if a prompt that is sent now would queue in the backend for long."""
@@ -68,23 +68,22 @@ class PrefillPace:
         self._drop_computed(now)
         return min((sent.computed_at for sent in self._sent.values()), default=math.inf)
 
-    def sent(self, assignment: Assignment, now: float) -> None:
-        """Note that a request is sent."""
+    def sent(self, admission: Admission, now: float) -> None:
         if len(self._sent) >= _MAX_TRACKED:
             return
         ahead = self.outstanding_tokens(now)
         computed_at = math.inf
-        if not assignment.request.is_stream:  # its first byte comes with its last
+        if not admission.is_stream:  # its first byte comes with its last
             queueing = self._delay_s / self._tokens_ahead * ahead if self._tokens_ahead else 0.0
-            computed_at = now + self._own.at(assignment.uncached_tokens) + queueing
-        self._sent[assignment] = _Sent(assignment.backend, now, ahead, computed_at)
+            computed_at = now + self._own.at(admission.uncached_tokens) + queueing
+        self._sent[admission] = _Sent(admission.backend, now, ahead, computed_at)
 
-    def begun(self, assignment: Assignment, now: float, *, is_stream: bool) -> None:
+    def begun(self, admission: Admission, now: float, *, is_stream: bool) -> None:
         """Note that a response has begun; only the first bytes of streams are learned from."""
-        sent = self._sent.pop(assignment, None)
-        if sent is None or not is_stream or sent.backend is not assignment.backend:
+        sent = self._sent.pop(admission, None)
+        if sent is None or not is_stream or sent.backend is not admission.backend:
             return
-        seconds, tokens = now - sent.at, assignment.uncached_tokens
+        seconds, tokens = now - sent.at, admission.uncached_tokens
         if not sent.ahead:
             self._own.add(tokens, seconds)
         elif self._own.num >= _MIN_SAMPLES:
@@ -95,10 +94,10 @@ class PrefillPace:
 
     def _drop_computed(self, now: float) -> None:
         self._sent = {
-            assignment: sent
-            for assignment, sent in self._sent.items()
-            if assignment.is_prefilling
-            and assignment.backend is sent.backend
+            admission: sent
+            for admission, sent in self._sent.items()
+            if admission.is_prefilling
+            and admission.backend is sent.backend
             and now < sent.computed_at
         }
 

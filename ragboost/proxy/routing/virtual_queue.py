@@ -11,21 +11,13 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """A place in the virtual queue; a smaller one is earlier.
+    """A place in the virtual queue; a smaller one is earlier."""
 
-    Attributes:
-        begin: tokens that may be sent before the request.
-        number: of arrival.
-        tokens: to compute for the request.
-        team: whose request it is.
-        span: what it adds to `begin` of its team's next request.
-    """
-
-    begin: float
+    begin: float  # tokens that may be sent before the request
     number: int
-    tokens: int
-    team: str
-    span: int
+    tokens: int  # to compute for the request
+    team: str  # whose request it is
+    span: int  # what it adds to `begin` of its team's next request
 
     def is_behind(self, other: "Place") -> bool:
         """Return True if another request of the same team arrived earlier."""
@@ -67,7 +59,6 @@ class VirtualQueue:
         self.leave(place)
 
     def leave(self, place: Place) -> None:
-        """Remove a request that is sent."""
         self._waiting[place.team] -= 1
         if not self._waiting[place.team]:
             del self._waiting[place.team], self._ends[place.team]

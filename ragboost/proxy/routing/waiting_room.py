@@ -1,21 +1,29 @@
-"""Hold requests until they are planned together and a backend has room for them.
+"""Hold requests while their backend is busy, and send first what shares a cached prefix.
 
-An idle backend is given requests at once; while all are busy, a request waits up to `window_ms` for
-others to be planned with. Batches keep the order of arrival, so a request is overtaken only by
-others of its batch, fewer than `max_batch`. Does not know documents, or how a backend is chosen.
+A request is held only where it would queue in the backend anyway: nobody waits for an idle backend,
+or for one whose pace is unknown. Each time one can be sent, those that wait are planned together;
+one whose prefix is just being computed for another waits for that, if it can. What may overtake
+whom is bounded by the virtual queue. With `off`, requests wait only for a backend that is at its
+`max_concurrency`, and are sent in order of arrival. Does not know how a backend is chosen.
 """
 
 import asyncio
+import logging
 import math
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 from ragboost.config import WaitingRoomSettings
-from ragboost.errors import RequestError
-from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
+from ragboost.errors import RagBoostError, RequestError
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.backend_queue import BackendQueue, QueuedRequest
+from ragboost.proxy.routing.prefill_pace import PrefillPace
+from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backends import Backend, Backends
 
-Assign = Callable[[Sequence[RoutingRequest]], Awaitable[Sequence[Assignment]]]
+logger = logging.getLogger(__name__)
+
+_MAX_PLANNED_DOCUMENTS = 1000  # planning so many takes about 10 ms
 
 
 class TooManyWaitingError(RequestError):
@@ -31,198 +39,228 @@ class TooManyWaitingError(RequestError):
         self.retry_after_s = retry_after_s
 
 
-class _Waiting:
-    """A request in the waiting room; `assignment` is its assignment, once it has been planned."""
-
-    __slots__ = ("assignment", "held_until", "released", "request", "since")
-
-    def __init__(
-        self, request: RoutingRequest, *, since: float, released: "asyncio.Future[Assignment]"
-    ) -> None:
-        self.request = request
-        self.since = since
-        self.released = released
-        self.assignment: Assignment | None = None
-        self.held_until: float | None = None
-
-
 class WaitingRoom:
-    """One queue in leading of all backends, used on one event loop.
+    """One queue per backend, used on one event loop."""
 
-    Args:
-        assign: chooses backends for a batch of requests, and the order in which to send it.
-        backends: the backends that requests wait for.
-        settings: the limits; unless `mode` is `window`, requests only wait for a backend with room.
-    """
-
-    def __init__(self, assign: Assign, backends: Backends, settings: WaitingRoomSettings) -> None:
-        self._assign = assign
-        self._backends = backends
-        is_window = settings.mode == "window"
+    def __init__(self, router: Router, backends: Backends, settings: WaitingRoomSettings) -> None:
+        self._router = router
         self._max_waiting = settings.max_waiting
-        self._max_batch = settings.max_batch if is_window else 1
-        self._window_s = settings.window_ms / 1000 if is_window else 0.0
-        self._hold_s = settings.hold_for_prefill_ms / 1000
-        self._arrived: dict[_Waiting, None] = {}  # in order of arrival
-        self._ready: dict[Backend, deque[_Waiting]] = {b: deque() for b in backends.all}
-        self._prefilling: dict[Assignment, None] = {}
-        self._planning: asyncio.Task[None] | None = None
+        self._max_wait_s = settings.max_wait_ms / 1000
+        self._max_batch = settings.max_batch
+        self._is_adaptive = settings.mode == "adaptive"
+        # What is known about the speed of each backend; with `off` it does not matter.
+        self.paces = {b: PrefillPace() for b in backends.all} if self._is_adaptive else {}
+        plan = self._plan if self._is_adaptive else None
+        self._queues = {
+            backend: BackendQueue(backend, self.paces.get(backend), plan=plan, update=self.update)
+            for backend in backends.all
+        }
         self._timer: asyncio.TimerHandle | None = None
+        backends.on_down.append(self._move_all)
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
-        return len(self._arrived) + sum(map(len, self._ready.values()))
+        return sum(len(queue.waiting) for queue in self._queues.values())
 
-    async def enter(self, request: RoutingRequest) -> Assignment:
-        """Wait until a request may be sent, and return its assignment, started.
+    async def enter(self, admission: Admission) -> None:
+        """Assign a request, and wait until it may be sent; it is started.
 
-        The caller must call `update` when the backend begins its response and when that has ended.
-        A caller that is cancelled leaves the queue.
+        The caller must call `begun` when the backend begins its response, and `update` when that
+        has ended. A caller that is cancelled leaves the queue.
 
         Raises:
-            TooManyWaitingError: the queue is full.
+            TooManyWaitingError: the room is full, and the backend at its `max_concurrency`.
         """
-        loop = asyncio.get_running_loop()
-        if len(self) >= self._max_waiting:
-            raise TooManyWaitingError(len(self), retry_after_s=self._retry_after_s(loop.time()))
-        waiting = _Waiting(request, since=loop.time(), released=loop.create_future())
-        self._arrived[waiting] = None
-        self.update()
         try:
-            return await waiting.released
-        except asyncio.CancelledError:
-            self._leave(waiting)
+            await self._router.place(admission)
+            await self._enter(admission)
+        except BaseException:
+            admission.close()
+            self.update()
             raise
 
-    def update(self) -> None:
-        """Release the requests that may be sent, and plan those that are due."""
-        for backend, ready in self._ready.items():
-            self._release(backend, ready)
-        # Requests still ready although their backend has room are held for another's prefill.
-        if (
-            self._planning is None
-            and self._arrived
-            and any(b.is_healthy and b.has_room for b in self._ready)
-        ):
+    def begun(self, admission: Admission, *, is_stream: bool) -> None:
+        """Note that a response has begun, before it counts as computed."""
+        if self._is_adaptive:
             now = asyncio.get_running_loop().time()
-            due = self._due()
-            if due > now:
-                self._wake_at(due)
-            else:
-                batch = list(self._arrived)[: self._max_batch]
-                self._planning = asyncio.create_task(self._plan(batch))
-                self._planning.add_done_callback(self._planned)
+            self.paces[admission.backend].begun(admission, now, is_stream=is_stream)
+
+    def update(self) -> None:
+        """Release the requests that may be sent, and plan the next ones."""
+        now = asyncio.get_running_loop().time()
+        for queue in self._queues.values():
+            if self._is_adaptive:
+                queue.release_expired(now, max_wait_s=self._max_wait_s)
+            queue.release(now)
+        if len(self._queues) > 1 and len(self):
+            self._share(now)
+        self._set_timer(now)
 
     def close(self) -> None:
-        """Cancel timers and planning."""
+        """Cancel timers and planning, and release everybody: the event loop ends."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._planning is not None:
-            self._planning.cancel()
+        for queue in self._queues.values():
+            queue.close()
 
-    def _due(self) -> float:
-        """Return the time at which to plan the next batch: 0 if it is full or a backend is idle."""
-        if len(self._arrived) >= self._max_batch:
-            return 0.0
-        if any(not backend.load.assigned for backend in self._backends.candidates()):
-            return 0.0
-        return next(iter(self._arrived)).since + self._window_s
-
-    async def _plan(self, batch: Sequence[_Waiting]) -> None:
-        assignments = await self._assign([waiting.request for waiting in batch])
-        by_request = {waiting.request: waiting for waiting in batch}
-        for assignment in assignments:
-            waiting = by_request[assignment.request]
-            if waiting not in self._arrived:  # its caller was cancelled
-                assignment.close()
-                continue
-            del self._arrived[waiting]
-            waiting.assignment = assignment
-            self._ready[assignment.backend].append(waiting)
-
-    def _planned(self, task: "asyncio.Task[None]") -> None:
-        self._planning = None
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:  # a bug: raise it in every waiting caller
-            for waiting in self._arrived:
-                if not waiting.released.done():  # else it was cancelled just now
-                    waiting.released.set_exception(error)
-            self._arrived.clear()
-            return
-        self.update()
-
-    def _release(self, backend: Backend, ready: deque[_Waiting]) -> None:
-        if not ready:
-            return
+    async def _enter(self, admission: Admission) -> None:
+        queue = self._queues[admission.backend]
         now = asyncio.get_running_loop().time()
-        for waiting in list(ready):
-            if not backend.has_room:
+        if not queue.waiting and queue.has_room(now):
+            queue.send(admission, now)
+            return
+        if len(self) >= self._max_waiting:
+            if not admission.backend.has_room:
+                raise TooManyWaitingError(len(self), retry_after_s=self._retry_after_s(now))
+            if not queue.waiting:
+                queue.send(admission, now)
                 return
-            assert waiting.assignment is not None, "a ready request has been planned"
-            if self._is_held(waiting, waiting.assignment, now):
+            queue.let_go(queue.eligible()[0], now, how="full")  # it queues in the backend
+        team, tokens = "", admission.uncached_tokens
+        if self._is_adaptive:
+            tenant = admission.tenant
+            team = tenant.key.team if tenant is not None else ""
+            tokens = _expected_tokens(admission)
+        queued = queue.add(admission, team=team, tokens=tokens, since=now)
+        try:
+            self.update()
+            await queued.released
+        finally:
+            self._queues[admission.backend].take(queued)
+
+    async def _plan(self, queue: BackendQueue) -> None:
+        """Choose the requests to send next: the most urgent one, or those with a cached prefix."""
+        waiting = queue.eligible()
+        if not waiting:
+            return
+        urgent = waiting[0]
+        if urgent.admission.plannable is None:
+            queue.set_next(urgent, how="alone")
+            return
+        lead = queue.places.lead([queued.place for queued in waiting])
+        sharing = self._window(waiting)
+        ready = [queued for queued in sharing if not self._shares_with_any(queued.admission)]
+        if ready and (ready[0] is urgent or ready[0].place.tokens <= lead):
+            sharing = ready
+        window = {queued.admission: queued for queued in sharing}
+        chosen = await _plan_next(list(window), budget_tokens=lead)
+        queue.set_next(window[chosen], how="planned" if len(window) > 1 else "alone")
+
+    def _window(self, waiting: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Return the requests to plan together: those of the most urgent one's tenant."""
+        tenant = waiting[0].admission.tenant
+        window: list[QueuedRequest] = []
+        num_documents = 0
+        for queued in waiting:
+            plannable = queued.admission.plannable
+            if queued.admission.tenant is not tenant or plannable is None:
                 continue
-            ready.remove(waiting)
-            waiting.assignment.start()
-            if self._hold_s:
-                self._prefilling[waiting.assignment] = None
-            if not waiting.released.done():
-                waiting.released.set_result(waiting.assignment)
+            num_documents += len(plannable.documents)
+            if window and num_documents > _MAX_PLANNED_DOCUMENTS:
+                break
+            window.append(queued)
+            if len(window) == self._max_batch:
+                break
+        return window
 
-    def _is_held(self, waiting: _Waiting, assignment: Assignment, now: float) -> bool:
-        """Return True while another request computes a part of this one's prompt.
+    def _share(self, now: float) -> None:
+        """Send requests that wait for a busy backend to one where they begin sooner."""
+        for queue in self._queues.values():
+            for other in self._queues.values():
+                while not queue.waiting and queue.has_room(now) and queue.backend.is_healthy:
+                    queued = other.better_off(queue, now) if other.waiting else None
+                    if queued is None:
+                        break
+                    other.take(queued)
+                    queued.admission.move(queue.backend)
+                    queue.receive(queued)
+                    queue.let_go(queued, now, how="alone")
 
-        Up to `hold_for_prefill_ms`.
-        """
-        if not self._hold_s:
-            return False
-        self._prefilling = {t: None for t in self._prefilling if t.is_prefilling}
-        if not any(_computes_for(other, assignment) for other in self._prefilling):
-            return False
-        if waiting.held_until is None:
-            waiting.held_until = now + self._hold_s
-        if now >= waiting.held_until:
-            return False
-        self._wake_at(waiting.held_until)
-        return True
-
-    def _leave(self, waiting: _Waiting) -> None:
-        """Remove a request in any state."""
-        self._arrived.pop(waiting, None)
-        if waiting.assignment is not None:
-            ready = self._ready[waiting.assignment.backend]
-            if waiting in ready:
-                ready.remove(waiting)
-            waiting.assignment.close()
+    def _move_all(self, backend: Backend) -> None:
+        """Move the requests that wait for a backend that is down."""
+        queue = self._queues[backend]
+        for queued in list(queue.waiting):
+            tokens = queued.admission.prompt_tokens
+            target = self._router.choose(tokens, cached_tokens={}, exclude=(backend,))
+            if target is None:
+                return
+            queue.take(queued)
+            queued.admission.move(target)
+            self._queues[target].receive(queued)
         self.update()
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        max_wait_s = self._max_wait_s
+        due = min(queue.next_update(now, max_wait_s=max_wait_s) for queue in self._queues.values())
+        if due != math.inf:
+            self._timer = asyncio.get_running_loop().call_at(max(due, now), self.update)
 
     def _retry_after_s(self, now: float) -> int:
-        """Return the longest wait so far, in whole seconds."""
-        waiting = [*self._arrived, *(w for ready in self._ready.values() for w in ready)]
-        return max(1, math.ceil(now - min(each.since for each in waiting)))
+        since = [queued.since for queue in self._queues.values() for queued in queue.waiting]
+        return max(1, math.ceil(now - min(since, default=now)))
 
-    def _wake_at(self, when: float) -> None:
-        if self._timer is not None and not self._timer.cancelled() and self._timer.when() <= when:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self.update()
+    def _shares_with_any(self, admission: Admission) -> bool:
+        """Return True if a prompt that is being computed will have more of this one's cached."""
+        computing = self.paces[admission.backend].outstanding()
+        return any(_is_awaited(other, admission) for other in computing)
 
 
-def _computes_for(other: Assignment, assignment: Assignment) -> bool:
-    """Return True if `other` is computing documents with which `assignment` begins."""
-    one, two = other.planned, assignment.planned
-    if one is None or two is None or other.backend is not assignment.backend:
+def _is_awaited(other: Admission, admission: Admission) -> bool:
+    computing, documents = other.plannable, admission.plannable
+    if other.planned is None or computing is None or documents is None:
         return False
-    if other.request.tenant is not assignment.request.tenant:
+    if other.tenant is not admission.tenant:
         return False
-    shared = 0
-    for left, right, length in zip(one.elements, two.elements, one.tokens, strict=False):
-        if left != right:
-            break
-        shared += length
-    return shared > one.cached_tokens
+    if computing.preamble != documents.preamble:
+        return False
+    keys = {document.key for document in documents.documents}
+    cached = 0
+    for at, tokens in zip(other.planned.permutation, other.planned.tokens, strict=True):
+        if computing.documents[at].key not in keys:
+            return False
+        cached += tokens
+        if cached > other.planned.cached_tokens:
+            return True
+    return False
+
+
+def _expected_tokens(admission: Admission) -> int:
+    """Return the tokens of a request that its backend has to compute, by its documents if possible.
+
+    Does not wait: while the context index is in use, what is known so far has to do.
+    """
+    leading, tenant = admission.plannable, admission.tenant
+    if leading is not None and tenant is not None and not tenant.lock.locked():
+        booster = tenant.booster(admission.backend.name)
+        with suppress(RagBoostError):  # it will be boosted or bypassed later
+            cached = booster.cached_tokens(leading.documents, preamble=leading.preamble)
+            admission.cached_tokens = max(admission.cached_tokens, cached)
+    return admission.uncached_tokens
+
+
+async def _plan_next(admissions: Sequence[Admission], *, budget_tokens: float) -> Admission:
+    """Choose which request of a tenant on a backend to send next, and plan its documents.
+
+    Args:
+        admissions: not empty, the most urgent one first; all are plannable.
+        budget_tokens: that may be computed before the most urgent one.
+    """
+    tenant = admissions[0].tenant
+    assert tenant is not None, "a plannable request has a tenant"
+    requests = [admission.plannable for admission in admissions]
+    async with tenant.lock:
+        booster = tenant.booster(admissions[0].backend.name)
+        try:
+            at, planned = booster.plan_next(
+                [request for request in requests if request is not None],
+                budget_tokens=budget_tokens,
+            )
+        except RagBoostError as error:  # each will be boosted or bypassed on its own
+            logger.warning("cannot plan %d requests together: %s", len(admissions), error)
+            return admissions[0]
+    admission = admissions[at]
+    admission.planned = planned
+    admission.cached_tokens = max(admission.cached_tokens, planned.cached_tokens)
+    return admission

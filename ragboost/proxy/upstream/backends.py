@@ -13,12 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
 from ragboost.config.proxy import public_url
-from ragboost.errors import (
-    BackendConnectionError,
-    BackendError,
-    BackendTimeoutError,
-    ConfigError,
-)
+from ragboost.errors import BackendConnectionError, BackendError, BackendTimeoutError, ConfigError
 from ragboost.proxy.upstream.client import (
     BackendRefusedError,
     ConnectionPool,
@@ -51,36 +46,21 @@ _NO_LOAD = Load()
 
 @dataclass(slots=True)
 class BackendLoad:
-    """Counters of a backend's requests, from their assignment to the end of their responses.
+    """Counters of a backend's requests, from their assignment to the end of their responses."""
 
-    Attributes:
-        running: requests sent whose responses have not ended.
-        assigned: running requests and those that wait for the backend to have room.
-        prefill_tokens: prompt tokens to be computed for assigned requests without a first byte.
-        dispatched: requests ever assigned; breaks ties.
-        elsewhere: the requests of other workers and replicas, as last heard.
-    """
-
-    running: int = 0
-    assigned: int = 0
+    running: int = 0  # requests sent whose responses have not ended
+    assigned: int = 0  # running requests and those that wait for the backend to have room
+    # Prompt tokens to be computed for assigned requests without a first byte.
     prefill_tokens: int = 0
-    dispatched: int = 0
-    elsewhere: Load = _NO_LOAD
+    dispatched: int = 0  # requests ever assigned; breaks ties
+    elsewhere: Load = _NO_LOAD  # the requests of other workers and replicas, as last heard
 
 
 class Backend:
     """One upstream server, or one data-parallel rank of its engine; used on one event loop.
 
     Attributes:
-        url: base URL, without `/v1`, a slash at the end, user and password: it may be shown.
-        name: in headers, metrics and logs; unique among the backends. Ends with `#RANK` for a rank.
-        rank: of the engine's data-parallel ranks, each with a prefix cache of its own; None: the
-            engine has one, or chooses by itself.
         max_concurrency: completions that may run on it at a time; None: unlimited.
-        load: its requests.
-        is_healthy: it is sent requests; set by `Backends`.
-        num_failures: consecutive connection failures.
-        hides_client_keys: clients send API keys of the proxy, which must not reach the backend.
     """
 
     def __init__(
@@ -91,17 +71,22 @@ class Backend:
         rank: int | None = None,
     ) -> None:
         configured = (replica or settings).url
+        # Base URL, without `/v1`, a slash at the end, user and password: it may be shown.
         self.url = public_url(configured)
+        # In headers, metrics and logs; unique among the backends. Ends with `#RANK` for a rank.
         self.name = (replica and replica.name) or self.url.partition("://")[2]
+        # Of the engine's data-parallel ranks, each with a prefix cache of its own; None: the engine
+        # has one, or chooses by itself.
         self.rank = rank
         if rank is not None:
             self.name += f"#{rank}"
         self.max_concurrency = (replica and replica.max_concurrency) or settings.max_concurrency
         self.load = BackendLoad()
-        self.is_healthy = True
+        self.is_healthy = True  # it is sent requests; set by `Backends`
         self.num_failures = 0
         api_key = (replica and replica.api_key) or settings.api_key
         self._api_key = api_key.get_secret_value() if api_key else None
+        # Clients send API keys of the proxy, which must not reach the backend.
         self.hides_client_keys = False
         address = urlsplit(self.url)
         self._path = address.path
@@ -130,7 +115,6 @@ class Backend:
         return self.load.running + self.load.elsewhere.running < self.max_concurrency
 
     def close(self) -> None:
-        """Close all idle connections."""
         self._connections.close()
 
     async def request(
@@ -144,10 +128,8 @@ class Backend:
         is idempotent, or it has an `idempotency-key`.
 
         Args:
-            method: in upper case.
             target: path and query, encoded as the client sent them.
             headers: all but host, content-length and the backend's own API key.
-            body: may be empty.
 
         Raises:
             BackendRefusedError: no connection could be made; nothing was sent.
@@ -180,12 +162,7 @@ class Backend:
         return status < 500
 
     async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
-        """Return a small response's body: empty if its status is not 200, None without a response.
-
-        Args:
-            path: to GET.
-            body: JSON to POST instead.
-        """
+        """Return a small response's body: empty unless its status is 200, None without one."""
         try:
             status, data = await self.ask(path, body=body)
         except BackendError:
@@ -201,12 +178,6 @@ class Backend:
         timeout_s: float = _READY_TIMEOUT_S,
     ) -> tuple[int, bytes]:
         """Send a request of the proxy's own on a new connection; return its status and body.
-
-        Args:
-            path: to GET.
-            body: JSON to POST instead.
-            headers: further headers.
-            timeout_s: for the whole exchange.
 
         Raises:
             BackendConnectionError: no connection, or a truncated response.
@@ -296,17 +267,12 @@ class Backends:
 
     If there are several, each is checked at intervals. One that refuses a connection or fails
     `max_failures` times in a row is unhealthy until a check succeeds.
-
-    Attributes:
-        all: the backends, healthy or not.
-        health_interval_s: time between two checks.
-        max_failures: consecutive failures that make a backend unhealthy.
-        on_down: called with each backend that becomes unhealthy; its prefix cache counts as lost.
     """
 
-    all: Sequence[Backend]
-    health_interval_s: float = 2.0
-    max_failures: int = 3
+    all: Sequence[Backend]  # the backends, healthy or not
+    health_interval_s: float = 2.0  # time between two checks
+    max_failures: int = 3  # consecutive failures that make a backend unhealthy
+    # Called with each backend that becomes unhealthy; its prefix cache counts as lost.
     on_down: list[Callable[[Backend], None]] = field(default_factory=list)
 
     @classmethod
@@ -333,7 +299,6 @@ class Backends:
         return cls(backends, router.health_interval_s, router.max_failures)
 
     def open(self) -> None:
-        """Start the health checks."""
         checked = self.all if len(self.all) > 1 else ()
         self._checks = [asyncio.create_task(self._check(backend)) for backend in checked]
 
@@ -350,10 +315,6 @@ class Backends:
         candidates = [backend for backend in self.all if backend not in exclude]
         return [backend for backend in candidates if backend.is_healthy] or candidates
 
-    def note_answer(self, backend: Backend) -> None:
-        """Record that a backend has begun a response."""
-        backend.num_failures = 0
-
     def note_failure(self, backend: Backend, error: BackendError) -> None:
         """Record that a request failed before its response began."""
         if isinstance(error, BackendTimeoutError):
@@ -363,7 +324,6 @@ class Backends:
             self._set_healthy(backend, False)
 
     async def is_ready(self) -> bool:
-        """Return True if any backend responds."""
         for backend in self.candidates():
             if await backend.is_ready():
                 return True

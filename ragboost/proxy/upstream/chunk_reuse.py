@@ -21,11 +21,11 @@ class ChunkReuseProbe:
 
     Args:
         settings: `reuse_chunks` answers for all backends; None: ask them.
-        backends: all of them.
     """
 
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:
         self._configured = settings.reuse_chunks
+        self.is_supported = bool(settings.reuse_chunks)  # by all backends
         self._backends = backends
         self._reusing: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -33,26 +33,19 @@ class ChunkReuseProbe:
     async def open(self) -> None:
         """Start to ask, without waiting for an answer."""
         if self._configured is None:
-            self._tasks = [asyncio.create_task(self._watch(each)) for each in self._backends]
+            self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self._backends]
 
     async def close(self) -> None:
-        """Stop asking."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @property
-    def is_supported(self) -> bool:
-        """All backends reuse chunks."""
-        if self._configured is not None:
-            return self._configured
-        return all(backend.name in self._reusing for backend in self._backends)
 
     async def _watch(self, backend: Backend) -> None:
         while True:
             answer = await backend.fetch("/chunk_reuse")
             change = self._reusing.add if _is_possible(answer) else self._reusing.discard
             change(backend.name)
+            self.is_supported = len(self._reusing) == len(self._backends)
             await asyncio.sleep(_RETRY_S if answer is None else _RECHECK_S)
 
 

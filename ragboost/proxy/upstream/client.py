@@ -45,13 +45,7 @@ class UnreadRequestError(StaleConnectionError):
 
 
 class UpstreamResponse:
-    """A response whose head has arrived and whose body is read in chunks.
-
-    Attributes:
-        status: HTTP status code.
-        headers: names in lower case, in the backend's order.
-        is_complete: the end of the body has arrived; the next `read` returns all that remains.
-    """
+    """A response whose head has arrived and whose body is read in chunks."""
 
     __slots__ = (
         "_chunks",
@@ -68,7 +62,8 @@ class UpstreamResponse:
         self, connection: "Connection", status: int, headers: list[tuple[bytes, bytes]]
     ) -> None:
         self.status = status
-        self.headers = headers
+        self.headers = headers  # names in lower case, in the backend's order
+        # The end of the body has arrived; the next `read` returns all that remains.
         self.is_complete = False
         self._connection = connection
         self._chunks: list[bytes] = []
@@ -119,11 +114,7 @@ class UpstreamResponse:
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a pool; httptools calls its `on_` methods.
-
-    Attributes:
-        is_reused: an earlier request was answered on it.
-    """
+    """One connection of a pool; httptools calls its `on_` methods."""
 
     def __init__(self, pool: "ConnectionPool", loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
@@ -141,11 +132,10 @@ class Connection(asyncio.Protocol):
         self._ends_at_close = self._has_ended = False
         self._num_bytes = 0  # of the request
         self._is_unread = False
-        self.is_reused = False
+        self.is_reused = False  # an earlier request was answered on it
 
     @property
     def is_closing(self) -> bool:
-        """The connection is closed or closing."""
         return self._transport is None or self._transport.is_closing()
 
     @property
@@ -163,7 +153,6 @@ class Connection(asyncio.Protocol):
 
         Args:
             head: request line and headers, with the empty line.
-            body: may be empty.
             is_head_request: the response has no body, whatever its headers say.
 
         Raises:
@@ -196,7 +185,6 @@ class Connection(asyncio.Protocol):
             del waiter  # its error's traceback refers to this frame
 
     def close(self) -> None:
-        """Close the connection at once."""
         self._stop_timer()
         if self._transport is not None:
             self._transport.abort()
@@ -208,7 +196,6 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()  # type: ignore[union-attr]
 
     def resume(self) -> None:
-        """Read from the socket again."""
         if self._is_paused and not self.is_closing:
             self._is_paused = False
             self._last_read = self._loop.time()
@@ -417,7 +404,6 @@ class ConnectionPool:
             self._sweeper = loop.call_later(_KEEPALIVE_S, self._sweep)
 
     def close(self) -> None:
-        """Close all idle connections."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         while self._idle:

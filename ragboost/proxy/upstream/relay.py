@@ -6,25 +6,71 @@ backend. Does not know the meaning of the bytes.
 
 import logging
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ragboost.cache_sync.usage import Usage
+from ragboost.cache_sync.tracked_request import TrackedRequest
+from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
-from ragboost.proxy.asgi.disconnect import ClientWatch
-from ragboost.proxy.asgi.headers import response_headers, with_header
-from ragboost.proxy.asgi.request_context import REQUEST_ID, RequestContext
+from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientWatch, RequestContext
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
-from ragboost.proxy.upstream.request import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.proxy.upstream.response_sender import ResponseSender
-from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
+from ragboost.rewriting.parsed_request import Bypass
+from ragboost.rewriting.rewriter import BoostResult
 from ragboost.serving.errors import error_body
+from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 
 RECEIPT = b"x-ragboost-receipt"
 _EVENT_STREAM = "text/event-stream"
+
+
+class UpstreamRequest(NamedTuple):
+    """A request to send to a backend."""
+
+    body: bytes
+    headers: RawHeaders  # without the request id
+    model: str = ""  # named by the client
+    bypass: Bypass | None = None  # why nothing was boosted
+    result: BoostResult | None = None  # None: the body is forwarded as it came
+    tracked: TrackedRequest | None = None  # None: nothing was boosted
+    history: bytes = b""  # digest of the rewritten history, for a conversation without a name
+    is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
+    seconds: float | None = None  # to prepare it, without waiting; None: no completion
+    dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
+    worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
+
+    @property
+    def context(self) -> Context | None:
+        return self.result.context if self.result is not None else None
+
+    @property
+    def response_headers(self) -> RawHeaders:
+        """The `x-ragboost-*` headers of the response to a completion."""
+        if self.seconds is None:
+            return ()
+        result = self.result
+        headers = [
+            (b"x-ragboost-documents", b"%d" % (result.num_documents if result else 0)),
+            (b"x-ragboost-documents-dropped", b"%d" % (result.num_dropped if result else 0)),
+            (b"x-ragboost-overhead-ms", b"%.3f" % (self.seconds * 1000)),
+        ]
+        if self.bypass is not None:
+            headers.append((b"x-ragboost-bypass", self.bypass.reason.encode()))
+        return headers
+
+    @property
+    def notes(self) -> dict[str, str | int | float | None]:
+        """Facts for the access log and the span."""
+        result = self.result
+        return {
+            "documents": result.num_documents if result else 0,
+            "documents_dropped": result.num_dropped if result else 0,
+            "bypass": self.bypass.reason if self.bypass else None,
+            "overhead_ms": round((self.seconds or 0.0) * 1000, 3),
+        }
 
 
 class BackendSlot(Protocol):
@@ -63,13 +109,6 @@ async def relay(
     response: a stream of events ends with an error event where one can be placed, anything else
     ends early, so that the client sees that it is incomplete.
 
-    Args:
-        exchange: the client's request.
-        watch: of the client.
-        slot: the request's place at its backend.
-        upstream: the request to send.
-        reader: reads a complete response on the side.
-
     Returns:
         The usage that a complete response reports, or None.
     """
@@ -79,9 +118,8 @@ async def relay(
     try:
         exchange.outcome = _outcome(response.status)
         reader = reader if _is_readable(response) else None
-        sender = ResponseSender(exchange.send)
-        await _send_head(exchange, slot, response, upstream, reader, sender)
-        is_whole = await _send_body(exchange, watch, slot, response, reader, sender)
+        await _send_head(exchange, slot, response, upstream, reader)
+        is_whole = await _send_body(exchange, watch, slot, response, reader)
         return reader.usage if is_whole and reader is not None else None
     finally:
         response.close()  # no effect after the last byte; before it, this cancels the backend
@@ -114,7 +152,6 @@ async def _send_head(
     response: UpstreamResponse,
     upstream: UpstreamRequest,
     reader: ResponseReader | None,
-    sender: ResponseSender,
 ) -> None:
     headers = response_headers(response.headers)
     if reader is not None and reader.start(is_stream=_is_stream(response)):
@@ -126,9 +163,8 @@ async def _send_head(
         name = slot.backend.name.encode("latin-1", "replace")
         headers.append((b"x-ragboost-backend", name))
         headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % slot.cached_tokens))
-    exchange.status = response.status
     is_held = reader is not None and reader.has_receipt and not _is_stream(response)
-    await sender.start(response.status, headers, is_held=is_held)
+    await exchange.start_response(response.status, headers, is_held=is_held)
 
 
 async def _send_body(
@@ -137,7 +173,6 @@ async def _send_body(
     slot: BackendSlot,
     response: UpstreamResponse,
     reader: ResponseReader | None,
-    sender: ResponseSender,
 ) -> bool:
     last = sent = b""
     try:
@@ -151,7 +186,7 @@ async def _send_body(
             if reader and reader.must_settle:
                 await reader.settle()
             if last:
-                await sender.body(last)
+                await exchange.send_body(last)
                 sent = last
         else:
             last = b""  # everything was sent
@@ -160,7 +195,7 @@ async def _send_body(
             await reader.settle()
     except RequestError as error:
         exchange.outcome = "truncated"
-        await sender.release()
+        await exchange.release()
         await _send_cut(exchange, watch, response, sent, status=error.status, reason=str(error))
         return False
     except BackendError as error:
@@ -168,13 +203,13 @@ async def _send_body(
         logger.warning("%s: the backend's response ended early: %s", exchange.shown_path, error)
         if held := reader.take_held() if reader else b"":
             last = held
-            await sender.body(held)
-        await sender.release()
+            await exchange.send_body(held)
+        await exchange.release()
         await _send_cut(exchange, watch, response, last)
         return False
     receipt = reader.receipt() if reader else None
     watch.finish()
-    await sender.finish(rest, header=(RECEIPT, receipt) if receipt is not None else None)
+    await exchange.finish(rest, header=(RECEIPT, receipt) if receipt is not None else None)
     return True
 
 

@@ -9,21 +9,24 @@ from typing import Any
 
 import msgspec
 
-from ragboost.cache_sync.usage import Usage, merge_usage, read_usage
+from ragboost.wires.openai_chat import AnswerDeltas, AnswerMessage, read_answers
+from ragboost.wires.usage import (
+    OURS_START,
+    USAGE_START,
+    Usage,
+    has_usage,
+    is_last_event,
+    is_usage_event,
+    merge_usage,
+    our_figures,
+    read_usage,
+)
 
 _MAX_BYTES = 8 * 1024 * 1024
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
-_MAX_DEPTH = 32  # of a message's content and calls
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 _DONE = b"data: [DONE]"
-_USAGE_START = re.compile(rb'"usage"\s*:\s*\{')
-_OURS_START = re.compile(rb'"ragboost"\s*:\s*\{')
-# The events with which streams end, of Anthropic's messages and OpenAI's Responses.
-_LAST_EVENTS = ("message_delta", "response.completed", "response.incomplete")
 _DECODER = msgspec.json.Decoder()
-
-AnswerMessage = dict[str, Any]
-"""An assistant message as a client sends it back: `role`, `content`, `tool_calls`."""
 
 
 class ResponseReader:
@@ -37,10 +40,6 @@ class ResponseReader:
         before_end: to be awaited by `settle`.
         write_receipt: returns the JSON object of a receipt for the usage that was read. It is
             added to the last event with usage of a stream whose client asked for usage.
-
-    Attributes:
-        usage: the usage read so far, or None.
-        must_settle: `on_messages` was called: call `settle` before anything else is sent.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class ResponseReader:
         before_end: Callable[[], Awaitable[None]] | None = None,
         write_receipt: Callable[[Usage], bytes] | None = None,
     ) -> None:
-        self.usage: Usage | None = None
-        self.must_settle = False
+        self.usage: Usage | None = None  # read so far
+        self.must_settle = False  # `on_messages` was called: await `settle` before sending more
         self._strips_usage = strips_usage
         self._on_messages = on_messages
         self._before_end = before_end
@@ -63,7 +62,7 @@ class ResponseReader:
         self._num_bytes = 0
         self._chunks: list[bytes] = []  # of a JSON body
         self._rest = b""  # of a stream: the beginning of the next event
-        self._deltas: dict[int, _Deltas] = {}  # by index of the choice
+        self._deltas = AnswerDeltas() if on_messages is not None else None
 
     @property
     def reads_messages(self) -> bool:
@@ -84,8 +83,7 @@ class ResponseReader:
     def start(self, *, is_stream: bool) -> bool:
         """Begin a response; return True if the client may get other bytes than the backend sends.
 
-        Args:
-            is_stream: the body is server-sent events, not JSON.
+        A stream is of server-sent events, all else is JSON.
         """
         self._is_stream = is_stream
         return is_stream and self._edits
@@ -97,7 +95,7 @@ class ResponseReader:
             self._is_readable = False
         if self._is_stream:
             is_whole = not self._rest and chunk.endswith(b"\n\n")
-            if is_whole and self._on_messages is None and b'"usage"' not in chunk:
+            if is_whole and self._on_messages is None and not has_usage(chunk):
                 return chunk  # whole events, and nothing to read in them
             kept = [self._read_event(event) for event in self._split(chunk)]
             return b"".join(kept) if self._edits else chunk
@@ -152,8 +150,8 @@ class ResponseReader:
 
         Nothing of an event with usage that only the proxy asked for; others may get a receipt.
         """
-        has_usage = b'"usage"' in event
-        if not has_usage and self._on_messages is None:
+        may_have_usage = has_usage(event)
+        if not may_have_usage and self._on_messages is None:
             return event
         data = _data(event)
         answer = _decode(data)
@@ -164,55 +162,39 @@ class ResponseReader:
             elif text:
                 self._is_readable = False
             return event
-        if self._on_messages is not None and self._is_readable:
-            self._read_deltas(answer)
-        usage = read_usage(answer) if has_usage and isinstance(answer, dict) else None
+        if self._deltas is not None and self._is_readable:
+            self._is_readable = self._deltas.add(answer)
+        usage = read_usage(answer) if may_have_usage and isinstance(answer, dict) else None
         if usage is not None:
-            self.usage = merge_usage([self.usage, usage])
-            if self._strips_usage and answer.get("choices") == []:
+            self.usage = merge_usage(self.usage, usage)
+            if self._strips_usage and is_usage_event(answer):
                 return b""
-        return self._with_receipt(event, answer) if has_usage else event
+        return self._with_receipt(event, answer) if may_have_usage else event
 
     def _with_receipt(self, event: bytes, answer: Any) -> bytes:
         """Add the receipt to a stream's last event with usage; any other is returned as it is."""
-        if self._write_receipt is None or self.usage is None or not _is_last(answer):
+        if self._write_receipt is None or self.usage is None or not is_last_event(answer):
             return event
         receipt = self._write_receipt(self.usage)
-        place, added = _USAGE_START.search(event), b'"ragboost":' + receipt
-        if place is not None and (figures := _figures(answer)) is not None:
+        place, added = USAGE_START.search(event), b'"ragboost":' + receipt
+        if place is not None and (figures := our_figures(answer)) is not None:
             # The embedded engine's figures of chunk reuse: ours are added to them.
-            place = _OURS_START.search(event, place.end()) if figures else None
+            place = OURS_START.search(event, place.end()) if figures else None
             added = receipt[1:-1]
         if place is None:
             return event
         rest = event[place.end() :]
         separator = b"" if rest.lstrip().startswith(b"}") else b","
         edited = event[: place.end()] + added + separator + rest
-        written = _figures(_decode(_data(edited))) or {}
+        written = our_figures(_decode(_data(edited))) or {}
         return edited if _decode(receipt).items() <= written.items() else event
-
-    def _read_deltas(self, answer: Any) -> None:
-        if not isinstance(answer, dict) or "error" in answer:
-            self._is_readable = False
-            return
-        for choice in _objects(answer.get("choices")):
-            if isinstance(delta := choice.get("delta"), dict):
-                index = choice.get("index")
-                index = index if isinstance(index, int) else 0
-                if index not in self._deltas:
-                    self._deltas[index] = _Deltas()
-                self._deltas[index].add(delta)
 
     def _read_json(self) -> None:
         answer = _decode(b"".join(self._chunks)) if self._is_readable else None
         messages: list[AnswerMessage] = []
         if isinstance(answer, dict):
             self.usage = read_usage(answer)
-            choices = _objects(answer.get("choices")) if self._on_messages else ()
-            found = _objects([choice.get("message") for choice in choices])
-            messages = [_message(one.get("content"), one.get("tool_calls")) for one in found]
-            if not _is_shallow(messages, _MAX_DEPTH):  # nobody could hash or store them
-                messages = []
+            messages = read_answers(answer) if self._on_messages else []
         self._complete(messages)
 
     def _complete(self, messages: list[AnswerMessage] | None = None) -> None:
@@ -220,81 +202,13 @@ class ResponseReader:
             return
         self.must_settle = self._before_end is not None
         report, self._on_messages = self._on_messages, None
-        if self._is_stream and self._is_readable:
-            messages = [self._deltas[index].join() for index in sorted(self._deltas)]
+        if self._is_stream and self._is_readable and self._deltas is not None:
+            messages = self._deltas.join()
         report(messages or [])
-
-
-class _Deltas:
-    """The pieces of one streamed message."""
-
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._calls: dict[int, dict[str, list[str]]] = {}  # by index, the pieces of each field
-
-    def add(self, delta: dict[str, Any]) -> None:
-        if isinstance(content := delta.get("content"), str):
-            self._content.append(content)
-        for call in _objects(delta.get("tool_calls")) if "tool_calls" in delta else ():
-            index = call.get("index")
-            index = index if isinstance(index, int) else len(self._calls)
-            pieces = self._calls.setdefault(index, {"id": [""], "name": [], "arguments": []})
-            if isinstance(name := call.get("id"), str) and name:
-                pieces["id"] = [name]
-            for function in _objects([call.get("function")]):
-                for name in ("name", "arguments"):
-                    if isinstance(piece := function.get(name), str):
-                        pieces[name].append(piece)
-
-    def join(self) -> AnswerMessage:
-        calls = [
-            {
-                "id": pieces["id"][0],
-                "type": "function",
-                "function": {
-                    name: "".join(pieces[name]) for name in ("name", "arguments") if pieces[name]
-                },
-            }
-            for _, pieces in sorted(self._calls.items())
-        ]
-        return _message("".join(self._content) if self._content else None, calls)
-
-
-def _message(content: Any, calls: Any) -> AnswerMessage:
-    if calls:
-        return {"role": "assistant", "content": content, "tool_calls": calls}
-    return {"role": "assistant", "content": "" if content is None else content}
-
-
-def _objects(items: Any) -> list[dict[str, Any]]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _is_shallow(value: Any, levels: int) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return True
-    return levels > 0 and all(_is_shallow(item, levels - 1) for item in value)
 
 
 def _data(event: bytes) -> bytes:
     return b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
-
-
-def _figures(answer: Any) -> dict[str, Any] | None:
-    """Return `usage.ragboost` of an event; None if there is none."""
-    if isinstance(answer, dict) and isinstance(answer.get("response"), dict):
-        answer = answer["response"]
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    figures = usage.get("ragboost") if isinstance(usage, dict) else None
-    return figures if isinstance(figures, dict) else None
-
-
-def _is_last(answer: Any) -> bool:
-    if not isinstance(answer, dict):
-        return False
-    return answer.get("choices") == [] or answer.get("type") in _LAST_EVENTS
 
 
 def _decode(data: bytes) -> Any:

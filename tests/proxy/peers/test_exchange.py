@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from ragboost.booster.tenants import TenantKey
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.proxy.peers.exchange import PeerExchange
 from ragboost.proxy.peers.messages import (
@@ -20,7 +21,6 @@ from ragboost.proxy.peers.messages import (
 )
 from ragboost.proxy.peers.seat import WorkerSeat
 from ragboost.proxy.upstream.backends import Load
-from ragboost.rewriting.tenants import TenantKey
 from tests.eventually import eventually_async
 
 pytestmark = pytest.mark.asyncio

@@ -9,13 +9,13 @@ import httpx
 import msgspec
 import pytest
 
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.peers.messages import SentPrompt, SentPrompts, encode
 from ragboost.proxy.peers.shared_prompts import SharedPrompts
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.sessions.redis import make_client
 from tests.eventually import eventually, eventually_async
 from tests.fakes import FakeEngine

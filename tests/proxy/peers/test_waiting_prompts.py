@@ -1,9 +1,9 @@
 """Prompts that wait for others, in bounded memory."""
 
+from ragboost.booster.tenants import TenantKey
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.proxy.peers.messages import SentPrompt
 from ragboost.proxy.peers.waiting_prompts import WaitingPrompts
-from ragboost.rewriting.tenants import TenantKey
 
 
 def prompt(name: str, num_documents: int) -> SentPrompt:

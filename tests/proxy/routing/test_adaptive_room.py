@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 from benchmarks.scheduling import Engine, virtual_loop
 from ragboost.booster import Planned
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
-from ragboost.errors import RequestError
-from ragboost.proxy.routing.adaptive_room import AdaptiveRoom
-from ragboost.proxy.routing.admission import Dispatcher
-from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.rewriting.tenants import TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.eventually import run_event_loop
 from tests.fakes import FakeEngine
@@ -43,29 +41,33 @@ class Room:
         self.tenant = tenants.get(TenantKey("m", ""))
         self.backends = Backends.of(settings)
         self.dispatcher = Dispatcher(settings, backends=self.backends, tenants=tenants)
-        assert isinstance(self.dispatcher.room, AdaptiveRoom)
+        assert self.dispatcher.room is not None
         self.room = self.dispatcher.room
 
-    def request(self, *documents: int, **fields: Any) -> RoutingRequest:
+    def admission(self, *documents: int, **facts: Any) -> Admission:
         texts = tuple(Document(f"Document {i}. " * 1100, id=str(i)) for i in documents)
-        leading = Request("why?", texts) if texts else None
-        fields = {"is_stream": True, "prompt_tokens": TOKENS, **fields}
-        return RoutingRequest(tenant=self.tenant, leading=leading, **fields)
+        admission = self.dispatcher.admission()
+        admission.tenant = self.tenant
+        if texts:
+            admission.leading = Request("why?", texts)
+        for name, value in {"is_stream": True, "prompt_tokens": TOKENS, **facts}.items():
+            setattr(admission, name, value)
+        return admission
 
-    def enter(self, *documents: int, **fields: Any) -> "asyncio.Task[Assignment]":
-        return asyncio.create_task(self.dispatcher.enter(self.request(*documents, **fields)))
+    def enter(self, *documents: int, **facts: Any) -> "asyncio.Task[Admission]":
+        return asyncio.create_task(self.dispatcher.enter(self.admission(*documents, **facts)))
 
-    def boost(self, assignment: Assignment) -> None:
+    def boost(self, assignment: Admission) -> None:
         """Do what the proxy does when the room has released a request."""
-        request = assignment.request.leading
+        request = assignment.leading
         assert request is not None
         booster = self.tenant.booster(assignment.backend.name)
         booster.boost(request.query, request.documents, planned=assignment.planned)
 
-    def begun(self, assignment: Assignment, *, is_stream: bool = True) -> None:
+    def begun(self, assignment: Admission, *, is_stream: bool = True) -> None:
         self.dispatcher.begun(assignment, is_stream=is_stream)
 
-    def done(self, assignment: Assignment) -> None:
+    def done(self, assignment: Admission) -> None:
         self.begun(assignment)
         assignment.close()
         self.dispatcher.update()
@@ -187,22 +189,6 @@ async def test_a_full_room_refuses_only_what_the_backend_may_not_be_sent() -> No
     assert (await second).is_running
 
 
-async def test_malformed_documents_are_left_to_the_rewriting() -> None:
-    clock, made = LoopClock(), Room()
-    await made.learn(clock)
-
-    def fail() -> Request:
-        raise RequestError("bad documents")
-
-    busy = [await made.enter() for _ in range(2)]
-    request = RoutingRequest(tenant=made.tenant, plan=fail, prompt_tokens=TOKENS, is_stream=True)
-    task = asyncio.create_task(made.dispatcher.enter(request))
-    await run_event_loop()
-    for assignment in busy:
-        made.done(assignment)
-    assert (await task).planned is None
-
-
 async def test_a_plan_is_for_one_backend() -> None:
     made = Room(replicas=2)
     assignment = await made.enter(1, 2)
@@ -310,9 +296,9 @@ class Client:
     async def run(self, number: int, arrival: Arrival) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        request = self.made.request(*arrival.documents, conversation=arrival.conversation)
+        assignment = self.made.admission(*arrival.documents, conversation=arrival.conversation)
         async with asyncio.timeout(arrival.patience_s):
-            assignment = await self.made.dispatcher.enter(request)
+            await self.made.dispatcher.enter(assignment)
         with assignment:
             self.waits[number] = loop.time() - started
             self.sent.append(number)

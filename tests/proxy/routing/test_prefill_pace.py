@@ -2,8 +2,10 @@
 
 import math
 
+from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
-from ragboost.proxy.routing.assignment import Assignment, RoutingRequest
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.upstream.backends import Backends
 
@@ -13,17 +15,21 @@ class Engine:
 
     def __init__(self, *, is_serial: bool) -> None:
         self.pace = PrefillPace()
-        self.backend = Backends.of(Settings()).all[0]
+        settings = Settings()
+        backends = Backends.of(settings)
+        self.dispatcher = Dispatcher(settings, backends=backends, tenants=Tenants(settings))
+        self.backend = backends.all[0]
         self.is_serial = is_serial
 
-    def send(self, tokens: int, now: float, *, is_stream: bool = True) -> Assignment:
-        request = RoutingRequest(prompt_tokens=tokens, is_stream=is_stream)
-        assignment = Assignment(request, self.backend)
+    def send(self, tokens: int, now: float, *, is_stream: bool = True) -> Admission:
+        assignment = self.dispatcher.admission()
+        assignment.prompt_tokens, assignment.is_stream = tokens, is_stream
+        assignment.assign(self.backend)
         assignment.start()
         self.pace.sent(assignment, now)
         return assignment
 
-    def answer(self, assignment: Assignment, now: float, *, is_stream: bool = True) -> None:
+    def answer(self, assignment: Admission, now: float, *, is_stream: bool = True) -> None:
         self.pace.begun(assignment, now, is_stream=is_stream)
         assignment.close()
 

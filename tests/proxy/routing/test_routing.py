@@ -9,17 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
-from ragboost.config import Settings
+from ragboost.booster.tenants import Tenant, TenantKey, Tenants
+from ragboost.config import RouterSettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
-from ragboost.proxy.routing.admission import Dispatcher
-from ragboost.proxy.routing.affinity import PrefixAffinity, prefixes_of
-from ragboost.proxy.routing.assignment import RoutingRequest
-from ragboost.proxy.routing.router import Router
+from ragboost.proxy.routing.dispatcher import Dispatcher
+from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import RequestParser
-from ragboost.rewriting.tenants import Tenant, TenantKey, Tenants
 from ragboost.types import Document, Request
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
@@ -312,17 +310,16 @@ async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> 
     settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
     tenants = Tenants(settings)
     tenant = tenants.get(TenantKey("m", ""))
-    router = Router(Backends.of(settings), settings.router)
+    dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
     front = Request("why?", (Document("a text"),))
     async with tenant.lock:
-        plain = RoutingRequest(prompt_tokens=10)
-        task = asyncio.create_task(
-            router.assign([plain, RoutingRequest(tenant=tenant, leading=front)])
-        )
+        admission = dispatcher.admission()
+        admission.tenant, admission.leading, admission.prompt_tokens = tenant, front, 10
+        task = asyncio.create_task(dispatcher.enter(admission))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    loads = [backend.load for backend in router.backends.all]
+    loads = [backend.load for backend in dispatcher.backends.all]
     assert [(load.assigned, load.prefill_tokens) for load in loads] == [(0, 0)] * 2
 
 
@@ -350,9 +347,9 @@ async def test_prompts_and_cached_documents_have_one_unit() -> None:
     tenant.booster(whole.name).boost("why?", found)
     whole.load.dispatched = 1  # so that the other backend is chosen if both cost the same
     with dispatcher.admission() as admission:
-        await admission.take(request, tenant=tenant, plan=lambda: Request("why?", tuple(found)))
+        await dispatcher.admit(admission, request, tenant=tenant)
         assert admission.backend is whole
-        assert admission.assignment.request.prompt_tokens == len(raw)
+        assert admission.prompt_tokens == len(raw)
         assert 0.9 * len(raw) < admission.cached_tokens < len(raw)
 
 
@@ -364,18 +361,18 @@ async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
     request = RequestParser(settings).parse(raw.encode(), (), session=None, team="")
     tenant = tenants.get(request.tenant_key)
     with dispatcher.admission() as admission:
-        await admission.take(request)
-        admission.rewritten(num_bytes=len(raw), cached_tokens=0)
+        await dispatcher.admit(admission, request)
+        dispatcher.rewritten(admission, num_bytes=len(raw), cached_tokens=0)
         first = admission.backend
     one_token_per_byte(tenant)
     with dispatcher.admission() as admission:
-        await admission.take(request)
+        await dispatcher.admit(admission, request)
         assert admission.backend is first
         assert admission.cached_tokens == len(raw)
 
 
 def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
-    prefixes = PrefixAffinity(max_prefixes=2)
+    prefixes = PrefixAffinity(RouterSettings(max_prefixes=2))
     seen = prefixes_of(JsonBody(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38)), seed=b"")
     prefixes.remember("a", seen, num_bytes=500)
     assert prefixes.longest("a", seen) == (500, 80)

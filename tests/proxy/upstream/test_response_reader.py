@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ragboost.cache_sync.usage import Usage
 from ragboost.proxy.upstream import response_reader as module
 from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.wires.usage import Usage
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}
 OPENAI = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}

@@ -85,7 +85,6 @@ def _quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
     Args:
         buckets: cumulative counts by upper bound, in seconds.
-        share: 0.5 for the median.
     """
     total = max(buckets.values(), default=0.0)
     if not total:
@@ -109,12 +108,10 @@ class TotalsHistory:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start to sample."""
         self._task = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop sampling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -33,16 +33,13 @@ _MAX_INDEXES = 10
 
 
 class Dashboard:
-    """Serves the page and its figures.
-
-    Attributes:
-        history: the samples that it draws, opened and closed with the app.
-    """
+    """Serves the page and its figures."""
 
     def __init__(self, state: ProxyState) -> None:
         self._state = state
         self._keys = ApiKeys(state.settings.proxy.api_keys)
         self._started = time.time()
+        # The samples that it draws, opened and closed with the app.
         self.history = TotalsHistory(state.metrics.registry)
 
     def routes(self) -> list[TypedRoute]:
@@ -101,7 +98,7 @@ class Dashboard:
             "history": self.history.as_json(read_totals(self._state.metrics.registry.collect())),
             "backends": self._backends(),
             "indexes": self._indexes(team),
-            "recent": self._state.boosting.recent.of_team(team),
+            "recent": self._state.recent.of_team(team),
         }
 
     def _fidelity(self) -> dict[str, float]:
@@ -138,7 +135,7 @@ class Dashboard:
                 "backend": name,
                 "num_nodes": booster.index.num_nodes,
                 "num_tokens": booster.index.num_tokens,
-                "children": hot_prefixes(booster.index, self._state.boosting.recent),
+                "children": hot_prefixes(booster.index, self._state.recent),
             }
             for tenant in reversed(tenants[-_MAX_INDEXES:])
             for name, booster in tenant.boosters.items()

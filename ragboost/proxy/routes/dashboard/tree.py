@@ -15,10 +15,6 @@ _MAX_DOCUMENTS = 12
 def hot_prefixes(index: ContextIndex, recent: RecentRequests) -> list[dict[str, Any]]:
     """Return the most recently used nodes below the root and below each of them, four levels deep.
 
-    Args:
-        index: the index, which is only read.
-        recent: has the labels of documents.
-
     Returns:
         The fields of `HotPrefix`.
     """

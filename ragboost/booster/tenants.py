@@ -1,0 +1,193 @@
+"""Keep tenants apart: one per model, cache salt and team.
+
+Each backend has a prefix cache of its own, so that a tenant has a Booster per backend.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ragboost.booster.booster import Booster
+from ragboost.bounded_map import BoundedMap
+from ragboost.config import DedupSettings, OrderingSettings, Settings
+from ragboost.index import EvictionForecast
+from ragboost.ordering import CorpusPrior, read_prior
+from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
+
+_MAX_MODELS = 64
+_MAX_NAME = 256
+
+
+class TenantKey(NamedTuple):
+    """The properties that requests must share to use one context index.
+
+    Model and salt select a prefix cache in the engine. They are short and printable: this is where
+    the client's text becomes a key in memory, a label of metrics and a field of the log.
+    """
+
+    model: str  # named by the request, or a hash of a name that cannot be shown; empty without one
+    cache_salt: str
+    team: str = ""  # of the request's API key; empty where all keys are of one team
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], *, team: str = "") -> "TenantKey":
+        """Return the key of a request; fields that are not strings count as absent."""
+        model, salt = fields.get("model"), fields.get("cache_salt")
+        return cls(
+            bounded_name(model) if isinstance(model, str) else "",
+            bounded_name(salt) if isinstance(salt, str) else "",
+            team,
+        )
+
+
+class CacheMode(NamedTuple):
+    """The state of knowledge about one backend's prefix cache."""
+
+    is_exact: bool = False  # its events say what it holds
+    capacity_tokens: int | None = None  # its size, where the backend reports it
+    # Forecast of what its requests in flight will evict; None if not followed.
+    eviction_forecast: EvictionForecast | None = None
+
+
+class Tenant:
+    """A Booster per backend, and the lock under which they are used.
+
+    The lock keeps the event loop from waiting for a worker thread that boosts a large request.
+
+    Args:
+        tokens: lengths of documents, for all its Boosters; None: its own.
+        prior: of the popularity tail, for all its Boosters; None: each reads it.
+    """
+
+    def __init__(
+        self,
+        key: TenantKey,
+        settings: Settings,
+        modes: Mapping[str, CacheMode] | None = None,
+        *,
+        tokens: TokenCounter | None = None,
+        prior: CorpusPrior | None = None,
+    ) -> None:
+        self.key = key
+        self.tokens = make_counter(settings.tokens) if tokens is None else tokens
+        self.lock = asyncio.Lock()
+        self._modes = {} if modes is None else modes
+        self._settings = settings
+        self._prior = prior
+        self._boosters: dict[str, Booster] = {}
+        self._originals: dict[str, Booster] = {}
+
+    def booster(self, backend: str) -> Booster:
+        """Return the Booster that mirrors the prefix cache of a backend."""
+        booster = self._boosters.get(backend)
+        if booster is None:
+            booster = Booster(self._settings, tokens=self.tokens, prior=self._prior)
+            mode = self._modes.get(backend, CacheMode())
+            booster.residency.follow(
+                is_exact=mode.is_exact,
+                capacity_tokens=mode.capacity_tokens,
+                eviction_forecast=mode.eviction_forecast,
+            )
+            self._boosters[backend] = booster
+        return booster
+
+    @property
+    def boosters(self) -> Mapping[str, Booster]:
+        """The Boosters in use, by name of the backend."""
+        return self._boosters
+
+    def original(self, backend: str) -> Booster:
+        """Return a Booster that mirrors the backend's cache as it would be without boosting."""
+        booster = self._originals.get(backend)
+        if booster is None:
+            settings = Settings(
+                index=self._settings.index,
+                ordering=OrderingSettings(enabled=False),
+                dedup=DedupSettings(enabled=False),
+            )
+            booster = self._originals[backend] = Booster(settings, tokens=self.tokens)
+        return booster
+
+    def forget(self, backend: str) -> None:
+        """Drop the mirror of a backend that lost its prefix cache."""
+        self._boosters.pop(backend, None)
+        self._originals.pop(backend, None)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(booster.index.num_nodes for booster in self._boosters.values())
+
+
+class Tenants:
+    """All tenants; the least recently used are evicted."""
+
+    def __init__(self, settings: Settings) -> None:
+        # By name of the backend; they hold for Boosters that are made from then on.
+        self.modes: dict[str, CacheMode] = {}
+        # Documents that new counters estimate are counted in the background.
+        self.is_counting = False
+        # Lengths of documents by model; all models share one if a tokenizer is configured.
+        self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
+        self._settings = settings
+        self._prior = read_prior(settings.ordering)
+        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
+            max_entries=settings.proxy.max_tenants
+        )
+        if settings.tokens.tokenizer is not None:
+            self._counter("")  # so that a missing file is said now, not to the first request
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def get(self, key: TenantKey) -> Tenant:
+        """Return the tenant of a key; an unknown one is new."""
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            tenant = Tenant(
+                key, self._settings, self.modes, tokens=self._counter(key.model), prior=self._prior
+            )
+            self._tenants.put(key, tenant)
+        return tenant
+
+    def find(self, key: TenantKey) -> Tenant | None:
+        """Return the tenant of a key, which does not count as use; None if it is unknown."""
+        return self._tenants.peek(key)
+
+    def all(self) -> Sequence[Tenant]:
+        """Return all tenants, least recently used first."""
+        return self._tenants.values()
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(tenant.num_nodes for tenant in self.all())
+
+    def tokens_per_byte(self, model: str) -> float:
+        """Return the ratio by which a model's texts are estimated, as its documents show it."""
+        counter = self.counters.peek(self._counter_name(model))
+        return counter.tokens_per_byte if counter is not None else DEFAULT_TOKENS_PER_BYTE
+
+    def forget(self, backend: str) -> None:
+        """Drop all mirrors of a backend that lost its prefix cache."""
+        for tenant in self.all():
+            tenant.forget(backend)
+
+    def _counter(self, model: str) -> TokenCounter:
+        """Lengths depend on the text and the tokenizer alone, so that tenants may share them."""
+        name = self._counter_name(model)
+        counter = self.counters.get(name)
+        if counter is None:
+            counter = make_counter(self._settings.tokens)
+            counter.is_counted = counter.is_counted or self.is_counting
+            self.counters.put(name, counter)
+        return counter
+
+    def _counter_name(self, model: str) -> str:
+        return model if self._settings.tokens.tokenizer is None else ""
+
+
+def bounded_name(text: str) -> str:
+    """Return a name that may be kept and shown: a short, printable one itself, others as a hash."""
+    if len(text) <= _MAX_NAME and text.isprintable():
+        return text
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

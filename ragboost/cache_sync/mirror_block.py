@@ -1,0 +1,98 @@
+"""One block of a mirrored prefix cache, linked to those before and behind it."""
+
+from collections.abc import Iterator
+
+from ragboost.engine_hooks.events import BlockHash
+
+
+class MirrorBlock:
+    """One cached block, or the placeholder of an evicted one whose descendants are still cached."""
+
+    __slots__ = (
+        "block_hash",
+        "copies",
+        "end",
+        "first_child",
+        "is_approximate",
+        "is_reachable",
+        "key",
+        "next_sibling",
+        "other_copies",
+        "parent",
+        "previous_sibling",
+        "requests",
+    )
+
+    def __init__(
+        self,
+        block_hash: BlockHash | None,
+        parent: "MirrorBlock | None",
+        *,
+        key: bytes,
+        num_tokens: int,
+    ) -> None:
+        self.block_hash = block_hash
+        self.parent = parent
+        self.key = key  # identity, 16 bytes: namespace, all tokens up to here, multimodal ids
+        self.end = num_tokens  # tokens of the prompt up to and including this block
+        self.copies = 0  # physical copies on the GPU
+        self.other_copies: dict[str, int] | None = None  # physical copies on other media
+        self.is_approximate = False  # its KV is no prefix hit for exact requests
+        self.is_reachable = parent is None  # it and all blocks before it are resident
+        # Ids of the requests whose deepest known block this is.
+        self.requests: set[str] | None = None
+        self.first_child: MirrorBlock | None = None
+        self.next_sibling: MirrorBlock | None = None
+        self.previous_sibling: MirrorBlock | None = None
+        if parent is not None:
+            self.end += parent.end
+            self.next_sibling = parent.first_child
+            if parent.first_child is not None:
+                parent.first_child.previous_sibling = self
+            parent.first_child = self
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - (self.parent.end if self.parent is not None else 0)
+
+    @property
+    def is_needed(self) -> bool:
+        """It is cached on any medium, or a block after it is."""
+        return bool(self.copies or self.other_copies or self.first_child)
+
+    def children(self) -> Iterator["MirrorBlock"]:
+        """Iterate over the blocks that continue this one, latest first."""
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.next_sibling
+
+    def detach(self) -> None:
+        """Remove this block from its parent's children; `parent` stays set."""
+        if self.previous_sibling is not None:
+            self.previous_sibling.next_sibling = self.next_sibling
+        elif self.parent is not None:
+            self.parent.first_child = self.next_sibling
+        if self.next_sibling is not None:
+            self.next_sibling.previous_sibling = self.previous_sibling
+        self.next_sibling = self.previous_sibling = None
+
+    def unlink(self) -> None:
+        """Forget all other blocks, so that each is freed without the garbage collector."""
+        self.parent = self.first_child = self.next_sibling = self.previous_sibling = None
+
+    def copies_on(self, medium: str) -> int:
+        """Return the number of physical copies on a medium."""
+        if medium == "GPU":
+            return self.copies
+        return self.other_copies.get(medium, 0) if self.other_copies else 0
+
+    def add_copies(self, medium: str, change: int) -> None:
+        """Add physical copies on a medium, or remove them if negative."""
+        if medium == "GPU":
+            self.copies += change
+            return
+        self.other_copies = self.other_copies or {}
+        self.other_copies[medium] = self.other_copies.get(medium, 0) + change
+        if not self.other_copies[medium]:
+            del self.other_copies[medium]

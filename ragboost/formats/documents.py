@@ -1,0 +1,155 @@
+"""The documents of a body: what finds them and writes them back, and which are known by text.
+
+Knows decoded JSON. Does not know bytes, HTTP or any shape.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+
+from ragboost.context import Context
+from ragboost.errors import RagBoostError
+from ragboost.types import Document, DocumentLike, as_documents
+from ragboost.wires.body import Path
+
+_DOCUMENT_BYTES = 500  # size of an entry beside its text
+
+
+class UnknownShapeError(RagBoostError):
+    """The body holds documents in an unsupported shape; it must be forwarded unchanged."""
+
+
+class TooManyDocumentsError(UnknownShapeError):
+    """The body holds more documents than `formats.max_documents`."""
+
+    def __init__(self, num: int, limit: int) -> None:
+        super().__init__(f"{num} documents; the limit is {limit} (formats.max_documents)")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDocuments:
+    """The documents of one request."""
+
+    query: str
+    documents: tuple[Document, ...]  # in relevance order
+    message: int | None  # index of the message to rewrite; None if another field is
+    path: Path = ()  # of the text or list that holds the first document, inside a message
+    start: int = 0  # offset of the first document in it
+    num_repeated: int = 0  # in later messages, replaced by references to earlier text
+    num_later: int = 0  # in later messages, with the repeated ones
+    layout: object = None  # state that the shape keeps from `extract` for `replace`
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the documents, in relevance order."""
+        return tuple([document.key for document in self.documents])
+
+    @property
+    def seed(self) -> bytes:
+        """Identifies documents above the messages, for the links of a conversation's history."""
+        return "\n".join(self.keys).encode()
+
+
+class Format(Protocol):
+    """One shape of documents in a body.
+
+    Bodies are never changed in place: `replace` returns a new one that shares every unchanged
+    object with the old one, so that the caller can keep the original bytes of these.
+    """
+
+    name: str
+    # The documents become part of the question's message and so of the payload of every later
+    # turn; otherwise they belong to this request alone.
+    in_message: bool
+    # The documents are part of messages that the client resends with every later turn: `replace`
+    # depends on the body and the context's order alone, so that the same history always yields
+    # the same bytes.
+    in_place: bool
+    is_ours: bool  # a malformed one is the caller's error; other shapes pass unchanged
+
+    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
+        """Find documents; None if the body has none of this shape.
+
+        Raises:
+            RequestError: malformed, in a shape of RAGBoost's own.
+            UnknownShapeError: unsupported, in another shape.
+        """
+
+    def replace(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> dict[str, Any]:
+        """Return a body that carries `context` in place of `found`."""
+
+
+def find_format(
+    formats: tuple[Format, ...], body: Mapping[str, Any]
+) -> tuple[Format, FoundDocuments] | None:
+    """Return the documents of a body and the shape they have, or None if there are none.
+
+    Raises:
+        RequestError: the `ragboost` object is malformed.
+        UnknownShapeError: the body holds documents in an unsupported shape.
+    """
+    for shape in formats:
+        if (found := shape.extract(body)) is not None:
+            return shape, found
+    return None
+
+
+class DocumentPool:
+    """The documents of the latest texts, so that a text is not hashed again. Thread-safe.
+
+    Exact: found by the whole text. Holds two generations: a text that is used moves to the newer
+    one, and when that has half of the bytes, the older one is dropped.
+    """
+
+    def __init__(self, *, max_bytes: int = 32 * 1024 * 1024) -> None:
+        self._max_new_bytes = max_bytes // 2
+        self._new: dict[str, Document] = {}
+        self._old: dict[str, Document] = {}
+        self._new_bytes = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._new) + sum(text not in self._new for text in self._old)
+
+    def of(self, text: str) -> Document:
+        """Return the document that is this text.
+
+        Raises:
+            InvalidDocumentError: the text is blank.
+        """
+        document = self._new.get(text)
+        if document is None:
+            document = self._old.get(text) or Document(text)
+            self._keep(document)
+        return document
+
+    def all_of(self, values: Sequence[DocumentLike], *, where: str) -> tuple[Document, ...]:
+        """Convert a list of values from a caller; see `as_documents`."""
+        if type(values) is not list:
+            return tuple(as_documents(values, where=where))
+        found = [self._find(value) if type(value) is str else value for value in values]
+        documents = tuple(as_documents(found, where=where))
+        for value, document in zip(values, documents, strict=True):
+            if document.text is value:  # a text that was not known
+                self._keep(document)
+        return documents
+
+    def _find(self, text: str) -> DocumentLike:
+        document = self._new.get(text)
+        if document is None and (document := self._old.get(text)) is not None:
+            self._keep(document)
+        return text if document is None else document
+
+    def _keep(self, document: Document) -> None:
+        text = document.text
+        size = text.__sizeof__() + _DOCUMENT_BYTES
+        if size > self._max_new_bytes:
+            return
+        with self._lock:
+            if self._new_bytes + size > self._max_new_bytes:
+                self._old, self._new, self._new_bytes = self._new, {}, 0
+            if self._new.setdefault(text, document) is document:
+                self._new_bytes += size

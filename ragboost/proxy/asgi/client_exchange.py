@@ -1,0 +1,266 @@
+"""Hold one client's exchange: its request, body and response, and whether it has left.
+
+Does not know what a request asks for.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from starlette.datastructures import QueryParams
+from starlette.types import Receive, Scope, Send
+
+from ragboost.config import ProxySettings
+from ragboost.errors import RequestError
+from ragboost.proxy.asgi.errors import error_response
+from ragboost.rewriting.headers import (
+    RawHeaders,
+    decode_value,
+    get_header,
+    new_request_id,
+    printable,
+)
+from ragboost.serving.exchange import CONNECTION_EXTENSION
+
+REQUEST_ID = b"x-request-id"
+_MAX_HELD_BYTES = 8 * 1024 * 1024
+_CONVERSATION = re.compile(r"(/(?:sessions|responses|conversations|threads)/+)[^/]+")
+
+
+class RequestContext:
+    """A request being served, its ASGI channel, its response, and what is recorded about it.
+
+    The response is sent by `start_response`, `send_body` and `finish`, or by `send_error`.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.endpoint = endpoint
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._path = str(scope["path"])
+        self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
+        self.team = ""  # of the client's API key; empty if there is one team
+        self.model = ""  # requested; empty if unknown
+        self.outcome = "ok"  # label for metrics, unless the request failed or was refused
+        self.status = 0  # of the response; 0 if none was sent
+        # For the access log and the span: numbers and short names only.
+        self.notes: dict[str, str | int | float | None] = {}
+        self.trace_headers: dict[str, str] = {}  # make the proxy's span the backend's parent
+        self.started = time.perf_counter()  # when the request's head was complete
+        self.first_byte: float | None = None  # when the response's body began, on the same clock
+        self._head: dict[str, Any] | None = None  # of the response, while it is held
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    @property
+    def method(self) -> str:
+        """In upper case."""
+        return str(self.scope["method"])
+
+    @property
+    def target(self) -> str:
+        """Path and query, encoded as the client sent them, without a path where the app is mounted,
+        such as Ray Serve's route prefix."""
+        path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
+        mount = quote(self.scope.get("root_path", "")).encode()
+        if mount and path.startswith(mount + b"/"):
+            path = path.removeprefix(mount)
+        query: bytes = self.scope["query_string"]
+        # Without a slash, it could become part of the backend's address.
+        if not path.startswith(b"/") and path != b"*":
+            path = b"/" + path
+        return decode_value(path + b"?" + query if query else path)
+
+    @property
+    def shown_path(self) -> str:
+        """Path for logs: printable, without the ids of conversations."""
+        return printable(_CONVERSATION.sub(r"\1*", self._path))
+
+    @property
+    def query(self) -> QueryParams:
+        return QueryParams(self.scope["query_string"])
+
+    async def send_error(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        """Respond with an error of the proxy's own."""
+        self.status = status
+        headers = {"x-request-id": self.request_id}
+        if retry_after_s is not None:
+            headers["retry-after"] = str(retry_after_s)
+        response = error_response(status, message, param=param, headers=headers)
+        await response(self.scope, self.receive, self.send)
+
+    async def start_response(self, status: int, headers: RawHeaders, *, is_held: bool) -> None:
+        """Send the head, or hold it until `finish`, with up to 8 MiB of the body."""
+        self.status = status
+        head = {"type": "http.response.start", "status": status, "headers": list(headers)}
+        if is_held:
+            self._head = head
+        else:
+            await self.send(head)
+
+    async def send_body(self, data: bytes) -> None:
+        """Send a part of the body, which is not the last one."""
+        if self._head is None:
+            await self.send({"type": "http.response.body", "body": data, "more_body": True})
+            return
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _MAX_HELD_BYTES:
+            await self.release()
+
+    async def finish(self, data: bytes, *, header: tuple[bytes, bytes] | None = None) -> None:
+        """Send the last part of the body; the header is added to a head that was held."""
+        if self._head is not None:
+            if header is not None:
+                self._head["headers"].append(header)
+            data = b"".join([*self._held, data])
+            self._held = []
+            await self.release()
+        await self.send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def release(self) -> None:
+        """Send what is held, as it is."""
+        if self._head is None:
+            return
+        head, self._head = self._head, None
+        await self.send(head)
+        if self._held:
+            await self.send_body(b"".join(self._held))
+            self._held = []
+
+
+class BodyTooLargeError(RequestError):
+    """The body is larger than `proxy.max_body_bytes`."""
+
+    status = 413
+
+
+class BodyTimeoutError(RequestError):
+    """The body did not arrive within `proxy.body_timeout_s`."""
+
+    status = 408
+
+
+class ClientDisconnectedError(Exception):
+    """The client disconnected while it was sending; there is nobody to respond to."""
+
+
+async def read_body(receive: Receive, *, declared: str | None, settings: ProxySettings) -> bytes:
+    """Receive a whole request body.
+
+    Args:
+        declared: the `content-length` header, which may be absent or wrong.
+
+    Raises:
+        BodyTooLargeError: more than `max_body_bytes` are declared or have been received.
+        BodyTimeoutError: the body is not complete after `body_timeout_s`.
+        ClientDisconnectedError: the client disconnected before the end.
+    """
+    limit = settings.max_body_bytes
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise _too_large(int(declared), limit)
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            return await _receive_all(receive, limit)
+    except TimeoutError:
+        raise BodyTimeoutError(
+            f"the request body did not arrive within {settings.body_timeout_s:g} s "
+            "(proxy.body_timeout_s)"
+        ) from None
+
+
+async def _receive_all(receive: Receive, limit: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(size, limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks) if len(chunks) > 1 else chunk
+
+
+def _too_large(size: int, limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(
+        f"the request body has at least {size} bytes; the limit is {limit} (proxy.max_body_bytes)"
+    )
+
+
+class ClientWatch:
+    """Cancel the current task when the client disconnects, and absorb that cancellation.
+
+        async with ClientWatch(scope, receive) as watch:
+            ...                       # cancelled when the client disconnects
+            watch.finish()            # before the last byte is sent
+        if watch.has_left: ...
+
+    The proxy's own server reports a lost connection by a callback. On any other server a task reads
+    the ASGI channel; the request's body must have been received by then.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.has_left = False  # the client disconnected before `finish`
+        connection = scope.get("extensions", {}).get(CONNECTION_EXTENSION, {})
+        self._watch_connection: Callable[[Callable[[], None] | None], None] | None
+        self._watch_connection = connection.get("watch")
+        self._receive = receive
+        self._is_finished = False
+        self._reader: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        if self._watch_connection is not None:
+            self._watch_connection(self._cancel)
+        else:
+            self._reader = asyncio.create_task(self._read_until_disconnect())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._is_finished = True
+        if self._watch_connection is not None:
+            self._watch_connection(None)
+        if self._reader is not None:
+            self._reader.cancel()
+        if not self.has_left:
+            return False
+        # A count remains if something else cancelled the task too, such as the server's shutdown.
+        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
+
+    def finish(self) -> None:
+        """Stop watching: servers report a disconnect after a complete response, too."""
+        self._is_finished = True
+
+    async def _read_until_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._is_finished:
+            self.has_left = True
+            self._task.cancel()

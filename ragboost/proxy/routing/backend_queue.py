@@ -1,0 +1,182 @@
+"""The requests that wait for one backend, and the one of them that is sent next.
+
+Knows when the backend has room. Does not know how the next request is chosen.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.prefill_pace import PrefillPace
+from ragboost.proxy.routing.virtual_queue import Place, VirtualQueue
+from ragboost.proxy.upstream.backends import Backend
+
+Plan = Callable[["BackendQueue"], Coroutine[Any, Any, None]]
+
+
+class QueuedRequest:
+    """A request that waits; `place` is its place in the virtual queue of its backend."""
+
+    __slots__ = ("admission", "place", "released", "since")
+
+    def __init__(self, admission: Admission, place: Place, *, since: float) -> None:
+        self.admission = admission
+        self.place = place
+        self.since = since
+        self.released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class BackendQueue:
+    """One backend's queue.
+
+    Args:
+        pace: of the backend; None: it is busy only at its `max_concurrency`.
+        plan: chooses the request to send next, and calls `set_next` with it; None: the first one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        pace: PrefillPace | None,
+        *,
+        plan: Plan | None,
+        update: Callable[[], None],
+    ) -> None:
+        self.backend = backend
+        self.pace = pace
+        self.waiting: dict[QueuedRequest, None] = {}  # the longest wait first
+        self.places = VirtualQueue()
+        self._plan = plan
+        self._update = update
+        self._next: tuple[QueuedRequest, str] | None = None  # and how it was chosen
+        self._planning: asyncio.Task[None] | None = None
+
+    def has_room(self, now: float) -> bool:
+        """Return True if a request that is sent now would not queue in the backend."""
+        return self.backend.has_room and not (self.pace is not None and self.pace.is_busy(now))
+
+    def send(self, admission: Admission, now: float) -> None:
+        admission.start()
+        self.places.sent(admission.uncached_tokens)
+        if self.pace is not None:
+            self.pace.sent(admission, now)
+
+    def add(self, admission: Admission, *, team: str, tokens: int, since: float) -> QueuedRequest:
+        """Let a request wait; `tokens` are to be computed for it."""
+        queued = QueuedRequest(admission, self.places.enter(team, tokens), since=since)
+        self.waiting[queued] = None
+        return queued
+
+    def take(self, queued: QueuedRequest) -> None:
+        """Remove a request that waits for another backend now, or whose client has gone."""
+        if self._remove(queued):
+            self.places.abandon(queued.place)
+            for other in self.waiting:
+                if other.place.is_behind(queued.place):
+                    other.place = other.place.moved_up(queued.place.span)
+
+    def receive(self, queued: QueuedRequest) -> None:
+        """Let a request wait here that has been taken from another backend's queue."""
+        queued.place = self.places.enter(queued.place.team, queued.admission.uncached_tokens)
+        in_order = sorted((*self.waiting, queued), key=lambda waiting: waiting.since)
+        self.waiting = dict.fromkeys(in_order)
+
+    def set_next(self, queued: QueuedRequest, *, how: str) -> None:
+        """Send this request next, unless it has gone meanwhile."""
+        if queued in self.waiting:
+            self._next = queued, how
+
+    def eligible(self) -> list[QueuedRequest]:
+        """Return the requests that may be sent next, the most urgent one first.
+
+        Of a conversation only the first one may.
+        """
+        first: dict[str, QueuedRequest] = {}
+        for queued in self.waiting:
+            if name := queued.admission.conversation:
+                first.setdefault(name, queued)
+        return sorted(
+            (
+                queued
+                for queued in self.waiting
+                if first.get(queued.admission.conversation, queued) is queued
+            ),
+            key=lambda queued: queued.place,
+        )
+
+    def release(self, now: float) -> None:
+        """Send the next request if the backend has room, and have another one chosen."""
+        if self._plan is None:
+            while self.waiting and self.has_room(now):
+                self.let_go(next(iter(self.waiting)), now, how="alone")
+            return
+        if self._next is not None and self.has_room(now):
+            self.let_go(self._next[0], now, how=self._next[1])
+        if self.waiting and self._next is None and self._planning is None and self.has_room(now):
+            self._planning = asyncio.create_task(self._plan(self))
+            self._planning.add_done_callback(self._planned)
+
+    def release_expired(self, now: float, *, max_wait_s: float) -> None:
+        """Send those who have waited for too long, as far as `max_concurrency` allows it."""
+        for queued in list(self.waiting):
+            if queued.since + max_wait_s > now or not self.backend.has_room:
+                return
+            self.let_go(queued, now, how="max_wait")
+
+    def let_go(self, queued: QueuedRequest, now: float, *, how: str) -> None:
+        if self._remove(queued):
+            self.places.leave(queued.place)
+        queued.admission.release = how
+        self.send(queued.admission, now)
+        if not queued.released.done():
+            queued.released.set_result(None)
+
+    def next_update(self, now: float, *, max_wait_s: float) -> float:
+        """Return when to look again without any event; infinite: never."""
+        if self.pace is None or not self.waiting or not self.backend.has_room:
+            return math.inf
+        return min(next(iter(self.waiting)).since + max_wait_s, self.pace.next_expiry(now))
+
+    def better_off(self, other: "BackendQueue", now: float) -> QueuedRequest | None:
+        """Return the most urgent request that another backend would have computed sooner."""
+        if self.pace is None or other.pace is None:  # nobody waits while a backend has room
+            return next(iter(self.waiting), None)
+        ahead = self.pace.outstanding_tokens(now)
+        own_s, other_s = self.pace.token_s, other.pace.token_s
+        ratio = other_s / own_s if own_s and other_s else 1.0
+        for queued in self.eligible():
+            admission = queued.admission
+            cached = admission.cached_by_backend.get(other.backend.name, 0)
+            if (admission.prompt_tokens - cached) * ratio < ahead + queued.place.tokens:
+                return queued
+            ahead += queued.place.tokens
+        return None
+
+    def close(self) -> None:
+        """Cancel planning, and send everybody."""
+        if self._planning is not None:
+            self._planning.cancel()
+        for queued in list(self.waiting):
+            self.let_go(queued, queued.released.get_loop().time(), how="max_wait")
+
+    def _remove(self, queued: QueuedRequest) -> bool:
+        if queued not in self.waiting:
+            return False
+        del self.waiting[queued]
+        if self._next is not None and self._next[0] is queued:
+            self._next = None
+        return True
+
+    def _planned(self, task: "asyncio.Task[None]") -> None:
+        self._planning = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:  # a bug: raise it in every waiting caller
+            for queued in list(self.waiting):
+                self.take(queued)
+                if not queued.released.done():
+                    queued.released.set_exception(error)
+            return
+        self._update()

@@ -1,0 +1,15 @@
+"""Count the work of a backend, of this proxy and of others, in tokens."""
+
+from ragboost.proxy.routing.signals.signal import RoutingSignal
+from ragboost.proxy.upstream.backends import Backend
+
+
+class QueuedWork(RoutingSignal):
+    """The prompts that a backend has to compute, and the requests that it runs."""
+
+    def waiting_tokens(self, backend: Backend) -> int:
+        """Return the tokens to prefill, and `running_tokens` for each request."""
+        load, elsewhere = backend.load, backend.load.elsewhere
+        assigned = load.assigned + elsewhere.assigned
+        prefill = load.prefill_tokens + elsewhere.prefill_tokens
+        return prefill + self._settings.running_tokens * assigned

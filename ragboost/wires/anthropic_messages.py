@@ -1,0 +1,27 @@
+"""Anthropic's messages."""
+
+from ragboost.wires.wire import UsageFields, WireApi
+
+ANTHROPIC_MESSAGES = WireApi(
+    endpoint="messages",
+    path="/v1/messages",
+    summary="Boost and forward an Anthropic message",
+    messages=("messages",),
+    rewritten=("messages",),
+    instructions=("system",),
+    tools=("tools",),
+    text_types=("text",),
+    result_blocks={"tool_result": "content"},
+    input_blocks={"tool_use": "input"},
+    usage_holders=("message",),
+    counts=(
+        UsageFields(
+            prompt=("input_tokens",),
+            cached=("cache_read_input_tokens",),
+            written=("cache_creation_input_tokens", "cache_creation.*"),
+            long_written=("cache_creation.ephemeral_1h_input_tokens",),
+            is_additive=True,
+        ),
+    ),
+    last_events=("message_delta",),
+)

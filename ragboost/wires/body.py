@@ -1,0 +1,222 @@
+"""Find messages, texts and the question in a request body, whichever API it is meant for.
+
+Texts that may hold documents are instructions, user messages and tool results; the model's own
+messages are not among them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ragboost.wires.providers import CACHE_MARKS
+from ragboost.wires.registry import ANY, CONTENTS
+
+Path = tuple[str | int, ...]
+"""Keys and indices from the root of a body."""
+
+Value = str | list[Any]
+"""A text, or a list of content blocks or results, that may hold documents."""
+
+REWRITTEN_LISTS = tuple([name for name in ANY.rewritten if name in ANY.messages])
+_PROMPT = next(name for name in ANY.rewritten if name in ANY.prompts)
+TEXT_TYPES = (None, *ANY.text_types)
+
+
+class Slot(NamedTuple):
+    """A text, or a list of content blocks, that may hold documents."""
+
+    path: Path
+    value: Value
+    is_tool: bool = False  # a tool's result
+    is_leading: bool = False  # only instructions precede its message
+
+    @property
+    def message(self) -> int | None:
+        """Index of the message, where messages are sent again as they were sent; else None."""
+        at = self.path[1] if self.path[0] in REWRITTEN_LISTS else None
+        return at if isinstance(at, int) else None
+
+    @property
+    def is_results(self) -> bool:
+        """True for the list of results of a file search."""
+        return self.path[-1] in ANY.search_items.values()
+
+
+def message_field(body: Mapping[str, Any]) -> str:
+    """Return the field of the messages that are sent again as they were sent; empty if none."""
+    return next((name for name in REWRITTEN_LISTS if name in body), "")
+
+
+def message_list(body: Mapping[str, Any]) -> str:
+    """Return the field that is a list of messages; empty if there is none."""
+    return next((name for name in ANY.messages if isinstance(body.get(name), list)), "")
+
+
+def is_stored(body: Mapping[str, Any]) -> bool:
+    """Return True if the backend prepends its own stored conversation."""
+    return any(body.get(name) for name in ANY.stored)
+
+
+def find_slots(body: Mapping[str, Any]) -> Iterator[Slot]:
+    """Yield the slots in the order in which the model reads them."""
+    for name in ANY.instructions:
+        if name in body:
+            yield from _content((name,), body[name], is_leading=True)
+    is_first = not is_stored(body)
+    if name := message_list(body):
+        yield from _messages(name, body[name], is_leading=is_first)
+        return
+    for name in ANY.prompts:
+        if isinstance(body.get(name), str):
+            yield Slot((name,), body[name], is_leading=is_first)
+
+
+def _messages(field: str, messages: list[Any], *, is_leading: bool) -> Iterator[Slot]:
+    content_field = CONTENTS[field]
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            is_leading = False
+            continue
+        role, kind = message.get("role"), message.get("type")
+        kind = kind if isinstance(kind, str) else ""
+        where: Path = (field, at)
+        if has_cache_mark(message):
+            pass
+        elif kind in ANY.result_items:
+            name = ANY.result_items[kind]
+            yield from _content((*where, name), message.get(name), is_tool=True)
+        elif kind in ANY.search_items and isinstance(message.get(ANY.search_items[kind]), list):
+            name = ANY.search_items[kind]
+            yield Slot((*where, name), message[name], is_tool=True)
+        elif role in ANY.tool_roles:
+            yield from _content((*where, content_field), message.get(content_field), is_tool=True)
+        elif role == "user" or role in ANY.instruction_roles:
+            content = message.get(content_field)
+            yield from _content((*where, content_field), content, is_leading=is_leading)
+        is_leading = is_leading and role in ANY.instruction_roles
+
+
+def _content(
+    path: Path, content: Any, *, is_tool: bool = False, is_leading: bool = False
+) -> Iterator[Slot]:
+    if isinstance(content, str):
+        yield Slot(path, content, is_tool, is_leading)
+    if not isinstance(content, list):
+        return
+    yield Slot(path, content, is_tool, is_leading)
+    for at, part in enumerate(content):
+        if not isinstance(part, dict) or has_cache_mark(part):
+            continue
+        kind = part.get("type")
+        if isinstance(kind, str) and kind in ANY.result_blocks:
+            name = ANY.result_blocks[kind]
+            yield from _content((*path, at, name), part.get(name), is_tool=True)
+        elif kind in TEXT_TYPES and isinstance(part.get("text"), str):
+            yield Slot((*path, at, "text"), part["text"], is_tool, is_leading)
+
+
+def has_cache_mark(value: Any) -> bool:
+    """Return True if the caller set a cache breakpoint at this block or message."""
+    return isinstance(value, dict) and any(value.get(mark) is not None for mark in CACHE_MARKS)
+
+
+def is_instruction(path: Path) -> bool:
+    """Return True for a field that the model reads before all messages."""
+    return path[0] in ANY.instructions
+
+
+def find_question(body: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    """Find the user's question: the last text of the last user message, or the prompt.
+
+    Returns:
+        Its text and the index of its message, None for a prompt; None if there is no question in
+        a body whose messages are sent again as they were sent.
+    """
+    field = message_field(body)
+    if not field:
+        prompt = body.get(_PROMPT)
+        return (prompt, None) if isinstance(prompt, str) else None
+    messages, content = body[field], CONTENTS[field]
+    for at in range(len(messages) - 1, -1, -1) if isinstance(messages, list) else ():
+        message = messages[at]
+        if isinstance(message, dict) and message.get("role") == "user":
+            text = _content_text(message.get(content))
+            return None if text is None else (text, at)
+    return None
+
+
+def question_field(body: Mapping[str, Any]) -> str:
+    """Return the field in which a question is expected."""
+    return message_field(body) or _PROMPT
+
+
+def replace_question(
+    body: Mapping[str, Any], question: str, *, message: int | None
+) -> dict[str, Any]:
+    """Return a body with another question that shares all other messages and fields."""
+    if message is None:
+        return {**body, _PROMPT: question}
+    field = message_field(body)
+    content, messages = CONTENTS[field], list(body[field])
+    old = messages[message]
+    messages[message] = {**old, content: _with_text(old[content], question)}
+    return {**body, field: messages}
+
+
+def content_of(body: Mapping[str, Any], message: int) -> tuple[Path, Any]:
+    """Return the path and the value of the content of a message."""
+    field = message_field(body)
+    content = CONTENTS[field]
+    return (field, message, content), body[field][message].get(content)
+
+
+def question_part(content: Any) -> int:
+    """Return the index of the content part before which documents are inserted; 0 for a text."""
+    return (_last_text(content) or 0) if isinstance(content, list) else 0
+
+
+def _content_text(content: Any) -> str | None:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    at = _last_text(content)
+    return "" if at is None else str(content[at]["text"])
+
+
+def _with_text(content: Any, text: str) -> Any:
+    if isinstance(content, str):
+        return text
+    at = _last_text(content)
+    if at is None:  # only images or sound: the text goes first
+        return [{"type": "text", "text": text}, *content]
+    return [*content[:at], {**content[at], "text": text}, *content[at + 1 :]]
+
+
+def _last_text(parts: list[Any]) -> int | None:
+    for at in range(len(parts) - 1, -1, -1):
+        part = parts[at]
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            return at
+    return None
+
+
+def put(body: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    """Return a body with another value at a path that shares all other objects."""
+    new: dict[str, Any] = _put(body, path, value)
+    return new
+
+
+def _put(old: Any, path: Path, value: Any) -> Any:
+    if not path:
+        return value
+    new: Any = list(old) if isinstance(old, list) else dict(old)
+    new[path[0]] = _put(old[path[0]], path[1:], value)
+    return new
+
+
+def at_path(body: Mapping[str, Any], path: Path) -> Any:
+    """Return the value at a path."""
+    value: Any = body
+    for step in path:
+        value = value[step]
+    return value

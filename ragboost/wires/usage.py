@@ -1,0 +1,147 @@
+"""Read the cached prompt tokens that a response reports.
+
+Does not know streams or HTTP: the caller parses a response, or one event of a stream, and passes
+the object.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard
+
+from ragboost.wires.registry import ADDITIVE_COUNTS, ALL_COUNTS, ANY
+from ragboost.wires.wire import Names
+
+_MAX_COUNT = 2**53  # what a float holds exactly, as metrics do
+_OURS = "ragboost"
+_STREAMED = tuple([f'"{name}"'.encode() for name in ANY.usage])
+USAGE_START = re.compile(rb'"(?:%b)"\s*:\s*\{' % "|".join(ANY.usage).encode())
+OURS_START = re.compile(rb'"%b"\s*:\s*\{' % _OURS.encode())
+
+
+class Usage(NamedTuple):
+    """Prompt tokens of one response; None if not reported."""
+
+    prompt_tokens: int  # all of the prompt, cached ones too
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    # Of the prompt, for requests with `return_token_ids` (vLLM, SGLang).
+    prompt_ids: tuple[int, ...] | None = None
+    reused_tokens: int | None = None  # whose KV came from stored chunks and was not computed again
+    long_write_tokens: int | None = None  # of the written ones, those kept for an hour (Anthropic)
+
+
+def has_usage(data: bytes) -> bool:
+    """Return True if bytes of a stream may hold usage."""
+    for name in _STREAMED:  # noqa: SIM110  # for every chunk, and `any` takes three times as long
+        if name in data:
+            return True
+    return False
+
+
+def read_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """Find the usage in a response or in one event of a stream; return None if there is none.
+
+    Fields that are missing, null or of the wrong type count as not reported.
+    """
+    for usage in _usages(answer):
+        found = _added_up(usage) or _counted(usage)
+        ids = _prompt_ids(answer)
+        return found if found is None or ids is None else found._replace(prompt_ids=ids)
+    return None
+
+
+def our_figures(answer: Any) -> dict[str, Any] | None:
+    """Return the `ragboost` object within the usage of an event; None if there is none."""
+    for usage in _usages(answer) if isinstance(answer, dict) else ():
+        if isinstance(figures := usage.get(_OURS), dict):
+            return figures
+    return None
+
+
+def is_usage_event(event: Mapping[str, Any]) -> bool:
+    """Return True for the event with nothing but usage that ends a stream of completions."""
+    return event.get("choices") == []
+
+
+def is_last_event(event: Any) -> bool:
+    """Return True for the event of a stream with its last usage."""
+    if not isinstance(event, dict):
+        return False
+    return is_usage_event(event) or event.get("type") in ANY.last_events
+
+
+def merge_usage(usage: Usage | None, later: Usage) -> Usage:
+    """Merge the usages of a stream's events: the last one with cached tokens, or else the last."""
+    if usage is not None and usage.cached_tokens is not None and later.cached_tokens is None:
+        return usage
+    return later
+
+
+def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for holder in (answer, *[answer.get(name) for name in ANY.usage_holders]):
+        if isinstance(holder, dict):
+            for name in ANY.usage:
+                if isinstance(usage := holder.get(name), dict):
+                    yield usage
+
+
+def _added_up(usage: Mapping[str, Any]) -> Usage | None:
+    """Read a usage whose cached and written tokens count in addition to the prompt's."""
+    for paths in ADDITIVE_COUNTS:
+        fresh = _count(usage, paths.prompt)
+        if fresh is None:
+            continue
+        read, written = _count(usage, paths.cached), _count(usage, paths.written)
+        if read is not None or written is not None:
+            read, written = read or 0, written or 0
+            long = _count(usage, paths.long_written)
+            return Usage(fresh + read + written, read, written, long_write_tokens=long)
+    return None
+
+
+def _counted(usage: Mapping[str, Any]) -> Usage | None:
+    prompt = _count(usage, ALL_COUNTS.prompt)
+    if prompt is None:
+        return None
+    cached, reused = _count(usage, ALL_COUNTS.cached), _count(usage, ALL_COUNTS.reused)
+    return Usage(
+        prompt,
+        None if cached is None else min(cached, prompt),
+        _count(usage, ALL_COUNTS.written),
+        reused_tokens=None if reused is None else min(reused, prompt),
+    )
+
+
+def _count(usage: Mapping[str, Any], paths: Names) -> int | None:
+    """Return the first count at one of these paths."""
+    for path in paths:
+        name, _, inner = path.partition(".")
+        value = usage.get(name)
+        if inner:
+            if not isinstance(value, dict):
+                continue
+            if inner == "*":
+                return sum([part for part in value.values() if _is_count(part)])
+            value = value.get(inner)
+        if _is_count(value):
+            return value
+    return None
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MAX_COUNT  # not a bool
+
+
+def _prompt_ids(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
+    # vLLM: beside the choices of a chat, in the choices of a completion. SGLang: in the choices.
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    for holder in (answer, first):
+        ids = holder.get("prompt_token_ids") if isinstance(holder, dict) else None
+        if isinstance(ids, list) and ids and all(_is_token(number) for number in ids):
+            return tuple(ids)
+    return None
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**32

@@ -1,0 +1,26 @@
+"""Order policies come from a registry, from which the settings read their choices."""
+
+import pytest
+from pydantic import ValidationError
+
+from ragboost.config import ORDER_POLICIES, OrderingSettings
+from ragboost.ordering import RecentContexts, make_order_policy
+from ragboost.ordering.request import RelevanceOrder
+
+
+@pytest.mark.parametrize("name", ORDER_POLICIES)
+def test_every_policy_of_the_registry_keeps_all_documents(name: str) -> None:
+    policy = make_order_policy(OrderingSettings(tail=name))
+    policy.add("bca")
+
+    assert sorted(map(str, policy.order("abc", dict.fromkeys("abc", 10)))) == ["a", "b", "c"]
+
+
+def test_a_policy_is_chosen_by_name() -> None:
+    assert isinstance(make_order_policy(OrderingSettings()), RelevanceOrder)
+    assert isinstance(make_order_policy(OrderingSettings(tail="popularity")), RecentContexts)
+
+
+def test_another_name_is_an_error_that_lists_the_policies() -> None:
+    with pytest.raises(ValidationError, match="must be one of relevance, popularity"):
+        OrderingSettings(tail="alphabetical")
