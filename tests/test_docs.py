@@ -55,11 +55,10 @@ REUSE = """
 from pathlib import Path
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.store.lru import ChunkStore
-from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.disk import DiskTier
 adapter = ModelAdapter(model)
-reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 20))
+reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 20))
 """
 BEFORE = {  # setup that the code blocks of a page assume
     "README.md": "",

@@ -94,7 +94,7 @@ def alpha_for(craft: CraftReuse, cases: Sequence[Case], *, ratio: float) -> floa
 def answer(craft: CraftReuse, case: Case) -> Outcome:
     result = craft.prefill(case.system, case.chunks, case.question, learn=False)
     done, layers = result.prefill, craft.reuse.adapter.num_layers
-    rows = done.num_recomputed + done.num_computed
+    rows = done.counts.recomputed + done.counts.computed
     return Outcome(
         score=float(int(done.logits.argmax()) == case.answer),
         ratio=result.plan.recompute_ratio,
@@ -109,7 +109,7 @@ def baseline(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: f
     done = craft.reuse.prefill(
         case.system, case.chunks, case.question, policy=policy, ratio=ratio, stored=stored
     )
-    rows = done.num_recomputed + done.num_computed
+    rows = done.counts.recomputed + done.counts.computed
     right = float(int(done.logits.argmax()) == case.answer)
     return Outcome(right, ratio, rows / done.num_tokens, stopped=False)
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 MODEL = Path(__file__).parents[1] / "models" / "reference"
 SPLITS = {"development": (101, 102, 103), "test": (201, 202, 203)}
@@ -26,7 +26,7 @@ def load_adapter(model: Path = MODEL) -> ModelAdapter:
 
 def load_reuse(model: Path = MODEL) -> ChunkReuse:
     """Return a model with an empty store."""
-    return ChunkReuse(load_adapter(model), ChunkStore(capacity_bytes=2 << 30))
+    return ChunkReuse(load_adapter(model), TieredStore(host_bytes=2 << 30))
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float | None, float | None]:

@@ -18,7 +18,7 @@ import torch
 from benchmarks.engines.sustained import CORPUS, draw_orders, summarise_sustained
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.engines.offline import OfflineEngine
 from tests.engines.random_model import (
     CHUNK,
@@ -86,7 +86,7 @@ def equality(kind: Kind, args: argparse.Namespace) -> Json:
     differences: dict[str, dict[str, float]] = {}
     with kind.make(SMALL, **kind.small) as engine:
         engine.learn(prompts)
-        reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+        reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
         reuse.precompute(prompts.system, prompts.chunks)
         for policy in POLICIES:
             for ratio in RATIOS:

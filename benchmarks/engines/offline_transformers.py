@@ -38,12 +38,7 @@ class ReuseTransformers(OfflineEngine):
         return self._reuse.prefill(system, chunks, question, keep=True, **options)
 
     def report(self, output: Prefill) -> dict[str, Any]:
-        return {
-            "exact": output.num_exact,
-            "reused": output.num_approximate,
-            "recomputed": output.num_recomputed,
-            "computed": output.num_computed,
-        }
+        return output.counts._asdict()
 
     def answer(self, output: Prefill) -> list[int]:
         return [int(output.logits.argmax())]

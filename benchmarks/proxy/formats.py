@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ragboost.formats.base import TooManyDocumentsError
+from ragboost.formats.documents import TooManyDocumentsError
 
 from benchmarks.command import make_parser, report, show_rows
 from ragboost.config import Settings

@@ -145,7 +145,7 @@ def precompute(
     with progress_bar(progress) as on_progress:
         if engine is not None:
             from ragboost.chunk_cache.http.chunk_client import ChunkClient
-            from ragboost.chunk_cache.http.precompute import run as run_engine
+            from ragboost.cli.engine_corpus import run as run_engine
 
             text = run_engine(
                 ChunkClient(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt),

@@ -74,7 +74,7 @@ class TokenPool:
             frequencies = self._adapter.frequencies(length)
             rotation = KeyRotation(
                 stored=stored,
-                wanted=at,
+                target=at,
                 old=[(frequencies, len(rows))],
                 new=frequencies,
                 layouts=self._adapter.layouts,

@@ -14,8 +14,6 @@ from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.recompute import recompute
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selection.policy import choose
-from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.graph.layout import Layout
 
 
@@ -37,16 +35,13 @@ def repair(
     """
     cache.positions = layout.positions
     assembly = _assembly(layout, cache)
-    candidates = assembly.candidates
-    chooser = make_policy(policy)
-    num_tokens = chooser.num_tokens(assembly, ratio)
     backend = make_backend("tiled")
-    selected = candidates[:num_tokens]
-    if 0 < num_tokens < len(candidates):
-        view = SelectionView(adapter, assembly, budget=num_tokens, backend=backend, pace=pace)
-        selected = choose(assembly, chooser.score(view), num_tokens=num_tokens)
-    logits = recompute(adapter, assembly, selected=selected, backend=backend, pace=pace)
-    yield len(selected)
+    selected = yield from make_policy(policy).select(
+        adapter, assembly, ratio=ratio, backend=backend, pace=pace
+    )
+    rows = assembly.rows_to_compute(selected)
+    logits = yield from recompute(adapter, assembly, rows, backend=backend, pace=pace)
+    assert logits is not None, "the task is computed"
     return logits, len(selected)
 
 

@@ -12,7 +12,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.engines.offline_vllm import ReuseLLM
 from tests.engines.random_model import SMALL, VOCABULARY, Prompts
 
@@ -112,7 +112,7 @@ def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     tokens, positions = prompts.prompt([3, 1, 4, 0, 2])
     engine.llm.reset_prefix_cache()
     before = report(engine.run(tokens, positions, policy="cachecraft", ratio=0.15))
-    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
     for number in range(len(prompts.chunks)):
         engine.run(*prompts.prompt([number]), reuse=False)  # alone, instead of what is stored
     for number, chunk in enumerate(prompts.chunks):
@@ -142,15 +142,15 @@ def check_ends(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     core.abort_request(["x"])
     while core.has_unfinished_requests():
         core.step()
-    planner = planner_of(engine)
+    scheduler = scheduler_of(engine)
     return {
         "ending_error": float((ending - engine.exact(tokens)).abs().max()),
-        "num_left": len(planner._tracked) + len(planner._filler.outcomes),
+        "num_left": len(scheduler._tracked) + len(scheduler._worker.outcomes),
     }
 
 
-def planner_of(engine: ReuseLLM) -> Any:
-    return engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.planner
+def scheduler_of(engine: ReuseLLM) -> Any:
+    return engine.llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler
 
 
 def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
@@ -160,17 +160,17 @@ def check_failure(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     last, question = prompts.tokens(100), prompts.tokens(23)
     positions = [*positions, [len(tokens), len(tokens) + len(last)]]
     tokens = [*tokens, *last, *question]
-    planner = planner_of(engine)
-    ran = failing(planner._filler.model)
+    scheduler = scheduler_of(engine)
+    ran = failing(scheduler._worker.model)
     told = report(engine.run(tokens, positions, ratio=0.15))
     engine.llm.reset_prefix_cache()
     got = engine.logprobs(tokens, positions, ratio=0.15)
-    del planner._filler.model.forward
+    del scheduler._worker.model.forward
     return {
         "num_failed": len(ran),
         "failed_error": float((got - engine.exact(tokens)).abs().max()),
         "failed_reason": told["reason"],
-        "is_captured": planner._library.key(last) in planner._library,
+        "is_captured": scheduler._library.key(last) in scheduler._library,
     }
 
 
@@ -178,10 +178,10 @@ def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """A prompt that needs more than a step may compute is filled over several, in which other
     requests decode; it may be aborted and may fail there."""
     tokens, positions = prompts.prompt([1, 0, 4, 2, 3])
-    planner, core = planner_of(engine), engine.llm.llm_engine
+    scheduler, core = scheduler_of(engine), engine.llm.llm_engine
     engine.llm.reset_prefix_cache()
     at_once = engine.logprobs(tokens, positions, ratio=0.5)
-    budget, planner._budget = planner._budget, StepBudget(64)
+    budget, scheduler._budget = scheduler._budget, StepBudget(64)
     engine.llm.reset_prefix_cache()
     in_steps = engine.logprobs(tokens, positions, ratio=0.5)
     poison = float((engine.logprobs(tokens) - engine.exact(tokens)).abs().max())
@@ -206,20 +206,20 @@ def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     engine.llm.reset_prefix_cache()
     add("aborted", max_tokens=5)
     core.step()
-    num_waiting = len(planner._filler._waiting)
+    num_waiting = len(scheduler._worker._paced)
     core.abort_request(["aborted"])
     core.step()
     free = engine.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage
-    ran = failing(planner._filler.model)
+    ran = failing(scheduler._worker.model)
     failed = engine.logprobs(tokens, positions, ratio=0.5)
-    del planner._filler.model.forward
-    planner._budget = budget
+    del scheduler._worker.model.forward
+    scheduler._budget = budget
     return {
         "paced_difference": float((in_steps - at_once).abs().max()),
         "paced_poison": poison,
         "num_tokens_between": num_before,
         "num_waiting": num_waiting,
-        "num_left": len(planner._filler._waiting) + len(planner._paced) + len(planner._tracked),
+        "num_left": len(scheduler._worker._paced) + len(scheduler._plans) + len(scheduler._tracked),
         "usage_left": free,
         "num_failed": len(ran),
         "failed_error": float((failed - engine.exact(tokens)).abs().max()),

@@ -8,7 +8,7 @@ import logging
 
 from vllm.v1.core import kv_cache_utils
 
-from ragboost.chunk_cache.http.status import read_status
+from ragboost.chunk_cache.http.reports import read_status
 from tests.engines.chunks_vllm import report
 from tests.engines.offline_vllm import ReuseLLM
 from tests.engines.random_model import SMALL, Prompts

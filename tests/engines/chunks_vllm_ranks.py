@@ -12,7 +12,8 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.vllm.scheduler import RequestState
 from tests.engines.chunks_vllm import (
     check_batch,
     check_ends,
@@ -21,8 +22,8 @@ from tests.engines.chunks_vllm import (
     check_reset,
     check_reuse,
     check_shared_step,
-    planner_of,
     report,
+    scheduler_of,
 )
 from tests.engines.offline_vllm import ReuseLLM
 from tests.engines.random_model import POLICIES, SMALL, Prompts
@@ -46,7 +47,7 @@ def learn_anew(engine: ReuseLLM, prompts: Prompts) -> None:
     """Replace what is stored by chunks that were computed alone."""
     for rank in (0, 1):
         engine.llm.collective_rpc(lose, kwargs={"rank": rank})
-    planner_of(engine)._library.store.clear()
+    scheduler_of(engine)._library.store.clear()
     engine.learn(prompts)
 
 
@@ -55,7 +56,7 @@ def check_policies(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     order = [3, 1, 0]
     tokens, positions = prompts.prompt(order)
     learn_anew(engine, prompts)
-    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
     reuse.precompute(prompts.system, prompts.chunks)
     chunks = [prompts.chunks[number] for number in order]
     worst = {}
@@ -74,7 +75,7 @@ def check_stores(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         engine.run(*prompts.prompt([number]))
     engine.run(prompts.tokens(30))  # carries the last orders
     held = engine.llm.collective_rpc(stored_keys)
-    listed = sorted(key for key, _ in planner_of(engine)._library.store._tier.items())
+    listed = sorted(key for key, _ in scheduler_of(engine)._library.store._tier.items())
     return {"is_equal": held == [listed, listed], "num_stored": len(listed)}
 
 
@@ -96,25 +97,25 @@ def check_lost(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
 def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """A long prompt is filled over several steps by both ranks, and may be aborted there."""
     tokens, positions = prompts.prompt([0, 3, 2])
-    planner, core = planner_of(engine), engine.llm.llm_engine
+    chunks, core = scheduler_of(engine), engine.llm.llm_engine
     engine.llm.reset_prefix_cache()
     at_once = engine.logprobs(tokens, positions, ratio=0.5)
-    budget, planner._budget = planner._budget, StepBudget(64)
+    budget, chunks._budget = chunks._budget, StepBudget(64)
     engine.llm.reset_prefix_cache()
     paced = engine.logprobs(tokens, positions, ratio=0.5)
     engine.llm.reset_prefix_cache()
     sampling = engine.sampling(positions, ratio=0.5, max_tokens=5)
     core.add_request("aborted", {"prompt_token_ids": tokens}, sampling)
     core.step()
-    num_waiting = len(planner._paced)
+    num_waiting = sum(tracked.state is RequestState.PACED for tracked in chunks._tracked.values())
     core.abort_request(["aborted"])
     engine.run(prompts.tokens(30), max_tokens=3)
-    planner._budget = budget
+    chunks._budget = budget
     scheduler = core.engine_core.engine_core.scheduler
     return {
         "difference": float((paced - at_once).abs().max()),
         "num_waiting": num_waiting,
-        "num_left": len(planner._tracked) + len(planner._paced) + len(planner._filler.outcomes),
+        "num_left": len(chunks._tracked) + len(chunks._plans) + len(chunks._worker.outcomes),
         "usage_left": scheduler.kv_cache_manager.usage,
     }
 
@@ -153,7 +154,7 @@ def main() -> None:
         check_lost,
     ):
         told[check.__name__] = check(engine, prompts)
-    planner_of(engine)._library.store._tier.capacity_bytes = STORED * size
+    scheduler_of(engine)._library.store._tier.capacity_bytes = STORED * size
     told["check_stores"] = check_stores(engine, prompts)
     told["check_reset"] = check_reset(engine, prompts)
     told["check_new_weights"] = check_new_weights(engine, prompts)

@@ -13,9 +13,6 @@ class StepBudget:
     """Tokens that may be computed in the current step.
 
     The first prompt of a step is admitted whatever its size, so that none waits forever.
-
-    Args:
-        tokens: tokens per step.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -23,14 +20,18 @@ class StepBudget:
         self._spent = 0
         self._holders: set[str] = set()
 
+    def fits(self, request_id: str, tokens: int) -> bool:
+        """Return True if a prompt may be filled in this step."""
+        is_free = not self._holders or request_id in self._holders
+        return is_free or self._spent + tokens <= self._tokens
+
     def admit(self, request_id: str, tokens: int) -> bool:
         """Return True if a prompt may be filled in this step, and count its tokens once."""
-        if request_id in self._holders:
-            return True
-        if self._holders and self._spent + tokens > self._tokens:
+        if not self.fits(request_id, tokens):
             return False
-        self._holders.add(request_id)
-        self._spent += tokens
+        if request_id not in self._holders:
+            self._holders.add(request_id)
+            self._spent += tokens
         return True
 
     def must_pace(self, tokens: int) -> bool:

@@ -1,6 +1,8 @@
 """The origin of a prompt's tokens: the one vocabulary of counts, metrics and `usage`."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 
 class TokenOrigins(NamedTuple):
@@ -10,3 +12,25 @@ class TokenOrigins(NamedTuple):
     reused: int = 0  # from a chunk that was computed in another context, as it is
     recomputed: int = 0  # from such a chunk, selected and computed again
     computed: int = 0  # not stored: computed as ever, the question among them
+
+
+class PromptReport(NamedTuple):
+    """What an engine did with a prompt that mentions chunks."""
+
+    origins: TokenOrigins
+    reason: str | None = None  # why it reused none of them; None: it did, or found none to reuse
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The report as JSON."""
+        reason = {} if self.reason is None else {"reason": self.reason}
+        return {**self.origins._asdict(), **reason}
+
+    @classmethod
+    def read(cls, fields: Any) -> "PromptReport | None":
+        """Return a report that was sent as JSON; None if it has another shape."""
+        try:
+            counts = msgspec.convert([fields.get(n) for n in TokenOrigins._fields], tuple[int, ...])
+            return cls(TokenOrigins(*counts), msgspec.convert(fields.get("reason"), str | None))
+        except (msgspec.ValidationError, AttributeError):
+            return None

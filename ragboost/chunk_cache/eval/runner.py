@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.chunk_cache.core.prefill import Prefill
-from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
 from ragboost.chunk_cache.selection import make_policy
@@ -16,27 +15,18 @@ from ragboost.text_scores import word_f1
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One policy at one ratio on one task.
-
-    Attributes:
-        score: mean accuracy or F1.
-        error: standard error of the score over cases.
-        normalised: recovered share of full reuse's loss; NaN if it loses nothing.
-        kl: mean KL divergence of the first token from full attention, in nats.
-        recomputed: share of the prompt's tokens that were computed, including the question.
-        ttft_s: mean seconds to the first logits, including the selection.
-    """
+    """One policy at one ratio on one task."""
 
     task: str
     policy: str
     ratio: float
     num_cases: int
-    score: float
-    error: float
-    normalised: float
-    kl: float
-    recomputed: float
-    ttft_s: float
+    score: float  # mean accuracy or F1
+    error: float  # standard error of the score over cases
+    normalised: float  # recovered share of full reuse's loss; NaN if it loses nothing
+    kl: float  # mean KL divergence of the first token from full attention, in nats
+    recomputed: float  # share of the prompt's tokens that were computed, including the question
+    ttft_s: float  # mean seconds to the first logits, including the selection
 
 
 @dataclass(slots=True)
@@ -65,13 +55,10 @@ def evaluate(
     Chunks are stored first, outside the timing.
 
     Args:
-        reuse: the model and its store.
-        cases: the prompts.
         policies: names; `full` and `reuse` are always measured.
         ratios: ratios in (0, 1).
         granularity: block size of the selection in tokens; 1: single tokens.
         tokenizer: decodes text answers; None: cases have the id of the next token.
-        max_new_tokens: maximum length of text answers.
         store: stores the chunks of a case; None: each is computed alone.
     """
     plans = [("full", 1.0), ("reuse", 0.0)]
@@ -108,12 +95,11 @@ class AnswerScorer:
         self._full_text = ""
 
     def __call__(self, case: Case, result: Prefill, full: Prefill) -> EvalOutcome:
-        timing = result.timing
         return EvalOutcome(
             score=self._score(case, result, is_full=result is full),
             kl=kl_divergence(result.logits, full.logits),
-            recomputed=(result.num_recomputed + result.num_computed) / result.num_tokens,
-            ttft_s=timing.assemble_s + timing.select_s + timing.compute_s,
+            recomputed=(result.counts.recomputed + result.counts.computed) / result.num_tokens,
+            ttft_s=result.seconds,
         )
 
     def _score(self, case: Case, result: Prefill, *, is_full: bool) -> float:

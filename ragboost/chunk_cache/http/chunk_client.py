@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragboost.chunk_cache.core.options import FIELD
+from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError
 
 TIMEOUT_S = 600.0
@@ -20,13 +20,9 @@ class ChunkClient:
     """An engine. Safe to use from several threads.
 
     Args:
-        url: of its server, without a path.
-        api_key: sent as a bearer token.
+        url: without a path.
         tenant: whose chunks are stored, see `options`.
-        cache_salt: the salt of the requests that will reuse them.
-
-    Attributes:
-        max_tokens: context length, once `check` has asked for it.
+        cache_salt: of the requests that will reuse them.
     """
 
     def __init__(
@@ -39,7 +35,7 @@ class ChunkClient:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--engine must be an http:// or https:// address, got {url!r}")
-        self.max_tokens = _DEFAULT_CONTEXT
+        self.max_tokens = _DEFAULT_CONTEXT  # context length, once `check` has asked for it
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"content-type": "application/json"}
         if api_key:
@@ -58,14 +54,14 @@ class ChunkClient:
             BackendError: it cannot be reached, or answers otherwise than expected.
         """
         try:
-            told = self._send("/chunk_reuse", None)
+            facts = self._send("/chunk_reuse", None)
         except BackendStatusError as error:
             raise ConfigError(
                 f"{self._url} does not reuse chunks: start it with the flags that `ragboost "
                 f"engine-flags vllm` prints ({error})"
             ) from None
-        if not told.get("is_possible"):
-            raise ConfigError(f"{self._url} cannot reuse chunks: {told.get('refusal')}")
+        if not facts.get("is_possible"):
+            raise ConfigError(f"{self._url} cannot reuse chunks: {facts.get('refusal')}")
         models = self._send("/v1/models", None).get("data") or [{}]
         self._model = str(models[0].get("id", ""))
         self.max_tokens = int(models[0].get("max_model_len") or _DEFAULT_CONTEXT)
@@ -80,7 +76,7 @@ class ChunkClient:
 
         Args:
             messages: of the chat.
-            chunks: positions of the documents in it, `[message, start, stop]`.
+            chunks: `[message, start, stop]` of each document in it.
             options: other fields of `ragboost`.
 
         Raises:
@@ -94,7 +90,7 @@ class ChunkClient:
             "messages": messages,
             "max_tokens": 1,
             "temperature": 0,
-            FIELD: ours,
+            PARAMS_KEY: ours,
         }
         if self._cache_salt:
             body["cache_salt"] = self._cache_salt
@@ -106,12 +102,12 @@ class ChunkClient:
         request = urllib.request.Request(self._url + path, data=data, headers=self._headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                told = json.loads(response.read())
+                fields = json.loads(response.read())
         except urllib.error.HTTPError as error:
             text = error.read()[:300].decode(errors="replace")
             raise BackendStatusError(f"{self._url}{path}: status {error.code}: {text}") from None
         except (OSError, ValueError) as error:
             raise BackendConnectionError(f"{self._url}{path}: {error}") from None
-        if not isinstance(told, dict):
+        if not isinstance(fields, dict):
             raise BackendStatusError(f"{self._url}{path}: not a JSON object")
-        return told
+        return fields

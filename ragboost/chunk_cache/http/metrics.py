@@ -1,18 +1,15 @@
 """Prometheus metrics of chunk reuse, beside the engine's own."""
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter
 
-from ragboost.chunk_cache.http.usage import TokenOrigins
+from ragboost.chunk_cache.core.token_origins import PromptReport
 
 
 class ReuseMetrics:
-    """Counts prompts with chunks, and the origins of their tokens.
+    """Counts prompts with chunks, and the origins of their tokens, in a registry that the engine's
+    `/metrics` shows."""
 
-    Args:
-        registry: shown by the engine's `/metrics`.
-    """
-
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._exact = Counter(
             "ragboost_chunk_exact_requests",
             "Requests with chunks that were computed exactly, by reason.",
@@ -33,11 +30,12 @@ class ReuseMetrics:
         """Count a request that was computed exactly."""
         self._exact.labels(reason).inc()
 
-    def count(self, origins: TokenOrigins) -> None:
+    def count(self, report: PromptReport) -> None:
         """Count a request that reached the engine with its chunks."""
-        if origins.reason is not None:
-            self.count_exact(origins.reason)
+        origins = report.origins
+        if report.reason is not None:
+            self.count_exact(report.reason)
         elif origins.reused or origins.recomputed:
             self._reusing.inc()
-        for name in ("exact", "reused", "recomputed", "computed"):
-            self._tokens.labels(name).inc(getattr(origins, name))
+        for name, count in origins._asdict().items():
+            self._tokens.labels(name).inc(count)

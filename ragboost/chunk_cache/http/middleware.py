@@ -7,7 +7,6 @@ routes. Does not know the engine: a subclass says what it offers and what its ro
 """
 
 import hashlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,27 +24,27 @@ from ragboost.chunk_cache.core.options import (
     read_positions,
     read_tenant,
 )
-from ragboost.chunk_cache.http.inner import (
+from ragboost.chunk_cache.core.request import SERVED_POLICIES, VERSION
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.http.asgi import (
     App,
-    Message,
     Receive,
     Scope,
     Send,
+    call_route,
+    read_body,
+    read_json,
     replay,
+    respond,
     with_body_length,
 )
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
-from ragboost.chunk_cache.http.replies import ReplyInbox
+from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder
-from ragboost.chunk_cache.http.usage import TokenOrigins, split_answer, split_body, split_event
+from ragboost.chunk_cache.http.usage import UsageWriter
 from ragboost.errors import RequestError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_MAX_BODY_BYTES = 64 << 20
-_MAX_EVENT_BYTES = 4 << 20
-_REPLY_TIMEOUT_S = 1.0
-_USAGE = re.compile(rb'"usage":\s*\{')
-_LAST_USAGE = re.compile(rb'"choices":\s*\[\s*\]')
 _MARK = f'"{FIELD}"'.encode()
 
 
@@ -53,16 +52,11 @@ class ExactError(Exception):
     """A request cannot reuse chunks and is served exactly; the text is the reason."""
 
 
-class PlannedBody(NamedTuple):
-    """A request as the engine gets it.
+class StartedEngine(NamedTuple):
+    """The engine behind a server, as its arguments describe it."""
 
-    Attributes:
-        fields: the body.
-        reply: number of the engine's report in the inbox.
-    """
-
-    fields: Mapping[str, Any]
-    reply: int
+    settings: EngineChunkSettings
+    name: str  # under which it publishes whether it can reuse chunks
 
 
 class ReuseMiddleware(ABC):
@@ -77,27 +71,43 @@ class ReuseMiddleware(ABC):
         self._app = app
         self._finder = ChunkFinder()
         self._metrics = ReuseMetrics(registry)
-        self._inbox: ReplyInbox | None = None
+        self._defaults: ReuseDefaults | None = None  # once the engine has checked itself
+        self._inbox: ReportInbox | None = None
 
     @abstractmethod
-    def defaults(self, scope: Scope) -> ReuseDefaults:
-        """Return the chunk reuse of requests that do not ask for it."""
+    def engine(self, scope: Scope) -> StartedEngine | str:
+        """Return the engine of a server, or why it cannot reuse chunks."""
 
     @abstractmethod
-    async def prompt_ids(self, scope: Scope, fields: Mapping[str, Any]) -> Sequence[int] | None:
-        """Return the token ids of the prompt of a request, or None if the server refuses it."""
-
-    @abstractmethod
-    async def text_ids(self, scope: Scope, text: str) -> Sequence[int] | None:
-        """Return the token ids of a text without special tokens, or None if it failed."""
+    def prompt_body(self, fields: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
+        """Return the body with which `/tokenize` returns the ids of a request's prompt."""
 
     @abstractmethod
     def planned(self, fields: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the plan, as the engine reads it.
+        """Return the body with the plan, as the engine reads it. The engine renders the prompt by
+        itself: where that gives other ids than `/tokenize`, chunks are not found, and computed.
 
         Raises:
             ExactError: the body cannot carry a plan.
         """
+
+    def defaults(self, scope: Scope) -> ReuseDefaults:
+        """Return the chunk reuse of requests that do not ask for it."""
+        if self._defaults is not None:
+            return self._defaults
+        engine = self.engine(scope)
+        if isinstance(engine, str):
+            return ReuseDefaults(refusal=engine)
+        settings = engine.settings
+        defaults = ReuseDefaults(
+            is_approx=settings.reuse == "approx",
+            options=ReuseOptions(settings.policy, settings.ratio),
+            refusal=read_status(engine.name),
+            policies=SERVED_POLICIES,
+        )
+        if defaults.refusal != STARTING:
+            self._defaults = defaults
+        return defaults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the life of the server."""
@@ -107,7 +117,7 @@ class ReuseMiddleware(ABC):
         path = scope.get("path", "") if scope["type"] == "http" else ""
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
-            await _respond(send, 200, self._describe(scope))
+            await respond(send, 200, self.defaults(scope).describe())
         elif method == "POST" and path in (CHAT, COMPLETIONS):
             await self._complete(scope, receive, send)
         else:
@@ -121,219 +131,111 @@ class ReuseMiddleware(ABC):
                 self._inbox.close()
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, is_whole = await _read(receive)
-        receive = replay(body, receive) if is_whole else _resume(body, receive)
-        fields = _decode(body) if is_whole and _MARK in body else None
-        given = fields.get(FIELD) if fields is not None else None
-        if fields is None or not isinstance(given, dict):
-            await self._app(scope, receive, send)
+        body = await read_body(receive)
+        # What is no JSON object, the server refuses.
+        fields = read_json(body.data) if body.is_whole and _MARK in body.data else None
+        extension = fields.get(FIELD) if fields is not None else None
+        if fields is None or not isinstance(extension, dict):
+            await self._app(scope, body.receive, send)
             return
+        if self._inbox is None:  # the first request: only now is there an event loop
+            self._inbox = ReportInbox()
+        ticket = self._inbox.expect()
         try:
-            plan = await self._plan(scope, fields, given)
+            planned = await self._planned(scope, fields, extension, [self._inbox.name, ticket])
+            if isinstance(planned, RequestError):
+                await respond(send, planned.status, _error(planned))
+            elif planned is None:
+                await self._app(scope, body.receive, send)
+            else:
+                receive, writer = (
+                    replay(planned, body.receive),
+                    UsageWriter(send, self._inbox, ticket),
+                )
+                try:
+                    await self._app(with_body_length(scope, len(planned)), receive, writer.send)
+                finally:
+                    await self._count(writer)
+        finally:
+            self._inbox.forget(ticket)
+
+    async def _count(self, writer: UsageWriter) -> None:
+        await writer.wait(timeout_s=0)
+        if writer.report is not None:
+            self._metrics.count(writer.report)
+
+    async def _planned(
+        self,
+        scope: Scope,
+        fields: Mapping[str, Any],
+        extension: Mapping[str, Any],
+        reply_to: Sequence[Any],
+    ) -> bytes | RequestError | None:
+        """Return the body with its plan; None: the request is served exactly."""
+        rest = {name: value for name, value in fields.items() if name != FIELD}
+        try:
+            plan = await self._plan(scope, rest, extension)
+            return msgspec.json.encode(self.planned(rest, {**plan, "reply_to": reply_to}))
         except RequestError as error:
-            await _respond(send, error.status, _error(error))
-            return
+            return error
         except ExactError as reason:
             self._metrics.count_exact(str(reason))
-            await self._app(scope, receive, send)
-            return
-        changed = msgspec.json.encode(plan.fields)
-        response = _SplitResponse(send, self._inboxed(), plan.reply, metrics=self._metrics)
-        try:
-            await self._app(
-                with_body_length(scope, len(changed)), replay(changed, receive), response.send
-            )
-        finally:
-            await response.count()
-            self._inboxed().forget(plan.reply)
+            return None
 
     async def _plan(
-        self, scope: Scope, fields: Mapping[str, Any], given: Mapping[str, Any]
-    ) -> PlannedBody:
+        self, scope: Scope, fields: Mapping[str, Any], extension: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the positions of a request's chunks in its tokens, and its options."""
         is_chat = scope["path"] == CHAT
         defaults = self.defaults(scope)
-        options, measure = read_options(given, defaults), read_measure(given)
-        positions = read_positions(given, is_chat=is_chat)
+        options, measure = read_options(extension, defaults), read_measure(extension)
+        positions = read_positions(extension, is_chat=is_chat)
+        tenant = _tenant(extension, fields)
         if defaults.refusal is not None:
             raise ExactError("refused")
         if not positions:
             raise ExactError("no_chunks")
-        rest = {name: value for name, value in fields.items() if name != FIELD}
-        prompt = rest.get("prompt")
-        if not is_chat and isinstance(prompt, list):
-            ids: Sequence[int] | None = _token_prompt(prompt)
-            spans = [(start, stop) for _, start, stop in positions]
-        else:
-            texts = _chunk_texts(rest, positions)
-            ids = await self.prompt_ids(scope, rest)
-            if ids is None:
-                raise ExactError("not_rendered")
-            spans = await self._finder.find(
-                ids, texts, tokenize=lambda text: self.text_ids(scope, text)
-            )
-        if ids is None or not spans:
+        spans = await self._find(scope, fields, positions)
+        if not spans:
             raise ExactError("not_found")
-        reply = self._inboxed().expect()
-        plan = self._plan_fields(options, spans, tenant=_tenant(given, rest), reply=reply)
-        if measure:
-            plan["measure"] = True
-        try:
-            return PlannedBody(self.planned(rest, plan), reply)
-        except ExactError:
-            self._inboxed().forget(reply)
-            raise
-
-    def _plan_fields(
-        self,
-        options: ReuseOptions | None,
-        spans: Sequence[tuple[int, int]],
-        *,
-        tenant: str,
-        reply: int,
-    ) -> dict[str, Any]:
-        plan: dict[str, Any] = {
-            "version": 1,
-            "chunks": spans,
-            "reuse": options is not None,
-            "reply_to": [self._inboxed().name, reply],
-        }
+        plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
             plan |= {"policy": options.policy, "ratio": options.ratio}
         if tenant:
             plan["tenant"] = tenant
+        if measure:
+            plan["measure"] = True
         return plan
 
-    def _inboxed(self) -> ReplyInbox:
-        if self._inbox is None:  # the first request: only now is there an event loop
-            self._inbox = ReplyInbox()
-        return self._inbox
+    async def _find(
+        self, scope: Scope, fields: Mapping[str, Any], positions: Sequence[ChunkPosition]
+    ) -> Sequence[tuple[int, int]]:
+        """Return the positions of chunks in the tokens of a prompt."""
+        is_chat, prompt = scope["path"] == CHAT, fields.get("prompt")
+        if not is_chat and isinstance(prompt, list):
+            is_ids = all(type(token) is int for token in prompt)
+            return [(start, stop) for _, start, stop in positions] if is_ids else []
+        ids = await self._tokenize(scope, self.prompt_body(fields, is_chat=is_chat))
+        if ids is None:
+            raise ExactError("not_rendered")
 
-    def _describe(self, scope: Scope) -> Mapping[str, Any]:
-        defaults = self.defaults(scope)
-        return {
-            "is_possible": defaults.refusal is None,
-            "refusal": defaults.refusal,
-            "default": "approx" if defaults.is_approx else "exact",
-            "policy": defaults.options.policy,
-            "ratio": defaults.options.ratio,
-            "policies": list(defaults.policies),
-        }
+        async def tokenize(text: str) -> Sequence[int] | None:
+            return await self._tokenize(scope, {"prompt": text, "add_special_tokens": False})
 
+        return await self._finder.find(ids, _chunk_texts(fields, positions), tokenize=tokenize)
 
-class _SplitResponse:
-    """Sends a response with its usage split; other bytes are sent as they come."""
-
-    def __init__(
-        self, send: Send, inbox: ReplyInbox, number: int, *, metrics: ReuseMetrics
-    ) -> None:
-        self._send, self._inbox, self._number, self._metrics = send, inbox, number, metrics
-        self._start: Message | None = None  # of a JSON response, held back for its length
-        self._is_stream = False
-        self._held = b""
-        self._origins: TokenOrigins | None = None
-
-    async def send(self, message: Message) -> None:
-        """Take a message of the server."""
-        if message["type"] == "http.response.start":
-            kind = dict(message["headers"]).get(b"content-type", b"")
-            self._is_stream = kind.startswith(b"text/event-stream")
-            if kind.startswith(b"application/json") and message["status"] == 200:
-                self._start = message
-            else:
-                await self._send(message)
-        elif self._start is not None:
-            await self._send_json(message, self._start)
-        elif self._is_stream:
-            await self._send_events(message)
-        else:
-            await self._send(message)
-
-    async def count(self) -> None:
-        """Count the request, if the engine has reported."""
-        origins = self._origins or await self._inbox.take(self._number, timeout_s=0)
-        if origins is not None:
-            self._metrics.count(origins)
-
-    async def _send_json(self, message: Message, start: Message) -> None:
-        self._held += message.get("body", b"")
-        if message.get("more_body"):
-            return
-        body, self._origins = split_body(self._held)
-        if self._origins is None:  # not in the response itself
-            self._origins = await self._inbox.take(self._number, timeout_s=_REPLY_TIMEOUT_S)
-            if self._origins is not None:
-                body = split_answer(body, self._origins)
-        await self._send({**start, "headers": with_body_length(start, len(body))["headers"]})
-        await self._send({**message, "body": body})
-
-    async def _send_events(self, message: Message) -> None:
-        data, is_last = self._held + message.get("body", b""), not message.get("more_body")
-        end = data.rfind(b"\n\n") + 2
-        if is_last or len(data) > _MAX_EVENT_BYTES:
-            whole, self._held = data, b""
-        else:
-            whole, self._held = (data[:end], data[end:]) if end > 1 else (b"", data)
-        if _USAGE.search(whole):
-            whole = await self._split_events(whole)
-        if whole or is_last:
-            await self._send({**message, "body": whole})
-
-    async def _split_events(self, events: bytes) -> bytes:
-        if self._origins is None:
-            # Only the last usage, which has no choices, can have the report: others do not wait.
-            seconds = _REPLY_TIMEOUT_S if _LAST_USAGE.search(events) else 0
-            self._origins = await self._inbox.take(self._number, timeout_s=seconds)
-        if self._origins is None:
-            return events
-        return b"\n\n".join(split_event(one, self._origins) for one in events.split(b"\n\n"))
+    async def _tokenize(self, scope: Scope, body: Mapping[str, Any]) -> Sequence[int] | None:
+        """Return the ids that the server's own route gives; None if it refuses."""
+        answer = await call_route(self._app, scope, "/tokenize", body)
+        ids = None if answer is None else answer.get("tokens")
+        is_ids = isinstance(ids, list) and ids and isinstance(ids[0], int)
+        return ids if is_ids else None
 
 
-async def _read(receive: Receive) -> tuple[bytes, bool]:
-    """Return the body, and whether it is complete and not larger than what is kept in memory."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b"".join(parts), False
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if not message.get("more_body"):
-            return b"".join(parts), True
-        if size > _MAX_BODY_BYTES:
-            return b"".join(parts), False
-
-
-def _resume(body: bytes, then: Receive) -> Receive:
-    """Return a `receive` that gives the beginning of a body and then the rest as it comes."""
-    is_given = False
-
-    async def receive() -> Message:
-        nonlocal is_given
-        if is_given:
-            return await then()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": True}
-
-    return receive
-
-
-def _decode(body: bytes) -> dict[str, Any] | None:
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None  # the server says what is wrong with it
-    return fields if isinstance(fields, dict) else None
-
-
-def _tenant(given: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+def _tenant(extension: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """Return whose chunks a request shares: both names in a hash, or nothing without them."""
-    names = [read_tenant(given), str(fields.get("cache_salt") or "")]
+    names = [read_tenant(extension), str(fields.get("cache_salt") or "")]
     return hashlib.sha256(msgspec.json.encode(names)).hexdigest() if any(names) else ""
-
-
-def _token_prompt(prompt: list[Any]) -> list[int] | None:
-    return prompt if all(type(token) is int for token in prompt) else None
 
 
 def _chunk_texts(fields: Mapping[str, Any], positions: Sequence[ChunkPosition]) -> list[str]:
@@ -358,13 +260,6 @@ def _text(fields: Mapping[str, Any], number: int) -> str:
     parts = [part.get("text") for part in content or () if isinstance(part, dict)]
     texts = [part for part in parts if isinstance(part, str)]
     return "\n".join(texts) if len(texts) == len(content or ()) else ""
-
-
-async def _respond(send: Send, status: int, fields: Any) -> None:
-    body = msgspec.json.encode(fields)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _error(error: RequestError) -> Mapping[str, Any]:

@@ -1,52 +1,26 @@
-"""Split the usage of a response by the origin of its prompt's tokens.
+"""Write into a response where its prompt's tokens came from.
 
-Knows completions as JSON and as server-sent events. Does not know sockets.
+Knows completions as JSON and as server-sent events, and the engine's reports. Does not know routes.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.http.asgi import Message, Send, read_json, with_body_length
+from ragboost.chunk_cache.http.reports import ReportInbox
 
-class TokenOrigins(NamedTuple):
-    """Origins of a prompt's tokens, which add up to its length.
-
-    Attributes:
-        exact: KV from the engine's prefix cache, or equal to it.
-        reused: approximate KV of stored chunks.
-        recomputed: tokens of stored chunks that were computed again.
-        computed: computed like any other token.
-        reason: why no chunk was reused; None: some were.
-    """
-
-    exact: int
-    reused: int
-    recomputed: int
-    computed: int
-    reason: str | None = None
-
-    @classmethod
-    def read(cls, told: Any) -> "TokenOrigins | None":
-        """Return the origins that the engine reports, or None if they are of another shape."""
-        try:
-            origins = msgspec.convert(told, _Report)
-        except msgspec.ValidationError:
-            return None
-        return cls(
-            origins.exact, origins.reused, origins.recomputed, origins.computed, origins.reason
-        )
+_MAX_EVENT_BYTES = 4 << 20
+_REPORT_TIMEOUT_S = 1.0
+_USAGE = re.compile(rb'"usage":\s*\{')
+_LAST_USAGE = re.compile(rb'"choices":\s*\[\s*\]')
 
 
-class _Report(msgspec.Struct):
-    exact: int
-    reused: int
-    recomputed: int
-    computed: int
-    reason: str | None = None
-
-
-def split_usage(usage: Mapping[str, Any], origins: TokenOrigins) -> dict[str, Any]:
+def with_origins(usage: Mapping[str, Any], origins: TokenOrigins) -> dict[str, Any]:
     """Return a usage whose cached tokens are the exact ones, with the others beside them."""
     details = usage.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
@@ -62,52 +36,80 @@ def split_usage(usage: Mapping[str, Any], origins: TokenOrigins) -> dict[str, An
     }
 
 
-def split_body(body: bytes) -> tuple[bytes, TokenOrigins | None]:
-    """Return a JSON response with its usage split, and the origins that the engine tells in it.
+class UsageWriter:
+    """Sends a response with the origins in its usage; other bytes are sent as they come."""
 
-    The engine's report, in `kv_transfer_params`, is taken out of the response.
-    """
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return body, None
-    params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
-    if not isinstance(params, dict) or "ragboost" not in params:
-        return body, None
-    origins = TokenOrigins.read(params["ragboost"])
-    rest = {name: value for name, value in params.items() if name != "ragboost"}
-    answer["kv_transfer_params"] = rest or None
-    usage = answer.get("usage")
-    if origins is not None and isinstance(usage, dict):
-        answer["usage"] = split_usage(usage, origins)
-    return msgspec.json.encode(answer), origins
+    def __init__(self, send: Send, inbox: ReportInbox, ticket: int) -> None:
+        self.report: PromptReport | None = None  # the engine's, once it has come
+        self._send, self._inbox, self._ticket = send, inbox, ticket
+        self._start: Message | None = None  # of a JSON response, kept back for its length
+        self._is_stream = False
+        self._unsent = b""
 
+    async def send(self, message: Message) -> None:
+        """Take a message of the server."""
+        if message["type"] == "http.response.start":
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            self._is_stream = kind.startswith(b"text/event-stream")
+            if kind.startswith(b"application/json") and message["status"] == 200:
+                self._start = message
+            else:
+                await self._send(message)
+        elif self._start is not None:
+            await self._send_json(message, self._start)
+        elif self._is_stream:
+            await self._send_events(message)
+        else:
+            await self._send(message)
 
-def split_answer(body: bytes, origins: TokenOrigins) -> bytes:
-    """Return a JSON response with its usage split, if it has one."""
-    try:
-        answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return body
-    usage = answer.get("usage") if isinstance(answer, dict) else None
-    if not isinstance(usage, dict):
-        return body
-    answer["usage"] = split_usage(usage, origins)
-    return msgspec.json.encode(answer)
+    async def wait(self, *, timeout_s: float) -> None:
+        """Wait for the engine's report."""
+        if self.report is None:
+            self.report = await self._inbox.take(self._ticket, timeout_s=timeout_s)
 
+    async def _send_json(self, message: Message, start: Message) -> None:
+        self._unsent += message.get("body", b"")
+        if message.get("more_body"):
+            return
+        body = self._unsent
+        fields = read_json(body)
+        if fields is not None:
+            params = fields.get("kv_transfer_params")
+            report = params.pop(PARAMS_KEY, None) if isinstance(params, dict) else None
+            if report is not None:
+                self.report = PromptReport.read(report)
+                fields["kv_transfer_params"] = params or None
+            await self.wait(timeout_s=_REPORT_TIMEOUT_S)
+            if self._write(fields) or report is not None:
+                body = msgspec.json.encode(fields)
+        await self._send({**start, "headers": with_body_length(start, len(body))["headers"]})
+        await self._send({**message, "body": body})
 
-def split_event(event: bytes, origins: TokenOrigins) -> bytes:
-    """Return a server-sent event with its usage split, if it has one."""
-    head, separator, rest = event.partition(b"data:")
-    if not separator or head.strip():
-        return event
-    data = rest.strip()
-    try:
-        told = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return event
-    usage = told.get("usage") if isinstance(told, dict) else None
-    if not isinstance(usage, dict):
-        return event
-    told["usage"] = split_usage(usage, origins)
-    return b"data: " + msgspec.json.encode(told) + event[len(event.rstrip()) :]
+    async def _send_events(self, message: Message) -> None:
+        data, is_last = self._unsent + message.get("body", b""), not message.get("more_body")
+        end = data.rfind(b"\n\n") + 2
+        if is_last or len(data) > _MAX_EVENT_BYTES:
+            whole, self._unsent = data, b""
+        else:
+            whole, self._unsent = (data[:end], data[end:]) if end > 1 else (b"", data)
+        if _USAGE.search(whole):
+            # Only the last usage, which has no choices, can have the report: others do not wait.
+            await self.wait(timeout_s=_REPORT_TIMEOUT_S if _LAST_USAGE.search(whole) else 0)
+            whole = b"\n\n".join(map(self._write_event, whole.split(b"\n\n")))
+        if whole or is_last:
+            await self._send({**message, "body": whole})
+
+    def _write_event(self, event: bytes) -> bytes:
+        head, separator, data = event.partition(b"data:")
+        fields = read_json(data.strip()) if separator and not head.strip() else None
+        if fields is None or not self._write(fields):
+            return event
+        return b"data: " + msgspec.json.encode(fields) + event[len(event.rstrip()) :]
+
+    def _write(self, fields: dict[str, Any]) -> bool:
+        """Write the origins into a usage; return False if there is nothing to write."""
+        usage = fields.get("usage")
+        if self.report is None or not isinstance(usage, dict):
+            return False
+        fields["usage"] = with_origins(usage, self.report.origins)
+        return True

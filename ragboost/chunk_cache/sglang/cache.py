@@ -8,12 +8,10 @@ not mention chunks take SGLang's own paths.
 
 import atexit
 import logging
-from functools import partial
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
-    EvictParams,
     InitLoadBackParams,
     MatchPrefixParams,
     MatchResult,
@@ -21,76 +19,64 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.fill import FilledPrompt
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.http.replies import ReplySender
-from ragboost.chunk_cache.http.status import start_failure
-from ragboost.chunk_cache.model.ranks import together
-from ragboost.chunk_cache.sglang.compat import find_ranks, refusal
-from ragboost.chunk_cache.sglang.filler import SlotFiller
+from ragboost.chunk_cache.http.reports import ReportSender, start_failure
+from ragboost.chunk_cache.sglang.compat import (
+    allocate_slots,
+    free_slots,
+    prefix_slots,
+    prompt_slots,
+    refusal,
+)
 from ragboost.chunk_cache.sglang.flags import publish, read_settings
-from ragboost.chunk_cache.sglang.planner import ReusePlanner, ReusingRequest
-from ragboost.chunk_cache.sglang.self_test import self_test
+from ragboost.chunk_cache.sglang.scheduler import PoolRequest, PoolScheduler
+from ragboost.chunk_cache.sglang.worker import PoolFiller, make_filler
 
 logger = logging.getLogger(__name__)
 _STEP_TOKENS = 8192  # where SGLang does not limit a prefill
 
 
 class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is untyped here
-    """SGLang's radix cache, with chunk reuse once `start` has succeeded.
+    """SGLang's radix cache, with chunk reuse once `start` has succeeded."""
 
-    Attributes:
-        planner: chunk reuse of requests; None if it is off.
-    """
-
-    planner: ReusePlanner | None = None
-    _filler: SlotFiller | None = None
+    scheduler: PoolScheduler | None = None  # chunk reuse of requests; None if it is off
+    _filler: PoolFiller
 
     def start(self, context: Any, settings: EngineChunkSettings) -> None:
-        """Switch reuse on, if the model passes the self-test.
-
-        Args:
-            context: SGLang's `TreeCacheBuildContext`.
-            settings: our own.
-
-        Raises:
-            UnsupportedModelError: it does not.
-        """
-        runner, limit = context.tp_worker.model_runner, context.params.chunked_prefill_size
+        """Switch reuse on, if the model passes the self-test, see `make_filler`."""
+        limit = context.params.chunked_prefill_size
         rows = limit if limit and limit > 0 else _STEP_TOKENS
-        ranks = find_ranks(context)
-        make = partial(SlotFiller, runner, ranks=ranks, settings=settings, rows=rows)
-        filler = together(ranks, make)
-        allocator = self.token_to_kv_pool_allocator
-        result = together(ranks, partial(self_test, filler, runner, allocator))
+        self._filler = make_filler(context, self, settings=settings, rows=rows)
         self._is_first_rank = context.tp_rank == 0
         self._private: dict[str, torch.Tensor] = {}  # filled slots until a request's row has them
-        self._replies = ReplySender()
-        self._filler = filler
-        self.planner = ReusePlanner(
-            filler, settings=settings, page_size=self.page_size, step_tokens=rows
+        self._reports = ReportSender()
+        self.scheduler = PoolScheduler(
+            self._filler, settings=settings, page_size=self.page_size, step_tokens=rows
         )
-        atexit.register(filler.close)
-        logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+        atexit.register(self._filler.close)
 
     def reset(self) -> None:
         super().reset()
-        if self.planner is None or self._filler is None:
+        if self.scheduler is None:
             return
-        self.planner.stop_filling()
+        self.scheduler.stop_filling()
         if not self._filler.check_weights():  # SGLang empties the tree after new weights
-            self.planner.forget_chunks()
+            self.scheduler.forget_chunks()
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Report stored chunks as a hit on the host."""
         result = super().match_prefix(params)
         req = params.req
-        request = None if self.planner is None or req is None else self.planner.find(req)
-        if request is None or self.planner is None or req.kv.holds_kv:
+        request = None if self.scheduler is None or req is None else self.scheduler.find(req)
+        if request is None or self.scheduler is None or req.kv.holds_kv:
             return result
-        self._free_private(req.rid)
-        hit = self.planner.hit(request, held=result.device_prefix_len, limit=len(params.key))
+        free_slots(self, self._private.pop(req.rid, None))
+        hit = self.scheduler.hit(
+            request, prefix_tokens=result.device_prefix_len, limit=len(params.key)
+        )
         if not hit:
             return result
         return result._replace(
@@ -104,15 +90,15 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         """Fill the KV of an admitted request; None: it waits for the next step. Before its last
         step a filling has no slots, so that nothing is left of a request that is aborted."""
         req = params.req
-        request = None if self.planner is None else self.planner.find(req)
-        if request is None or self.planner is None or self._filler is None:
+        request = None if self.scheduler is None else self.scheduler.find(req)
+        if request is None or self.scheduler is None:
             loaded: tuple[int, Any] | None = super().init_load_back(params)
             return loaded
-        plan = self.planner.plan(request)
+        plan = self.scheduler.plan(request)
         promised = params.host_hit_length
         if isinstance(plan, str) or plan.stop != req.prefix_len + promised:
             return self._decline(req, request, "evicted")
-        rows = self.planner.rows(request, plan)
+        rows = self.scheduler.rows(request, plan)
         if rows == 0:
             return None
         filled = slots = None
@@ -120,129 +106,96 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         try:
             filled = self._advance(req, request, plan, rows)
             if filled is not None:
-                slots = self._allocate(promised)
+                slots = allocate_slots(self, promised)
             if filled is not None and slots is not None:
-                self._filler.store(plan, filled, slots=slots)
+                self._filler.finish(plan, filled, slots)
         except Exception:  # it would end the engine
             logger.exception("the KV of a prompt could not be filled")
             is_fine = False
         if not self._filler.model.ranks.agree(is_fine):
-            if slots is not None:
-                self.token_to_kv_pool_allocator.free(slots)
-            self.planner.failed(request)
+            free_slots(self, slots)
+            self.scheduler.failed(request)
             return self._decline(req, request, "failed")
         if filled is None:
             return None
         if slots is None:
             return self._decline(req, request, "no_room")
-        self.planner.filled(request, plan, filled)
+        self.scheduler.filled(request, plan, filled)
         self._private[req.rid] = slots
         return promised, req.last_node
 
     def load_back_is_cache_owned(self) -> bool:
         """Return False: filled slots belong to the request."""
-        return self.planner is None and bool(super().load_back_is_cache_owned())
+        return self.scheduler is None and bool(super().load_back_is_cache_owned())
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
-        slots = self._private.pop(req.rid, None) if self.planner is not None else None
+        slots = self._private.pop(req.rid, None) if self.scheduler is not None else None
         if slots is None:
             own: torch.Tensor = super().prefix_device_indices(req)
             return own
-        held = self._tree_slots(req)[: req.prefix_len - len(slots)]
-        return torch.cat([held, slots])
+        return torch.cat([prefix_slots(self, req)[: req.prefix_len - len(slots)], slots])
 
     def checkpoint(self, req: Any, *, up_to: int, **options: Any) -> None:
         """Take chunks out of a computed prompt, and let the tree have its exact part."""
-        request = None if self.planner is None else self.planner.find(req)
-        if request is not None and self.planner is not None:
-            self._capture(req, self.planner.captures(request, up_to))
+        request = None if self.scheduler is None else self.scheduler.find(req)
+        if request is not None and self.scheduler is not None:
+            self._capture(req, self.scheduler.captures(request, up_to))
             if request.exact_stop is not None:
                 up_to = min(up_to, request.exact_stop)
         super().checkpoint(req, up_to=up_to, **options)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
-        if self.planner is None:
+        if self.scheduler is None:
             return
         if not req.finished():  # retracted: it waits again
-            request = self.planner.find(req)
+            request = self.scheduler.find(req)
             if request is not None:
-                self.planner.forget_fill(request)
+                self.scheduler.forget_fill(request)
             return
-        report = self.planner.finish(req)
+        report = self.scheduler.finish(req)
         if report is not None and self._is_first_rank:
-            self._replies.send(*report)
+            self._reports.send(*report)
 
     def release_aborted_request(self, handle: Any) -> None:
         super().release_aborted_request(handle)
-        if self.planner is not None:
-            self._free_private(handle.rid)
-            self.planner.abandon(handle.rid)
+        if self.scheduler is not None:
+            free_slots(self, self._private.pop(handle.rid, None))
+            self.scheduler.abandon(handle.rid)
 
     def _advance(
-        self, req: Any, request: ReusingRequest, plan: PromptPlan, rows: int | None
+        self, req: Any, request: PoolRequest, plan: PromptPlan, rows: int | None
     ) -> FilledPrompt | None:
         """Fill a prompt, or continue with it; return None if that takes another step."""
-        assert self.planner is not None, "chunk reuse is off"
-        assert self._filler is not None, "chunk reuse is off"
+        assert self.scheduler is not None, "chunk reuse is off"
         steps = request.steps
         if steps is None:
-            steps = self._filler.begin(plan, held=self._tree_slots(req)[: plan.held])
+            steps = self._filler.begin(plan, prefix_slots(self, req)[: plan.prefix_tokens])
         filled: FilledPrompt | None = self._filler.advance(steps, rows=rows)
         if filled is None:
-            self.planner.pause(request, plan, steps)
+            self.scheduler.pause(request, plan, steps)
         return filled
 
-    def _decline(self, req: Any, request: ReusingRequest, reason: str) -> tuple[int, Any]:
+    def _decline(self, req: Any, request: PoolRequest, reason: str) -> tuple[int, Any]:
         """Let SGLang compute a request."""
-        assert self.planner is not None, "chunk reuse is off"
-        self.planner.stop_filling(request)
+        assert self.scheduler is not None, "chunk reuse is off"
+        self.scheduler.stop_filling(request)
         request.reason = reason
         req.host_hit_length = 0
         return 0, req.last_node
 
-    def _allocate(self, count: int) -> torch.Tensor | None:
-        allocator = self.token_to_kv_pool_allocator
-        if allocator.available_size() < count:
-            self.evict(EvictParams(num_tokens=count))
-        slots: torch.Tensor | None = allocator.alloc(count)
-        return slots
-
-    def _free_private(self, request_id: str) -> None:
-        slots = self._private.pop(request_id, None)
-        if slots is not None:
-            self.token_to_kv_pool_allocator.free(slots)
-
-    def _tree_slots(self, req: Any) -> torch.Tensor:
-        """Return the slots of the prefix that the tree holds."""
-        root = self.root_node_handle(req.extra_key)
-        slots: torch.Tensor = self.tree_core.collect_full_device_indices(req.last_node, root)
-        return slots
-
-    def _capture(self, req: Any, chunks: Any) -> None:
-        if self._filler is None or not chunks:
-            return
-        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        tokens = list(req.origin_input_ids)
+    def _capture(self, req: Any, chunks: list[ChunkCapture]) -> None:
         for chunk in chunks:
             try:
-                self._filler.capture(
-                    chunk.key,
-                    tokens[: chunk.stop],
-                    row[chunk.start : chunk.stop].to(torch.int64),
-                    start=chunk.start,
-                    is_exact=chunk.is_exact,
-                    is_first=chunk.is_first,
-                )
+                slots = prompt_slots(self, req, chunk.start, len(chunk.tokens))
+                self._filler.capture(chunk, slots)
             except Exception:  # it would end the engine
                 logger.exception("a chunk could not be stored")
 
 
 def make_cache(context: Any) -> Any:
-    """Return SGLang's radix cache, with chunk reuse where it is possible.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
+    """Return SGLang's radix cache for a `TreeCacheBuildContext`, with chunk reuse where it is
+    possible.
 
     Raises:
         ConfigError: a malformed setting.

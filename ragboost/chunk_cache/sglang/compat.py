@@ -1,112 +1,53 @@
-"""The uses of SGLang's internals that depend on its version, one of `TESTED_VERSIONS`.
+"""The only door to SGLang's internals, for one of `TESTED_VERSIONS`.
 
-Knows forward batches and configurations of SGLang. Does not know chunks. Its requests are in
-`requests`.
+Knows requests, forward batches, KV slots and configurations of SGLang. Does not know chunks.
+Imports SGLang on first use: `refusal` is where a moved internal shows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import sglang
 import torch
-from sglang.srt.distributed import get_tp_group
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.model_executor.forward_batch_info import (
-    CaptureHiddenMode,
-    ForwardBatch,
-    ForwardMode,
-)
+from torch import nn
 
+from ragboost.chunk_cache.core.engine.internals import import_internals
+from ragboost.chunk_cache.model.nested_model import NestedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
+from ragboost.chunk_cache.store.codec import KV
+from ragboost.errors import UnsupportedModelError
 
 TESTED_VERSIONS = ("0.5.23",)
 
 
-def extend_batch(
-    runner: Any,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    *,
-    row: int = 0,
-    slots: torch.Tensor | None = None,
-) -> Any:
-    """Return a batch that computes tokens of one prompt.
-
-    Args:
-        runner: the model runner.
-        ids: token ids, (rows,).
-        positions: their positions, (rows,).
-        row: of the request in the table of slots.
-        slots: KV slots of the tokens; None: slot 0, which no request owns.
-    """
-    count, device = len(ids), ids.device
-    start = 0 if slots is None else int(positions[0])
-    if slots is None:
-        slots = torch.zeros(count, dtype=torch.int64, device=device)
-    total = start + count
-    one = {"dtype": torch.int64, "device": device}
-    return ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=1,
-        input_ids=ids,
-        req_pool_indices=torch.tensor([row], **one),
-        seq_lens=torch.tensor([total], **one),
-        orig_seq_lens=torch.tensor([total], dtype=torch.int32, device=device),
-        seq_lens_cpu=torch.tensor([total]),
-        seq_lens_sum=total,
-        req_pool_indices_cpu=torch.tensor([row]),
-        out_cache_loc=slots,
-        positions=positions,
-        extend_num_tokens=count,
-        extend_seq_lens=torch.tensor([count], dtype=torch.int32, device=device),
-        extend_prefix_lens=torch.tensor([start], dtype=torch.int32, device=device),
-        extend_start_loc=torch.zeros(1, dtype=torch.int32, device=device),
-        extend_seq_lens_cpu=[count],
-        extend_prefix_lens_cpu=[start],
-        extend_logprob_start_lens_cpu=[count],
-        capture_hidden_mode=CaptureHiddenMode.NULL,
-        is_extend_in_batch=True,
-        global_num_token_non_padded_cpu=count,
-        lora_ids=[None],
-    )
+_INTERNALS = MappingProxyType(
+    {
+        "sglang": "__version__",
+        "sglang.srt.distributed": "get_tp_group",
+        "sglang.srt.layers.layer_boundary.residual.stream": "ResidualStream",
+        "sglang.srt.layers.radix_attention": "AttentionType RadixAttention",
+        "sglang.srt.mem_cache.base_prefix_cache": "EvictParams",
+        "sglang.srt.mem_cache.memory_pool": "MHATokenToKVPool",
+        "sglang.srt.model_executor.forward_batch_info": "CaptureHiddenMode ForwardBatch "
+        "ForwardMode",
+        "sglang.srt.model_executor.forward_context": "ForwardContext forward_context",
+    }
+)
 
 
-def engine_forward(
-    runner: Any, tokens: Sequence[int], *, start: int, slots: torch.Tensor
-) -> torch.Tensor:
-    """Run the tokens from `start` on with SGLang's own attention over its KV pool and return the
-    last one's logits, (vocabulary,). No request may be running.
-
-    Args:
-        runner: the model runner.
-        tokens: token ids of the whole prompt.
-        start: number of tokens whose KV is in the slots.
-        slots: KV slots of the prompt, (tokens,).
-    """
-    table = runner.req_to_token_pool.req_to_token
-    row = len(table) - 1
-    kept = table[row, : len(tokens)].clone()
-    table[row, : len(tokens)] = slots.to(table.dtype)
-    ids = torch.tensor(list(tokens[start:]), device=runner.device)
-    positions = torch.arange(start, len(tokens), device=runner.device)
-    batch = extend_batch(runner, ids, positions, row=row, slots=slots[start:])
-    try:
-        output = runner.forward(batch)
-    finally:
-        table[row, : len(tokens)] = kept
-    logits: torch.Tensor = output.logits_output.next_token_logits[-1]
-    return logits
+@cache
+def _sglang() -> SimpleNamespace:
+    return import_internals(_INTERNALS)
 
 
 def refusal(context: Any) -> str | None:
-    """Return why reuse is impossible with this server; None if it is possible.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
-    """
+    """Return why reuse is impossible with a server's `TreeCacheBuildContext`; None if it is
+    possible."""
     runner, params, args = context.tp_worker.model_runner, context.params, context.server_args
     refused = {
-        "untested_version": sglang.__version__ not in TESTED_VERSIONS,
+        "untested_version": _sglang().version not in TESTED_VERSIONS,
         "pipeline_parallel": params.pp_size > 1,
         "context_parallel": params.attn_cp_size > 1,
         "data_parallel": args.dp_size > 1,
@@ -128,17 +69,245 @@ def refusal(context: Any) -> str | None:
     return reason or _pool_refusal(runner.token_to_kv_pool, runner.dtype)
 
 
-def find_ranks(context: Any) -> Ranks:
-    """Return the processes that hold the model together.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
-    """
-    return ONE_RANK if context.tp_size == 1 else GroupRanks(get_tp_group().cpu_group)
-
-
 def _pool_refusal(pool: Any, dtype: torch.dtype) -> str | None:
     if pool.dtype != dtype or pool.store_dtype != dtype:
         return "quantised_kv"
-    is_plain = type(pool) is MHATokenToKVPool and pool.kv_cache_layout == "nhd"
+    is_plain = type(pool) is _sglang().MHATokenToKVPool and pool.kv_cache_layout == "nhd"
     return None if is_plain else "kv_layout"
+
+
+# Requests and their slots, in the scheduler.
+
+
+def request_refusal(req: Any) -> str | None:
+    """Return why reuse is impossible for a request; None if it is possible."""
+    refused = {
+        "multimodal": req.multimodal_inputs is not None,
+        "prompt_embeddings": req.input_embeds is not None
+        or req.positional_embed_overrides is not None,
+        "session": req.session is not None,
+        "prompt_logprobs": req.return_logprob
+        and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1,
+    }
+    return next((reason for reason, is_refused in refused.items() if is_refused), None)
+
+
+def prefix_slots(tree: Any, req: Any) -> torch.Tensor:
+    """Return the slots of a request's prefix that the tree holds."""
+    root = tree.root_node_handle(req.extra_key)
+    slots: torch.Tensor = tree.tree_core.collect_full_device_indices(req.last_node, root)
+    return slots
+
+
+def prompt_slots(tree: Any, req: Any, start: int, stop: int) -> torch.Tensor:
+    """Return the slots of the positions [start, stop) of a request."""
+    row = tree.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+    slots: torch.Tensor = row[start:stop].to(torch.int64)
+    return slots
+
+
+def allocate_slots(tree: Any, count: int) -> torch.Tensor | None:
+    """Return free slots, for which the tree may lose prefixes; None if there are not as many."""
+    allocator = tree.token_to_kv_pool_allocator
+    if allocator.available_size() < count:
+        tree.evict(_sglang().EvictParams(num_tokens=count))
+    slots: torch.Tensor | None = allocator.alloc(count)
+    return slots
+
+
+def free_slots(tree: Any, slots: torch.Tensor | None) -> None:
+    """Give slots back."""
+    if slots is not None:
+        tree.token_to_kv_pool_allocator.free(slots)
+
+
+# The model and its KV pool.
+
+
+def find_ranks(context: Any) -> Ranks:
+    """Return the processes that hold the model together."""
+    return ONE_RANK if context.tp_size == 1 else GroupRanks(_sglang().get_tp_group().cpu_group)
+
+
+def read_pool(runner: Any, number: int, slots: torch.Tensor) -> KV:
+    """Return keys and values of a layer, (1, kv heads, slots, head_dim)."""
+    pool = runner.token_to_kv_pool
+    keys, values = (
+        buffer[slots].transpose(0, 1)[None].contiguous()
+        for buffer in (pool.get_key_buffer(number), pool.get_value_buffer(number))
+    )
+    return keys, values
+
+
+def write_pool(runner: Any, layer: Any, kv: KV, slots: torch.Tensor) -> None:
+    """Write keys and values, (1, kv heads, slots, head_dim), of an attention layer."""
+    keys, values = (part[0].transpose(0, 1).contiguous() for part in kv)
+    runner.token_to_kv_pool.set_kv_buffer(layer, slots, keys, values)
+
+
+def num_passes(runner: Any) -> int:
+    """Return the number of forward passes that SGLang has run."""
+    return int(runner.forward_pass_id)
+
+
+@contextmanager
+def between_passes(runner: Any) -> Iterator[None]:
+    """Run behind the forward passes that SGLang has launched, and before later ones."""
+    if torch.device(runner.device).type != "cuda":
+        yield
+        return
+    forward, current = runner.forward_stream, torch.cuda.current_stream()
+    forward.wait_stream(current)
+    with torch.cuda.stream(forward):
+        yield
+    current.wait_stream(forward)
+
+
+def attention_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return the attention layers in order, with their names.
+
+    Raises:
+        UnsupportedModelError: a layer has none.
+    """
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, _sglang().RadixAttention)
+    ]
+    found.sort(key=lambda item: item[1].layer_id)
+    if [layer.layer_id for _, layer in found] != list(range(len(found))) or not found:
+        raise UnsupportedModelError(f"{type(model).__name__} has not one attention in every layer")
+    return found
+
+
+def describe_layer(name: str, layer: Any) -> NestedLayer:
+    """Return the properties of an attention layer.
+
+    Raises:
+        UnsupportedModelError: our attention is not its.
+    """
+    refused = {
+        "attention that is not causal": layer.attn_type != _sglang().AttentionType.DECODER,
+        "cross-attention": layer.is_cross_attention,
+        "chunked attention": layer.use_irope,
+        "temperature scaling": layer.xai_temperature_len > 0,
+        "scaled keys": layer.k_scale is not None or layer.v_scale is not None,
+    }
+    for what, is_refused in refused.items():
+        if is_refused:
+            raise UnsupportedModelError(f"{name} has {what}")
+    # SGLang's window counts the keys before a row, ours the row as well.
+    window = layer.sliding_window_size + 1 if layer.sliding_window_size > -1 else None
+    return NestedLayer(
+        name,
+        layer.tp_q_head_num,
+        layer.tp_k_head_num,
+        layer.qk_head_dim,
+        layer.v_head_dim,
+        float(layer.scaling),
+        window=window,
+        softcap=layer.logit_cap or None,
+    )
+
+
+def nested_forward(runner: Any, attention: Any) -> AbstractContextManager[None]:
+    """Let attention layers ask for this backend instead of SGLang's."""
+    attention.token_to_kv_pool = runner.token_to_kv_pool
+    attention.req_to_token_pool = runner.req_to_token_pool
+    context: AbstractContextManager[None] = _sglang().forward_context(
+        _sglang().ForwardContext(attn_backend=attention)
+    )
+    return context
+
+
+def pending_residual(batch: Any) -> tuple[torch.Tensor, Any] | None:
+    """Return the residual of a decoder layer's input, and how that joins it; None if it has been
+    joined to it."""
+    stream = batch.residual_stream
+    pending = None if stream is None else stream.pending
+    if pending is None or pending.owed is not None or stream.residual is None:
+        return None
+    return stream.residual, pending.update
+
+
+def set_residual(
+    batch: Any, hidden: torch.Tensor, residual: torch.Tensor, update: Any
+) -> torch.Tensor:
+    """Give a decoder layer its input and residual; return the input."""
+    joined: torch.Tensor
+    joined, batch.residual_stream = _sglang().ResidualStream.from_handoff(hidden, residual, update)
+    return joined
+
+
+def extend_batch(
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    row: int = 0,
+    slots: torch.Tensor | None = None,
+) -> Any:
+    """Return a batch that computes tokens of one prompt.
+
+    Args:
+        ids, positions: of the tokens, (rows,).
+        row: of the request in the table of slots.
+        slots: of the tokens; None: slot 0, which no request owns.
+    """
+    sglang, count, device = _sglang(), len(ids), ids.device
+    start = 0 if slots is None else int(positions[0])
+    if slots is None:
+        slots = torch.zeros(count, dtype=torch.int64, device=device)
+    total = start + count
+    int64 = {"dtype": torch.int64, "device": device}
+    int32 = {"dtype": torch.int32, "device": device}
+    return sglang.ForwardBatch(
+        forward_mode=sglang.ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=ids,
+        req_pool_indices=torch.tensor([row], **int64),
+        seq_lens=torch.tensor([total], **int64),
+        orig_seq_lens=torch.tensor([total], **int32),
+        seq_lens_cpu=torch.tensor([total]),
+        seq_lens_sum=total,
+        req_pool_indices_cpu=torch.tensor([row]),
+        out_cache_loc=slots,
+        positions=positions,
+        extend_num_tokens=count,
+        extend_seq_lens=torch.tensor([count], **int32),
+        extend_prefix_lens=torch.tensor([start], **int32),
+        extend_start_loc=torch.zeros(1, **int32),
+        extend_seq_lens_cpu=[count],
+        extend_prefix_lens_cpu=[start],
+        extend_logprob_start_lens_cpu=[count],
+        capture_hidden_mode=sglang.CaptureHiddenMode.NULL,
+        is_extend_in_batch=True,
+        global_num_token_non_padded_cpu=count,
+        lora_ids=[None],
+    )
+
+
+def engine_forward(
+    runner: Any, tokens: Sequence[int], start: int, slots: torch.Tensor
+) -> torch.Tensor:
+    """Run the tokens from `start` on with SGLang's own attention over its KV pool and return the
+    last one's logits, (vocabulary,). No request may be running.
+
+    Args:
+        runner: the model runner.
+        tokens: of the whole prompt.
+        start: tokens whose KV is in the slots.
+        slots: of the prompt, (tokens,).
+    """
+    table = runner.req_to_token_pool.req_to_token
+    row = len(table) - 1
+    kept = table[row, : len(tokens)].clone()
+    table[row, : len(tokens)] = slots.to(table.dtype)
+    ids = torch.tensor(list(tokens[start:]), device=runner.device)
+    positions = torch.arange(start, len(tokens), device=runner.device)
+    batch = extend_batch(ids, positions, row=row, slots=slots[start:])
+    try:
+        output = runner.forward(batch)
+    finally:
+        table[row, : len(tokens)] = kept
+    logits: torch.Tensor = output.logits_output.next_token_logits[-1]
+    return logits

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.http.status import remove_status, write_status
+from ragboost.chunk_cache.http.reports import remove_status, write_status
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -20,11 +20,7 @@ BACKEND = "ragboost"
 
 
 def sglang_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the flags, each followed by its value.
-
-    Args:
-        settings: of chunk reuse in the engine, see `EngineChunkSettings`.
-    """
+    """Return the flags for these `EngineChunkSettings`, each followed by its value."""
     flags = ["--radix-cache-backend", BACKEND]
     if settings:
         flags += ["--hicache-storage-backend-extra-config", json.dumps(dict(settings))]
@@ -37,12 +33,7 @@ def instance(port: int) -> str:
 
 
 def publish(context: Any, refusal: str | None) -> None:
-    """Let the process that serves HTTP know whether chunks can be reused.
-
-    Args:
-        context: SGLang's `TreeCacheBuildContext`.
-        refusal: why they cannot; None: they can.
-    """
+    """Let the process that serves HTTP know why chunks cannot be reused; None: they can."""
     if refusal is not None:
         logger.warning("chunk reuse stays off: %s", refusal)
     if context.tp_rank == 0:
@@ -59,11 +50,11 @@ def read_settings(server_args: Any) -> EngineChunkSettings:
     """
     text = server_args.hicache_storage_backend_extra_config or "{}"
     try:
-        told = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise ConfigError(
             f"--hicache-storage-backend-extra-config must be a JSON object, got {text!r}"
         )
-    return EngineChunkSettings.read(told)
+    return EngineChunkSettings.read(fields)

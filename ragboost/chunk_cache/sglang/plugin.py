@@ -8,7 +8,7 @@ import logging
 from multiprocessing import parent_process
 from typing import Any
 
-from ragboost.chunk_cache.http.status import start_failure
+from ragboost.chunk_cache.http.reports import start_failure
 from ragboost.chunk_cache.sglang.flags import BACKEND, publish
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,11 @@ class KVStore(Protocol):
     valid after an eviction.
     """
 
+    @property
+    def version(self) -> int:
+        """A number that changes whenever KV is added, replaced or removed."""
+        ...
+
     def __contains__(self, key: str) -> bool:
         """Return True if the KV is stored, without marking it as used."""
         ...

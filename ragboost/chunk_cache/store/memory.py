@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
-from ragboost.chunk_cache.store.chunk import ChunkKV, check_sizes
+from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.errors import ChunkCacheError
 
 PIN_S = 60.0
@@ -26,14 +26,7 @@ class Evicted(NamedTuple):
 
 
 class MemoryTier:
-    """A bounded map from keys to KV on one device.
-
-    Args:
-        capacity_bytes: maximum bytes of stored KV.
-        device: device of its tensors.
-        policy: ranks the entries for eviction.
-        clock: returns seconds.
-    """
+    """A bounded map from keys to KV on one device."""
 
     def __init__(
         self,
@@ -48,6 +41,7 @@ class MemoryTier:
         self.capacity_bytes = capacity_bytes
         self.device = device
         self.size_bytes = 0
+        self.version = 0  # number of changes
         self._policy, self._clock = policy, clock
         self._chunks: dict[str, ChunkKV] = {}
         self._pinned_until: dict[str, float] = {}
@@ -86,6 +80,7 @@ class MemoryTier:
         if key not in self._chunks:
             self._policy.used(key, self._use(chunk, is_hit=False))
         self._chunks[key] = chunk.to(self.device)
+        self.version += 1
         self.size_bytes += chunk.size_bytes - old_size
         if is_pinned:
             self._pinned_until[key] = self._clock() + PIN_S
@@ -95,6 +90,7 @@ class MemoryTier:
         """Remove KV. Removing an absent key does nothing."""
         chunk = self._chunks.pop(key, None)
         if chunk is not None:
+            self.version += 1
             self.size_bytes -= chunk.size_bytes
             self._pinned_until.pop(key, None)
             self._policy.evicted(key)
@@ -110,7 +106,12 @@ class MemoryTier:
         Raises:
             ChunkCacheError: it is wrong; the message has the numbers.
         """
-        check_sizes(self._chunks.values(), self.size_bytes, capacity_bytes=self.capacity_bytes)
+        total = sum(chunk.size_bytes for chunk in self._chunks.values())
+        if total != self.size_bytes or total > self.capacity_bytes:
+            raise ChunkCacheError(
+                f"chunks hold {total} bytes, recorded are {self.size_bytes} of at most "
+                f"{self.capacity_bytes}"
+            )
 
     def _victims(self, size: int, *, keep: str) -> list[str] | None:
         """Return the keys to evict to make room for `size` bytes; None if pinned KV prevents it."""

@@ -1,39 +1,58 @@
-"""The uses of vLLM's internals in the worker, for the versions in `TESTED_VERSIONS`.
+"""The only door to vLLM's internals, for the versions in `TESTED_VERSIONS`.
 
-Knows attention layers and configurations of vLLM. Does not know chunks. Those in the scheduler are
-in `requests`.
+Knows requests, block hashes, attention layers and configurations of vLLM. Does not know chunks.
+Imports vLLM on first use: `refusal` is where a moved internal shows.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
-import vllm
-from vllm.distributed.kv_events import BlockRemoved
-from vllm.distributed.parallel_state import get_tp_group
-from vllm.forward_context import set_forward_context
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.models.utils import extract_layer_index
-from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from ragboost.chunk_cache.core.engine.internals import import_internals
+from ragboost.chunk_cache.model.nested_model import NestedLayer
+from ragboost.chunk_cache.model.paged_cache import PagedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
-from ragboost.engine_hooks.events import APPROXIMATE
+from ragboost.errors import UnsupportedModelError
 
 TESTED_VERSIONS = ("0.32",)
+APPROXIMATE = "RAGBOOST_APPROXIMATE"
+"""Medium of a cache event that withdraws blocks which hold approximate KV; known to the proxy."""
+
+
+_INTERNALS = MappingProxyType(
+    {
+        "vllm": "__version__",
+        "vllm.distributed.kv_events": "BlockRemoved",
+        "vllm.distributed.parallel_state": "get_tp_group",
+        "vllm.forward_context": "set_forward_context",
+        "vllm.model_executor.layers.attention": "Attention",
+        "vllm.model_executor.models.utils": "extract_layer_index",
+        "vllm.v1.attention.backend": "CommonAttentionMetadata",
+        "vllm.v1.core.kv_cache_utils": "maybe_convert_block_hash",
+        "vllm.v1.kv_cache_interface": "FullAttentionSpec",
+    }
+)
+
+
+@cache
+def _vllm() -> SimpleNamespace:
+    return import_internals(_INTERNALS)
 
 
 def refusal(config: Any, kv_cache_config: Any) -> str | None:
     """Return why reuse is impossible with this configuration; None if it is possible."""
-    parallel, model = config.parallel_config, config.model_config
+    vllm, parallel, model = _vllm(), config.parallel_config, config.model_config
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     block_size = config.cache_config.block_size
     hash_block_size = getattr(kv_cache_config, "hash_block_size", None)
     block_sizes = {hash_block_size or block_size, *(spec.block_size for spec in specs)}
     refused = {
-        "untested_version": ".".join(vllm.__version__.split(".")[:2]) not in TESTED_VERSIONS,
+        "untested_version": ".".join(vllm.version.split(".")[:2]) not in TESTED_VERSIONS,
         "pipeline_parallel": parallel.pipeline_parallel_size > 1,
         "data_parallel": parallel.data_parallel_size > 1,
         "expert_parallel": parallel.enable_expert_parallel,
@@ -47,43 +66,188 @@ def refusal(config: Any, kv_cache_config: Any) -> str | None:
         "multimodal_positions": model.uses_mrope,
         "pooling_model": model.runner_type != "generate",
         "quantised_kv": config.cache_config.cache_dtype != "auto",
-        "hybrid_model": [type(spec) for spec in specs] != [FullAttentionSpec],
+        "hybrid_model": [type(spec) for spec in specs] != [vllm.FullAttentionSpec],
         "several_block_sizes": block_sizes != {block_size},
     }
     return next((reason for reason, is_refused in refused.items() if is_refused), None)
 
 
-def find_ranks(config: Any) -> Ranks:
-    """Return the workers that hold this worker's model together."""
-    is_one = config.parallel_config.tensor_parallel_size == 1
-    return ONE_RANK if is_one else GroupRanks(get_tp_group().cpu_group)
+# Requests, in the scheduler.
+
+
+def request_refusal(request: Any) -> str | None:
+    """Return why reuse is impossible for a request; None if it is possible."""
+    sampling = request.sampling_params
+    refused = {
+        "pooling_model": sampling is None,
+        "prompt_logprobs": sampling is not None and sampling.prompt_logprobs is not None,
+        "no_prefix_cache": request.skip_reading_prefix_cache,
+        "multimodal": bool(request.mm_features),
+        "prompt_embeddings": request.prompt_token_ids is None or request.prompt_embeds is not None,
+    }
+    return next((reason for reason, is_refused in refused.items() if is_refused), None)
+
+
+def block_ids(cache_manager: Any, request_id: str) -> list[int]:
+    """Return the block table of a request."""
+    return list(cache_manager.get_block_ids(request_id)[0])
+
+
+def awaits_blocks(request: Any, num_cached: int, *, block_size: int, others: Iterable[Any]) -> bool:
+    """Return True if a pass that has not begun computes some of a request's cached blocks.
+
+    vLLM hashes blocks when it schedules the tokens that fill them, so that the requests of one step
+    share them before they are computed. Attention within the pass may; a read before it may not.
+
+    Args:
+        request: about to be scheduled.
+        num_cached: tokens that the prefix cache is said to hold of it.
+        block_size: tokens of a block.
+        others: requests that may be running.
+    """
+    cached = set(request.block_hashes[: num_cached // block_size])
+    return bool(cached) and any(
+        # computed by earlier passes   | full blocks of this pass and later ones
+        # 0 ........ num_computed_tokens ............ len(block_hashes) * block_size
+        not cached.isdisjoint(other.block_hashes[other.num_computed_tokens // block_size :])
+        for other in others
+        if other.status.name == "RUNNING"  # a preempted or loading one computes nothing
+    )
+
+
+class BlockSalt:
+    """Hashes of their own for the blocks of a request from number `first` on: those with
+    approximate KV, and all that are completed later, since their hashes chain on.
+
+    Args:
+        request: vLLM's request. Its blocks before the first must not be salted.
+        first: number of the first block that holds approximate KV.
+        salt: identity of the approximate KV.
+    """
+
+    def __init__(self, request: Any, first: int, *, salt: bytes) -> None:
+        self.first = first
+        self._request, self._salt = request, salt
+        self._before = request._block_hasher  # None: without a prefix cache
+        is_salted = isinstance(self._before, BlockSalt)
+        self._plain = self._before._plain if is_salted else self._before
+        self._plain_hashes = request.block_hashes[first:]
+        self._salted_hashes: list[Any] | None = None
+
+    def apply(self) -> None:
+        """Salt the blocks. Again after `remove`, it costs no hashing."""
+        request, hashes = self._request, self._request.block_hashes
+        if self._before is None:
+            return
+        request._block_hasher = self
+        del hashes[self.first :]
+        if self._salted_hashes is None:
+            request.update_block_hashes()
+            self._salted_hashes = hashes[self.first :]
+        else:
+            hashes.extend(self._salted_hashes)
+
+    def remove(self) -> None:
+        """Give the blocks the hashes back that they had. The request must have no new tokens."""
+        self._request._block_hasher = self._before
+        self._request.block_hashes[self.first :] = self._plain_hashes
+
+    def first_hash(self) -> Any | None:
+        """Return the hash of the first salted block, once it is full."""
+        hashes = self._request.block_hashes
+        return hashes[self.first] if self.first < len(hashes) else None
+
+    def __call__(self, request: Any) -> list[Any]:
+        """Return the hashes of the blocks that have none yet, as vLLM's own hasher does."""
+        hashes = request.block_hashes
+        num_hashed = len(hashes)
+        fresh = list(self._plain(request))
+        place = self.first - num_hashed
+        if not 0 <= place < len(fresh):
+            return fresh
+        kept = [*fresh[:place], self._salted(fresh[place])]
+        hashes.extend(kept)
+        kept.extend(self._plain(request))  # these chain on the salted block
+        del hashes[num_hashed:]
+        return kept
+
+    def _salted(self, plain: Any) -> Any:
+        digest = hashlib.sha256(b"ragboost" + self._salt + plain).digest()
+        return type(plain)(digest[: len(plain)])
 
 
 def withdrawal(block_hash: Any) -> Any:
-    """Return the cache event that withdraws a block, see `APPROXIMATE`."""
-    hashes = [maybe_convert_block_hash(block_hash)]
-    return BlockRemoved(block_hashes=hashes, medium=APPROXIMATE, group_idx=0)
+    """Return the cache event that withdraws an approximate block."""
+    hashes = [_vllm().maybe_convert_block_hash(block_hash)]
+    return _vllm().BlockRemoved(block_hashes=hashes, medium=APPROXIMATE, group_idx=0)
 
 
-def attention_layers(config: Any) -> list[Any]:
-    """Return the attention layers of the model in their order."""
+# The model and its cache, in the worker.
+
+
+def find_ranks(config: Any) -> Ranks:
+    """Return the workers that hold this worker's model together."""
+    is_one = config.parallel_config.tensor_parallel_size == 1
+    return ONE_RANK if is_one else GroupRanks(_vllm().get_tp_group().cpu_group)
+
+
+def attention_layers(config: Any, *, model: str = "") -> list[Any]:
+    """Return the attention layers of the model in their order.
+
+    Raises:
+        UnsupportedModelError: they are of a kind that our attention is not.
+    """
+    vllm = _vllm()
     found = {
         name: layer
         for name, layer in config.compilation_config.static_forward_context.items()
-        if isinstance(layer, Attention)
+        if isinstance(layer, vllm.Attention)
     }
-    return [found[name] for name in sorted(found, key=extract_layer_index)]
+    layers = [found[name] for name in sorted(found, key=vllm.extract_layer_index)]
+    if any(layer.kv_sharing_target_layer_name is not None for layer in layers):
+        raise UnsupportedModelError(f"{model} shares KV between layers")
+    if any(getattr(layer.impl, "alibi_slopes", None) is not None for layer in layers):
+        raise UnsupportedModelError(f"{model} has ALiBi instead of RoPE")
+    return layers
 
 
-@contextmanager
-def nested_forward(config: Any, num_tokens: int) -> Iterator[None]:
+def describe_layer(layer: Any) -> NestedLayer:
+    """Return the properties of an attention layer."""
+    return NestedLayer(
+        layer.layer_name,
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.head_size,
+        layer.head_size_v,
+        float(layer.impl.scale),
+        window=layer.sliding_window,
+        softcap=getattr(layer.impl, "logits_soft_cap", None) or None,
+        sinks=getattr(layer.impl, "sinks", None),
+    )
+
+
+def paged_layer(layer: Any, config: Any) -> PagedLayer:
+    """Return the blocks of an attention layer."""
+    block_size = int(config.cache_config.block_size)
+    return PagedLayer(
+        layer.kv_cache,
+        partial(layer.impl.do_kv_cache_update, layer),
+        num_slots=int(config.cache_config.num_gpu_blocks) * block_size,
+        block_size=block_size,
+        shapes=((layer.num_kv_heads, layer.head_size), (layer.num_kv_heads, layer.head_size_v)),
+    )
+
+
+def nested_forward(config: Any, num_tokens: int) -> AbstractContextManager[None]:
     """Let the model run outside the scheduler's step, without compiled code or CUDA graphs."""
-    with set_forward_context(None, config, num_tokens=num_tokens, skip_compiled=True):
-        yield
+    context: AbstractContextManager[None] = _vllm().set_forward_context(
+        None, config, num_tokens=num_tokens, skip_compiled=True
+    )
+    return context
 
 
 def engine_forward(
-    runner: Any, config: Any, tokens: Sequence[int], *, start: int, blocks: Sequence[int]
+    runner: Any, config: Any, tokens: Sequence[int], start: int, slots: torch.Tensor
 ) -> torch.Tensor:
     """Run the tokens from `start` on with vLLM's own attention over its paged cache and return the
     last one's hidden states, (hidden size,).
@@ -91,18 +255,16 @@ def engine_forward(
     Args:
         runner: the model runner.
         config: vLLM's configuration.
-        tokens: token ids of the whole prompt.
-        start: number of tokens whose KV is in the blocks.
-        blocks: block table of the prompt.
+        tokens: of the whole prompt.
+        start: tokens whose KV is in the slots.
+        slots: of the prompt, whose first begins a block.
     """
     device, num_rows, total = runner.device, len(tokens) - start, len(tokens)
     size = config.cache_config.block_size
-    table = torch.tensor([blocks], dtype=torch.int32, device=device)
     positions = torch.arange(start, total, device=device)
-    slots = table[0, positions // size].long() * size + positions % size
     starts = torch.tensor([0, num_rows], dtype=torch.int32)
     lengths = torch.tensor([total], dtype=torch.int32)
-    common = CommonAttentionMetadata(
+    common = _vllm().CommonAttentionMetadata(
         query_start_loc=starts.to(device),
         query_start_loc_cpu=starts,
         seq_lens=lengths.to(device),
@@ -110,8 +272,8 @@ def engine_forward(
         num_actual_tokens=num_rows,
         max_query_len=num_rows,
         max_seq_len=total,
-        block_table_tensor=table,
-        slot_mapping=slots,
+        block_table_tensor=(slots[::size] // size).to(torch.int32)[None],
+        slot_mapping=slots[start:],
         causal=True,
         positions=positions,
         is_prefilling=torch.ones(1, dtype=torch.bool),
@@ -123,8 +285,8 @@ def engine_forward(
         metadata.update((name, built) for name in group.layer_names)
     model = runner.get_model()
     ids = torch.tensor(list(tokens[start:]), device=device)
-    mapping = {layer.layer_name: slots for layer in attention_layers(config)}
-    with set_forward_context(
+    mapping = {layer.layer_name: slots[start:] for layer in attention_layers(config)}
+    with _vllm().set_forward_context(
         metadata, config, num_tokens=num_rows, slot_mapping=mapping, skip_compiled=True
     ):
         hidden: torch.Tensor = model(input_ids=ids, positions=positions)

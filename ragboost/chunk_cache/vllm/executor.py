@@ -1,7 +1,7 @@
 """vLLM's executor with chunk reuse, named in `--distributed-executor-backend`.
 
 The scheduler's side needs the only worker in its own process, which vLLM does by default on GPUs
-only. Several workers report to it, see `ranks`.
+only. Several workers report to it, see `catalogue`.
 """
 
 from typing import Any

@@ -15,11 +15,7 @@ FRONT = "ragboost.chunk_cache.vllm.front.Front"
 
 
 def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the flags, each followed by its value.
-
-    Args:
-        settings: of chunk reuse in the engine, see `EngineChunkSettings`.
-    """
+    """Return the flags for these `EngineChunkSettings`, each followed by its value."""
     transfer = {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,

@@ -1,29 +1,62 @@
-"""vLLM's worker with chunk reuse, named in `--worker-cls`.
+"""vLLM's worker with chunk reuse, named in `--worker-cls`: fill approximate KV before a step, and
+take chunks out of the cache after it.
 
-It gives the connector the model runner, which the connector's own interface does not.
+Several ranks each store the KV of their own heads. The scheduler, in another process, lists what
+all of them have and decides what is removed, so that their stores stay equal. Knows blocks and
+steps. Does not know how requests are scheduled.
 """
 
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
+from ragboost.chunk_cache.core.engine.self_test import LENGTH, self_test_engine
+from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
+from ragboost.chunk_cache.core.fill import FillSteps
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.model.ranks import Ranks, together
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.contract import KVStore
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.vllm.compat import engine_forward, find_ranks, paged_layer
 from ragboost.chunk_cache.vllm.connector import ChunkConnector
+from ragboost.chunk_cache.vllm.data import (
+    BlockCapture,
+    CapturedChunk,
+    ListedChunk,
+    PromptFill,
+    RankHello,
+    RankReport,
+    StepWork,
+)
+from ragboost.chunk_cache.vllm.model import EngineModel
+from ragboost.errors import ChunkCacheError, ChunkLostError, UnsupportedModelError
 
 if TYPE_CHECKING or not current_platform.is_cpu():
     from vllm.v1.worker.gpu_worker import Worker as _PlatformWorker
 else:
     from vllm.v1.worker.cpu_worker import CPUWorker as _PlatformWorker
 
+logger = logging.getLogger(__name__)
+
 
 class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped here
-    """The platform's worker, which starts chunk reuse once the cache is allocated."""
+    """The platform's worker, which gives the connector a filler once the cache is allocated."""
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
         connector = _connector()
         if connector is not None:
-            connector.start(self.model_runner)
+            connector.start(partial(make_filler, self.model_runner))
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         super().reload_weights(*args, **kwargs)
@@ -32,6 +65,259 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
     def finish_weight_update(self) -> None:
         super().finish_weight_update()
         _check_weights()
+
+
+class BlockFiller(SlotFiller):
+    """Chunk reuse over the paged cache of one worker, once it is allocated.
+
+    Raises:
+        UnsupportedModelError: reuse is impossible with this model or cache.
+    """
+
+    can_measure = True
+
+    def __init__(
+        self, runner: Any, config: Any, *, ranks: Ranks, settings: EngineChunkSettings
+    ) -> None:
+        device = torch.device(runner.device)
+        model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
+        rows = int(config.scheduler_config.max_num_batched_tokens)
+        super().__init__(model, self._make_store(settings), backend=settings.backend, rows=rows)
+        self.num_layers = model.num_layers
+        self.block_size = int(config.cache_config.block_size)
+        self.outcomes: dict[str, TokenOrigins] = {}  # until the scheduler takes them
+        self.failed_blocks: set[int] = set()  # until vLLM takes them
+        self.failed_requests: set[str] = set()  # until they end
+        self.done_requests: set[str] = set()  # whose paced filling ended, until vLLM takes them
+        self._layers = [paged_layer(layer, config) for layer in model.layers]
+        self._paced: dict[str, PromptFill] = {}  # in the order of their arrival
+        self._steps: FillSteps | None = None  # of the first of them, once it has begun
+
+    def read_layer(self, number: int, slots: torch.Tensor) -> KV:
+        return self._layers[number].read(slots)
+
+    def write_layer(self, number: int, kv: KV, slots: torch.Tensor) -> None:
+        self._layers[number].write(*kv, slots)
+
+    def slots(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
+        """Return the slots of the positions [start, stop) of a prompt."""
+        table = torch.tensor(list(blocks), device=self.model.device)
+        positions = torch.arange(start, stop, device=self.model.device)
+        return table[positions // self.block_size] * self.block_size + positions % self.block_size
+
+    def take_dropped(self) -> list[str]:
+        """Return nothing: the scheduler and the worker share the store."""
+        return []
+
+    def take_reset(self) -> bool:
+        """Return False: the store was emptied at once."""
+        return False
+
+    def forget_chunks(self) -> None:
+        """Forget all stored chunks; later ones are those of the present weights."""
+        self.library.store.clear()
+        self.check_weights()
+
+    def forget(self, request_ids: Collection[str]) -> None:
+        """Forget requests that have ended."""
+        self.failed_requests.difference_update(request_ids)
+
+    def fill_step(self, work: StepWork) -> None:
+        """Do the part of a step that comes before the model: fill prompts, and continue with those
+        that take several steps, one after the other.
+
+        If a filling fails, its blocks are reported as failed, and vLLM does with the request what
+        its `kv_load_failure_policy` says: an error here would end the engine.
+        """
+        for fill in work.fills:
+            if fill.is_paced:
+                self._paced[fill.request_id] = fill
+            else:
+                self._advance(fill, rows=None)
+        for request_id in work.cancelled:
+            if request_id in self._paced:
+                self._end(request_id)
+        if self._paced and work.rows:
+            fill = next(iter(self._paced.values()))
+            if self._advance(fill, rows=work.rows):
+                self._end(fill.request_id)
+
+    def capture_step(self, work: StepWork) -> None:
+        """Copy the chunks that a step has computed into the store. A chunk that was computed over
+        KV whose filling failed is left out."""
+        for capture in work.captures:
+            is_failed = capture.request_id in self.failed_requests
+            if is_failed or self.failed_blocks.intersection(capture.blocks):
+                continue
+            try:
+                self._capture(capture)
+            except Exception:
+                logger.exception("a chunk could not be stored")
+
+    def _capture(self, capture: BlockCapture) -> ChunkKV:
+        chunk = capture.chunk
+        slots = self.slots(capture.blocks, chunk.start, len(chunk.tokens))
+        kv: ChunkKV = self.capture(chunk, slots)
+        return kv
+
+    def _end(self, request_id: str) -> None:
+        if next(iter(self._paced)) == request_id:
+            self._steps = None
+        del self._paced[request_id]
+        self.done_requests.add(request_id)
+
+    def _advance(self, fill: PromptFill, *, rows: int | None) -> bool:
+        """Begin or continue a filling; return True if it has ended."""
+        plan, filled, is_fine = fill.plan, None, True
+        try:
+            steps = self._steps if fill.is_paced else None
+            if steps is None:
+                steps = self.begin(plan, self.slots(fill.blocks, 0, plan.prefix_tokens))
+            if fill.is_paced:
+                self._steps = steps
+            filled = self.advance(steps, rows=rows)
+            if filled is not None:
+                self.finish(plan, filled, self.slots(fill.blocks, plan.prefix_tokens, plan.stop))
+        except Exception:
+            logger.exception("the KV of a prompt could not be filled")
+            is_fine = False
+        if not self.model.ranks.agree(is_fine):
+            self._fail(fill)
+            return True
+        if filled is not None:
+            self.outcomes[fill.request_id] = filled.counts
+        return filled is not None
+
+    def _fail(self, fill: PromptFill) -> None:
+        """Let vLLM compute the blocks of a filling that failed."""
+        first, last = (
+            fill.plan.prefix_tokens // self.block_size,
+            (fill.plan.stop - 1) // self.block_size,
+        )
+        self.failed_blocks.update(fill.blocks[first : last + 1])
+        self.failed_requests.add(fill.request_id)
+        self.outcomes.pop(fill.request_id, None)
+
+    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
+        return settings.make_store()
+
+
+class RankFiller(BlockFiller):
+    """Chunk reuse in one of several workers. All do the same work in the same order."""
+
+    can_measure = False  # the measures compare the heads of all ranks
+
+    def __init__(
+        self, runner: Any, config: Any, *, ranks: Ranks, settings: EngineChunkSettings
+    ) -> None:
+        super().__init__(runner, config, ranks=ranks, settings=settings)
+        self._generation = self._reported_generation = 0
+        self._report = RankReport()
+
+    def hello(self) -> RankHello:
+        """Return what the scheduler needs to know at the start."""
+        return RankHello(None, self.num_layers, self.library.regime)
+
+    def take_report(self) -> RankReport | None:
+        """Return what was done since the last report; None: nothing."""
+        report, self._report = self._report, RankReport(generation=self._generation)
+        report.outcomes, self.outcomes = self.outcomes, {}
+        if report == RankReport(generation=self._reported_generation):
+            return None
+        self._reported_generation = report.generation
+        return report
+
+    def fill_step(self, work: StepWork) -> None:
+        if work.is_reset:
+            self.library.store.clear()
+        fills = [self._with_kv(fill) for fill in work.fills]
+        super().fill_step(replace(work, fills=[fill for fill in fills if fill is not None]))
+        for key in work.dropped:
+            self.library.store.discard(key)
+
+    def check_weights(self) -> bool:
+        """After new weights on any rank, forget all chunks."""
+        is_same = super().check_weights()
+        if not is_same:
+            self.library.store.clear()
+            self._generation += 1
+            self._report = RankReport(generation=self._generation)
+        return is_same
+
+    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
+        if settings.directory:
+            logger.warning("several workers keep chunks in memory only, not in `directory`")
+        # The scheduler bounds the store; twice as much leaves room for a step's chunks, and bounds
+        # what is left of a report that got lost.
+        return TieredStore(host_bytes=2 * settings.host_bytes)
+
+    def _with_kv(self, fill: PromptFill) -> PromptFill | None:
+        """Return a filling with this rank's KV in its plan; None if it fails on a rank."""
+        try:
+            stored = together(self.model.ranks, partial(self._find, fill.plan))
+        except ChunkCacheError:
+            self._fail(fill)
+            if fill.is_paced:
+                self.done_requests.add(fill.request_id)
+            return None
+        return fill._replace(plan=replace(fill.plan, stored=stored))
+
+    def _find(self, plan: PromptPlan) -> tuple[ChunkKV | None, ...]:
+        """Return the KV of the plan's chunks.
+
+        Raises:
+            ChunkLostError: a chunk is not stored, or is another version.
+        """
+        stored: list[ChunkKV | None] = []
+        lost = set()
+        for listed in plan.stored:
+            kv = None
+            if isinstance(listed, ListedChunk):
+                kv = self.library.store.get(listed.key)
+                if kv is None or (kv.base, kv.exact_after) != (listed.base, listed.exact_after):
+                    lost.add(listed.key)
+            stored.append(kv)
+        if lost:
+            self._report.lost |= lost
+            raise ChunkLostError(f"{len(lost)} chunks are not stored as the scheduler lists them")
+        return tuple(stored)
+
+    def _fail(self, fill: PromptFill) -> None:
+        super()._fail(fill)
+        self._report.failed.add(fill.request_id)
+
+    def _capture(self, capture: BlockCapture) -> ChunkKV:
+        kv, chunk = super()._capture(capture), capture.chunk
+        self._report.captured[CapturedChunk(ListedChunk.of(chunk.key, kv), chunk.is_first)] = 1
+        return kv
+
+
+def make_filler(runner: Any, config: Any, settings: EngineChunkSettings) -> BlockFiller:
+    """Return the filler of this worker, if its model passes the self-test.
+
+    Raises:
+        ChunkCacheError: it does not, or that of another rank.
+    """
+    ranks = find_ranks(config)
+    kind = BlockFiller if ranks.size == 1 else RankFiller
+    filler = together(ranks, partial(kind, runner, config, ranks=ranks, settings=settings))
+    result = together(ranks, partial(_self_test, filler, runner, config))
+    logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+    return filler
+
+
+def _self_test(filler: BlockFiller, runner: Any, config: Any) -> object:
+    """Run the self-test in blocks 1, 2, ... of the cache, which must be unused."""
+    count = -(-LENGTH // filler.block_size)
+    if int(config.cache_config.num_gpu_blocks) <= 2 * count:
+        raise UnsupportedModelError(f"the cache has fewer than {2 * count + 1} blocks")
+    return self_test_engine(
+        filler,
+        partial(engine_forward, runner, config),
+        filler.slots(range(1, 1 + count), 0, LENGTH),
+        filler.slots(range(1 + count, 1 + 2 * count), 0, LENGTH),
+        vocabulary=int(config.model_config.get_vocab_size()),
+    )
 
 
 def _connector() -> ChunkConnector | None:

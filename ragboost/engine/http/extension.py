@@ -7,14 +7,13 @@ Knows JSON shapes. Does not know the engine. Any invalid or unknown field raises
 which names it.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from ragboost.chunk_cache.core.options import (
+    ChunkPosition,
     ReuseDefaults,
     ReuseOptions,
     read_options,
@@ -22,7 +21,6 @@ from ragboost.chunk_cache.core.options import (
 )
 from ragboost.chunk_cache.core.request import MAX_CHUNKS
 from ragboost.chunk_cache.http.fields import Fields, read_fields
-from ragboost.engine.text.cutting import TextSpan
 from ragboost.errors import RequestError
 from ragboost.graph.request import GraphFields, GraphRequest
 
@@ -50,24 +48,17 @@ class RagboostFields(Fields):
 
 
 class Extension(NamedTuple):
-    """The parsed `ragboost` object.
+    """The parsed `ragboost` object."""
 
-    Attributes:
-        reuse: None: the request is computed exactly.
-        spans: of chunks by message number; those of a text completion have number 0.
-        graph: None: there is none.
-        keep_tokens: prompt tokens per layer and head that remain for decoding; None: not given.
-    """
-
-    reuse: ReuseOptions | None
-    spans: Mapping[int, Sequence[TextSpan]] = MappingProxyType({})
+    reuse: ReuseOptions | None  # None: the request is computed exactly
+    positions: Sequence[ChunkPosition] = ()  # of its chunks
     graph: GraphRequest | None = None
-    keep_tokens: int | None = None
+    keep_tokens: int | None = None  # per layer and head, for decoding; None: the engine's default
 
 
-def parse_extension(given: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
+def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
     """Read the `ragboost` object of a chat or text completion."""
-    fields = read_fields(RagboostFields, {} if given is None else given, name=FIELD)
+    fields = read_fields(RagboostFields, {} if value is None else value, name=FIELD)
     if fields.graph is not None:
         if not is_chat:
             raise RequestError(f"{FIELD}.graph needs messages", param=f"{FIELD}.graph")
@@ -78,17 +69,15 @@ def parse_extension(given: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Ex
         return Extension(None, graph=fields.graph.request())
     reuse, keep_tokens = _without_keep(fields.reuse)
     asked = {"reuse": reuse, "chunks": fields.chunks, "tenant": fields.tenant}
-    spans: defaultdict[int, list[TextSpan]] = defaultdict(list)
-    for number, start, stop in read_positions(asked, is_chat=is_chat):
-        spans[number].append(TextSpan(start, stop))
-    return Extension(read_options(asked, defaults), spans, keep_tokens=keep_tokens)
+    positions = read_positions(asked, is_chat=is_chat)
+    return Extension(read_options(asked, defaults), positions, keep_tokens=keep_tokens)
 
 
-def check_inside(spans: Sequence[TextSpan], length: int) -> None:
-    """Check that spans end inside the text they cut."""
-    if spans and spans[-1].stop > length:
+def check_inside(stop: int, length: int) -> None:
+    """Check that a chunk ends inside its text."""
+    if stop > length:
         raise RequestError(
-            f"{FIELD}.chunks ends at {spans[-1].stop}, after the end of its text at {length}",
+            f"{FIELD}.chunks ends at {stop}, after the end of its text at {length}",
             param=f"{FIELD}.chunks",
         )
 

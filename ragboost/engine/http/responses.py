@@ -4,7 +4,8 @@ import time
 import uuid
 from typing import Any, Literal, NamedTuple
 
-from ragboost.engine.runtime.request import ReusedTokens
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.http.usage import with_origins
 from ragboost.errors import RequestError
 
 Kind = Literal["chat", "text"]
@@ -17,7 +18,7 @@ class TextPiece(NamedTuple):
     finish_reason: str | None  # set on the last piece
     completion_tokens: int
     cached_tokens: int  # prompt tokens served from exact cached KV
-    reused: ReusedTokens | None = None  # None if the request is exact
+    origins: TokenOrigins | None = None  # of the prompt, if it reuses chunks or has a graph
 
 
 def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:
@@ -72,21 +73,14 @@ class ResponseBuilder:
         return {**head, "choices": choices, **usage}
 
     def _usage(self, last: TextPiece) -> dict[str, Any]:
-        num_prompt, cached, reused = self._num_prompt_tokens, last.cached_tokens, last.reused
+        num_prompt, cached, origins = self._num_prompt_tokens, last.cached_tokens, last.origins
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": last.completion_tokens,
             "total_tokens": num_prompt + last.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        if reused is not None:
-            usage["ragboost"] = {
-                "exact_cached_tokens": cached,
-                "approx_cached_tokens": reused.approximate,
-                "recomputed_tokens": reused.recomputed,
-                "computed_tokens": num_prompt - cached - sum(reused),
-            }
-        return usage
+        return usage if origins is None else with_origins(usage, origins)
 
 
 def _choice(content: dict[str, Any], piece: TextPiece) -> dict[str, Any]:

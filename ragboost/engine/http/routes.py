@@ -144,15 +144,7 @@ async def kv_event_sources(request: Request) -> dict[str, schemas.EventEndpoint]
 @router.get("/chunk_reuse")
 async def chunk_reuse(request: Request) -> schemas.ChunkReuseInfo:
     """Return whether requests may ask for chunk reuse, and what they get by default."""
-    defaults = _service(request).reuse
-    return schemas.ChunkReuseInfo(
-        is_possible=defaults.refusal is None,
-        refusal=defaults.refusal,
-        default="approx" if defaults.is_approx else "exact",
-        policy=defaults.options.policy,
-        ratio=defaults.options.ratio,
-        policies=list(defaults.policies),
-    )
+    return schemas.ChunkReuseInfo(**_service(request).reuse.describe())
 
 
 @router.post("/reset_prefix_cache", response_class=Response)

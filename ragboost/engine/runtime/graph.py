@@ -6,12 +6,10 @@ Knows requests and `DepCache`. Does not know text or how steps are planned.
 import logging
 from collections.abc import Iterable
 
-import torch
-
-from ragboost.chunk_cache.core.prefill import Counts
-from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.engine.runtime.chunk_task import RowSelector
+from ragboost.engine.runtime.filling import PromptFiller
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import ChunkCacheError, RagBoostError
 from ragboost.graph.depcache import DepCache, DepKV
@@ -19,9 +17,9 @@ from ragboost.graph.depcache import DepCache, DepKV
 logger = logging.getLogger(__name__)
 
 
-class GraphRunner(RowSelector[Counts]):
+class GraphRunner(PromptFiller[DepKV]):
     """Computes the prompts of graph requests between the steps of one engine, except for their last
-    token, the only row that is selected."""
+    token."""
 
     def __init__(self, depcache: DepCache) -> None:
         super().__init__()
@@ -33,27 +31,7 @@ class GraphRunner(RowSelector[Counts]):
             lambda: [(r.prompt.graph.layout, r.salt or "") for r in waiting if r.prompt.graph]
         )
 
-    def _select(self, request: EngineRequest, pace: Pace) -> Counts:
-        with torch.inference_mode():
-            kv = at_once(self._steps(request, pace))
-        # No KV here equals that of a plain prefill, in value or in place.
-        return Counts(
-            num_exact=0,
-            num_approximate=kv.num_reused,
-            num_recomputed=0,
-            num_computed=len(kv.computed),
-            num_publishable=0,
-        )
-
-    def _apply(self, request: EngineRequest, selected: Counts) -> None:
-        assert request.kv is not None, "a request without KV"
-        device = request.kv.layers[0][0].device
-        request.compute_rows(torch.tensor([request.num_prompt_tokens - 1], device=device), selected)
-
-    def _refuse(self, request: EngineRequest, error: RagBoostError) -> None:
-        raise error  # there is no other way to compute a tree
-
-    def _steps(self, request: EngineRequest, pace: Pace) -> Steps[DepKV]:
+    def begin(self, request: EngineRequest, pace: Pace) -> Steps[DepKV]:
         prompt, kv, salt = request.prompt.graph, request.kv, request.salt or ""
         assert prompt is not None, "a request without a graph"
         assert kv is not None, "a request without KV"
@@ -76,3 +54,11 @@ class GraphRunner(RowSelector[Counts]):
                     raise
                 logger.warning("graph tokens are not recomputed: %s", error)
         raise AssertionError("without a ratio it returns or raises")
+
+    def apply(self, request: EngineRequest, result: DepKV) -> None:
+        # No KV here equals that of a plain prefill, in value or in place.
+        origins = TokenOrigins(reused=result.num_reused, computed=len(result.computed))
+        request.continue_at(request.num_prompt_tokens - 1, origins, exact_until=0)
+
+    def refuse(self, request: EngineRequest, error: RagBoostError) -> None:
+        raise error  # there is no other way to compute a tree

@@ -62,9 +62,6 @@ class EventPublisher:
 
     Attributes:
         endpoint, replay_endpoint: as bound, with the real port in place of a wildcard.
-
-    Raises:
-        ConfigError: an address cannot be bound.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class PrefixStore:
         if request.exact_until is not None:
             end = min(end, request.exact_until)
         full = end // self.block_size
-        if start >= full or request.rows is not None:
+        if start >= full:
             return
         assert request.kv is not None, "save after the request has ended"
         inserted = self.cache.insert(

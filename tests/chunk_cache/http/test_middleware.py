@@ -13,13 +13,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ragboost.chunk_cache.core.options import ReuseDefaults
-from ragboost.chunk_cache.http.inner import Scope, call_route
-from ragboost.chunk_cache.http.middleware import CHAT, ExactError, ReuseMiddleware
-from ragboost.chunk_cache.http.replies import ReplyInbox, ReplySender
+from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.http.asgi import Scope
+from ragboost.chunk_cache.http.middleware import CHAT, ExactError, ReuseMiddleware, StartedEngine
+from ragboost.chunk_cache.http.reports import ReportInbox, ReportSender
 from ragboost.serving import serve_in_thread
 
 PASSAGES = [" ".join(f"word{n} of passage {letter}" for n in range(9)) for letter in "abc"]
-REPORT = {"exact": 7, "reused": 40, "recomputed": 6, "computed": 5, "reason": None}
+REPORT = PromptReport(TokenOrigins(exact=7, reused=40, recomputed=6, computed=5))
 
 
 def ids_of(text: str) -> list[int]:
@@ -35,14 +36,13 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.sender = ReplySender()
+        self.sender = ReportSender()
         self.renders = True
         self.answers_report = True  # as vLLM's responses do; SGLang's have no field for it
 
     def app(self) -> Starlette:
         routes = {
             CHAT: self.chat,
-            f"{CHAT}/render": self.render,
             "/tokenize": self.tokenize,
             "/v1/completions": self.chat,
         }
@@ -50,13 +50,13 @@ class FakeServer:
             routes=[Route(path, route, methods=["POST"]) for path, route in routes.items()]
         )
 
-    async def render(self, request: Request) -> Response:
+    async def tokenize(self, request: Request) -> Response:
+        body = await request.json()
+        if "messages" not in body:
+            return JSONResponse({"tokens": ids_of(body["prompt"])})
         if not self.renders:
             return JSONResponse({"error": "no"}, 400)
-        return JSONResponse({"token_ids": ids_of(rendered((await request.json())["messages"]))})
-
-    async def tokenize(self, request: Request) -> Response:
-        return JSONResponse({"tokens": ids_of((await request.json())["prompt"])})
+        return JSONResponse({"tokens": ids_of(rendered(body["messages"]))})
 
     async def chat(self, request: Request) -> Response:
         fields = msgspec.json.decode(await request.body(), type=dict[str, Any])
@@ -64,7 +64,7 @@ class FakeServer:
         plan = (fields.get("kv_transfer_params") or {}).get("ragboost")
         usage = {"prompt_tokens": 58, "prompt_tokens_details": {"cached_tokens": 53}}
         if not fields.get("stream") and self.answers_report:
-            told = {"ragboost": REPORT} if plan else None
+            told = {"ragboost": REPORT.fields} if plan else None
             return JSONResponse({"choices": [], "usage": usage, "kv_transfer_params": told})
         if plan:
             self.sender.send(plan["reply_to"], REPORT)
@@ -87,15 +87,11 @@ class Front(ReuseMiddleware):
     def defaults(self, scope: Scope) -> ReuseDefaults:
         return self.offered
 
-    async def prompt_ids(self, scope: Scope, fields: Mapping[str, Any]) -> Sequence[int] | None:
-        if scope["path"] != CHAT:
-            return ids_of(fields["prompt"])
-        response = await call_route(self._app, scope, f"{CHAT}/render", fields)
-        answer = response.json()
-        return answer["token_ids"] if answer else None
+    def engine(self, scope: Scope) -> StartedEngine | str:
+        raise AssertionError
 
-    async def text_ids(self, scope: Scope, text: str) -> Sequence[int] | None:
-        return (await call_route(self._app, scope, "/tokenize", {"prompt": text})).json()["tokens"]
+    def prompt_body(self, fields: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
+        return fields
 
     def planned(self, fields: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
         if "kv_transfer_params" in fields:
@@ -118,7 +114,7 @@ class Served:
         return self.registry.get_sample_value(name, {"reason": reason}) or 0.0
 
     @property
-    def inbox(self) -> ReplyInbox:
+    def inbox(self) -> ReportInbox:
         assert self.front._inbox is not None, "no request has come"
         return self.front._inbox
 
@@ -291,7 +287,7 @@ def test_a_malformed_body_is_the_servers_to_refuse(served: Served, body: bytes) 
 
 
 def test_reports_go_to_no_place_but_an_inbox() -> None:
-    sender = ReplySender()
+    sender = ReportSender()
 
     for place in (None, ["../../x", 1], ["ragboost-aaaaaaaa", 1], ["tcp://127.0.0.1:1", 1], [1]):
         sender.send(place, REPORT)

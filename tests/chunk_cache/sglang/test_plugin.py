@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ragboost.chunk_cache.http.status import read_status, remove_status
+from ragboost.chunk_cache.http.reports import read_status, remove_status
 from ragboost.chunk_cache.sglang.flags import instance
 from ragboost.chunk_cache.sglang.plugin import _make_cache
 

@@ -1,4 +1,4 @@
-"""The scheduler's view of workers in other processes: which chunks all of them hold.
+"""List the chunks that several workers in other processes hold, for the scheduler.
 
 The scheduler alone decides what is evicted, so that the ranks' stores stay equal. Knows reports.
 Does not touch KV.
@@ -16,22 +16,14 @@ from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.vllm.ranks.report import RankHello, RankReport
+from ragboost.chunk_cache.vllm.data import RankHello, RankReport
 
 
 class ListStore:
-    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds.
-
-    Args:
-        capacity_bytes: maximum bytes of one rank.
-        eviction: eviction policy.
-
-    Attributes:
-        dropped: keys that the ranks must remove.
-    """
+    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds."""
 
     def __init__(self, *, capacity_bytes: int, eviction: str) -> None:
-        self.dropped: list[str] = []
+        self.dropped: list[str] = []  # keys that the ranks must remove
         self._tier = MemoryTier(
             capacity_bytes=capacity_bytes,
             device=torch.device("cpu"),
@@ -41,6 +33,10 @@ class ListStore:
 
     def __contains__(self, key: str) -> bool:
         return key in self._tier
+
+    @property
+    def version(self) -> int:
+        return self._tier.version
 
     def get(self, key: str) -> ChunkKV | None:
         return self._tier.get(key)
@@ -52,8 +48,8 @@ class ListStore:
         if evicted is None:
             self.dropped.append(key)
             return False
-        self.dropped = [each for each in self.dropped if each != key]
-        self.dropped.extend(each.key for each in evicted)
+        self.dropped = [other for other in self.dropped if other != key]
+        self.dropped.extend(entry.key for entry in evicted)
         return True
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
@@ -75,14 +71,8 @@ class ListStore:
 
 
 class RankCatalogue:
-    """List of what the ranks of a model have stored and done, as they report it. See `WorkerView`.
-
-    Args:
-        hello: one of the ranks; all are alike.
-        size: number of ranks.
-        block_size: tokens of a block.
-        settings: of chunk reuse.
-    """
+    """List of what the ranks of a model, which are alike, report to have stored and done: the
+    `WorkerView` of several."""
 
     can_measure = False  # the measures compare heads of all ranks
 
@@ -113,12 +103,8 @@ class RankCatalogue:
         self.library = self._make_library()
 
     def take(self, report: RankReport, *, is_unfinished: Callable[[str], bool]) -> None:
-        """Note what the ranks did in a step.
-
-        Args:
-            report: of all ranks.
-            is_unfinished: returns True for requests that may still ask for their outcome.
-        """
+        """Note what all ranks did in a step; outcomes only of unfinished requests, which may still
+        ask for them."""
         for request_id, counts in report.outcomes.items():
             if is_unfinished(request_id):
                 self.outcomes[request_id] = counts

@@ -5,15 +5,20 @@ from typing import Any
 
 import pytest
 
-from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.fill import fill_steps
+from ragboost.chunk_cache.core.prompt_plan import plan_prompt
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
-from ragboost.chunk_cache.vllm.planner import ChunkPlanner
-from ragboost.chunk_cache.vllm.work import StepWork
+from ragboost.chunk_cache.model.pace import at_once
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.vllm import scheduler
+from ragboost.chunk_cache.vllm.data import StepWork
+from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
 from tests.chunk_cache.families import build_adapter, make_prompt
-from tests.chunk_cache.prompts import exact_prefix, learn, make_library, make_request
-from tests.chunk_cache.vllm.test_requests import SIZE, Request
+from tests.chunk_cache.prompts import IDENTITY, exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.vllm.test_block_salt import SIZE, Request
 
 ORIGINS = ("exact", "reused", "recomputed", "computed")
 
@@ -37,12 +42,12 @@ class EngineRequest(Request):
 
 
 class Bench:
-    """A planner, and requests of a prompt whose chunks may be stored."""
+    """A scheduler, and requests of a prompt whose chunks may be stored."""
 
     def __init__(self, adapter: ModelAdapter) -> None:
         self.adapter, self.library = adapter, make_library(adapter)
         self.system, self.chunks, self.question = make_prompt()
-        self.filler: Any = SimpleNamespace(
+        self.worker: Any = SimpleNamespace(
             library=self.library,
             block_size=SIZE,
             num_layers=adapter.num_layers,
@@ -54,8 +59,8 @@ class Bench:
             failed_requests=set(),
         )
         config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=1000))
-        self.planner = ChunkPlanner(self.filler, config, settings=EngineChunkSettings())
-        self.planner.blocks = SimpleNamespace(get_block_ids=lambda _: [list(range(1000))])
+        self.scheduler = ChunkScheduler(self.worker, config, settings=EngineChunkSettings())
+        self.scheduler.cache_manager = SimpleNamespace(get_block_ids=lambda _: [list(range(1000))])
 
     def forget(self) -> None:
         self.library.store.clear()
@@ -67,16 +72,16 @@ class Bench:
         request, tokens = make_request(self.system, self.chunks, self.question)
         told = {"version": 1, "chunks": request.chunks, "ratio": 0.0}
         found = EngineRequest(tokens, told, **fields)
-        self.planner.add(found)
+        self.scheduler.add(found)
         return found
 
     def schedule(self, request: EngineRequest, *, held: int = 0) -> StepWork:
         """Schedule the whole prompt in one step, as vLLM does."""
-        filled = self.planner.match(request, held)
+        filled = self.scheduler.match(request, held).num_tokens
         assert filled is not None
-        self.planner.allocated(request, filled)
+        self.scheduler.allocated(request, filled)
         request.num_computed_tokens = held + filled
-        return self.planner.next_step(
+        return self.scheduler.next_step(
             {request.request_id: len(request.tokens) - request.num_computed_tokens}
         )
 
@@ -84,15 +89,15 @@ class Bench:
         """Do the worker's part of a step."""
         for fill in work.fills:
             plan = fill.plan
-            prefix = exact_prefix(self.adapter, plan.tokens[: plan.held]) if plan.held else None
-            filled = fill_prompt(self.adapter, plan, prefix=prefix, backend=None, pace=AT_ONCE)
-            self.filler.outcomes[fill.request_id] = filled.counts
+            start = plan.prefix_tokens
+            prefix = exact_prefix(self.adapter, plan.tokens[:start]) if start else None
+            filled = at_once(fill_steps(self.adapter, plan, prefix=prefix, backend=None))
+            self.worker.outcomes[fill.request_id] = filled.counts
 
     def finish(self, request: EngineRequest) -> dict[str, Any]:
-        report = self.planner.finish(request)
+        report = self.scheduler.finish(request)
         assert report is not None
-        told: dict[str, Any] = report["ragboost"]
-        return told
+        return report.fields
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +119,7 @@ def check(told: dict[str, Any], request: EngineRequest) -> None:
 def test_a_request_from_before_new_weights_is_computed_and_leaves_nothing(bench: Bench) -> None:
     bench.learn(bench.chunks[:1])
     before = bench.request()
-    bench.filler.library = make_library(bench.adapter)
+    bench.worker.library = make_library(bench.adapter)
 
     work = bench.schedule(before)
 
@@ -165,14 +170,14 @@ def test_a_request_whose_filling_failed_says_so(bench: Bench) -> None:
     bench.learn(bench.chunks)
     request = bench.request()
     bench.schedule(request)
-    bench.filler.failed_requests.add(request.request_id)  # vLLM computes it, without asking again
+    bench.worker.failed_requests.add(request.request_id)  # vLLM computes it, without asking again
 
     told = bench.finish(request)
 
     check(told, request)
     assert told["reason"] == "fill_failed"
-    assert bench.planner.reasons == {"fill_failed": 1}
-    assert not bench.filler.failed_requests
+    assert bench.scheduler.reasons == {"fill_failed": 1}
+    assert not bench.worker.failed_requests
 
 
 def test_chunks_behind_a_filled_one_are_captured(bench: Bench) -> None:
@@ -181,7 +186,7 @@ def test_chunks_behind_a_filled_one_are_captured(bench: Bench) -> None:
 
     work = bench.schedule(request)
 
-    assert [capture.start for capture in work.captures] == [
+    assert [capture.chunk.start for capture in work.captures] == [
         len(request.tokens) - len(bench.chunks[-1]) - len(bench.question)
     ]
     assert work.captures[0].request_id == request.request_id
@@ -192,14 +197,14 @@ def test_nothing_is_captured_in_later_steps_of_a_request_whose_filling_failed(
 ) -> None:
     bench.learn(bench.chunks[:-1])
     request = bench.request()
-    filled = bench.planner.match(request, 0)
+    filled = bench.scheduler.match(request, 0).num_tokens
     assert filled
-    bench.planner.allocated(request, filled)
+    bench.scheduler.allocated(request, filled)
     request.num_computed_tokens = filled
-    assert bench.planner.next_step({request.request_id: 1}).captures == []
+    assert bench.scheduler.next_step({request.request_id: 1}).captures == []
 
-    bench.filler.failed_requests.add(request.request_id)
-    work = bench.planner.next_step({request.request_id: len(request.tokens) - filled})
+    bench.worker.failed_requests.add(request.request_id)
+    work = bench.scheduler.next_step({request.request_id: len(request.tokens) - filled})
 
     assert work.captures == []
 
@@ -208,15 +213,15 @@ def test_namespaces_of_vllm_have_stored_chunks_of_their_own(bench: Bench) -> Non
     bench.learn(bench.chunks)
     shared, salted = bench.request(), bench.request(number="b", cache_salt="another tenant")
 
-    assert bench.planner.match(shared, 0)
-    assert bench.planner.match(salted, 0) == 0
+    assert bench.scheduler.match(shared, 0).num_tokens
+    assert bench.scheduler.match(salted, 0).num_tokens == 0
 
 
 def plain_request(bench: Bench, *, number: str = "plain") -> EngineRequest:
     """A request without chunks that begins as those of the bench do, in full blocks."""
     _, tokens = make_request(bench.system, bench.chunks, bench.question)
     request = EngineRequest(tokens[: 2 * SIZE], None, number=number)
-    bench.planner.add(request)
+    bench.scheduler.add(request)
     return request
 
 
@@ -224,15 +229,15 @@ def test_a_request_waits_for_cached_blocks_that_are_not_computed(bench: Bench) -
     bench.learn(bench.chunks)
     first, request = plain_request(bench), bench.request()
 
-    bench.planner.allocated(first, 0)  # vLLM hashes its blocks before the pass that fills them
-    assert bench.planner.match(request, SIZE) is None
-    bench.planner.next_step({first.request_id: SIZE})
+    bench.scheduler.allocated(first, 0)  # vLLM hashes its blocks before the pass that fills them
+    assert bench.scheduler.match(request, SIZE).num_tokens is None
+    bench.scheduler.next_step({first.request_id: SIZE})
     first.num_computed_tokens = SIZE
-    assert bench.planner.match(request, 2 * SIZE) is None
-    bench.planner.next_step({first.request_id: SIZE})
+    assert bench.scheduler.match(request, 2 * SIZE).num_tokens is None
+    bench.scheduler.next_step({first.request_id: SIZE})
     first.num_computed_tokens = 2 * SIZE
 
-    assert bench.planner.match(request, 2 * SIZE)
+    assert bench.scheduler.match(request, 2 * SIZE).num_tokens
 
 
 def test_a_request_does_not_wait_for_blocks_that_nobody_computes(bench: Bench) -> None:
@@ -240,31 +245,124 @@ def test_a_request_does_not_wait_for_blocks_that_nobody_computes(bench: Bench) -
     preempted, ended = plain_request(bench), plain_request(bench, number="c")
 
     for one in (preempted, ended):
-        bench.planner.allocated(one, 0)
+        bench.scheduler.allocated(one, 0)
     preempted.status = SimpleNamespace(name="PREEMPTED")
-    bench.planner.finish(ended)
+    bench.scheduler.finish(ended)
     request = bench.request()
 
-    assert bench.planner.match(request, SIZE)
+    assert bench.scheduler.match(request, SIZE).num_tokens
 
 
 def test_a_request_that_reuses_nothing_waits_for_no_blocks(bench: Bench) -> None:
     first, request = plain_request(bench), bench.request()
 
-    bench.planner.allocated(first, 0)
+    bench.scheduler.allocated(first, 0)
 
-    assert bench.planner.match(request, SIZE) == 0
+    assert bench.scheduler.match(request, SIZE).num_tokens == 0
 
 
 def test_a_reset_forgets_what_is_stored_and_what_was_planned(bench: Bench) -> None:
     bench.learn(bench.chunks)
     before = bench.request()
-    assert bench.planner.match(before, 0)
+    assert bench.scheduler.match(before, 0).num_tokens
 
-    bench.planner.forget_chunks()
+    bench.scheduler.forget_chunks()
 
     work = bench.schedule(before)
     assert not work.fills
     assert not work.captures  # its KV may be of weights that were changed under it
     assert bench.finish(before)["reason"] == "cache_reset"
     assert not bench.schedule(bench.request(number="b")).fills
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The cached tokens for which a prompt was planned, in order."""
+    calls: list[int] = []
+
+    def plan(*args: Any, prefix_tokens: int, **options: Any) -> Any:
+        calls.append(prefix_tokens)
+        return plan_prompt(*args, prefix_tokens=prefix_tokens, **options)
+
+    monkeypatch.setattr(scheduler, "plan_prompt", plan)
+    return calls
+
+
+def test_a_request_is_planned_once_for_a_prefix_and_a_state_of_the_store(
+    bench: Bench, planned: list[int]
+) -> None:
+    bench.learn(bench.chunks[:-1])
+    request = bench.request()
+
+    answers = [bench.scheduler.match(request, 0) for _ in range(3)]
+    bench.scheduler.next_step({})
+    answers.append(bench.scheduler.match(request, 0))
+    assert planned == [0]
+    assert len(set(answers)) == 1
+
+    longer = bench.scheduler.match(request, SIZE)
+    assert planned == [0, SIZE]
+    assert (longer.num_tokens or 0) + SIZE == answers[0].num_tokens
+
+    bench.learn(bench.chunks[-1:])
+    changed = [bench.scheduler.match(request, SIZE) for _ in range(2)]
+    assert planned == [0, SIZE, SIZE]
+    assert (changed[0].num_tokens or 0) > (longer.num_tokens or 0)
+
+
+def test_no_plan_keeps_kv_that_the_store_has_dropped(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+    assert bench.scheduler.match(request, 0).num_tokens
+
+    bench.library.store.clear()
+    bench.scheduler.next_step({})
+
+    assert not bench.scheduler._plans
+
+
+def test_asking_for_a_request_leaves_nothing_unless_it_is_scheduled(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request, other = bench.request(), bench.request(number="b")
+    plain = list(request.block_hashes)
+
+    for _ in range(2):
+        assert bench.scheduler.match(request, 0).num_tokens  # there is no room for it
+        assert request.block_hashes != plain
+        bench.scheduler.next_step({})
+        assert request.block_hashes == plain
+
+    assert bench.schedule(other).fills
+    assert request.block_hashes == other.block_hashes  # it will find the blocks of its equal
+    assert bench.schedule(request).fills
+
+
+def test_asking_spends_nothing_of_a_step_and_being_scheduled_does(bench: Bench) -> None:
+    first, second = bench.request(), bench.request(number="b", cache_salt="b")
+    bench.learn(bench.chunks)
+    learn_as(bench, second)
+    cost = planned_cost(bench, first)
+    bench.scheduler._budget = StepBudget(cost)
+
+    for request in (first, second):
+        assert bench.scheduler.match(request, 0).num_tokens
+    bench.scheduler.allocated(first, bench.scheduler.match(first, 0).num_tokens or 0)
+    assert bench.scheduler.match(second, 0).num_tokens is None
+    bench.scheduler.next_step({})
+
+    assert bench.scheduler.match(second, 0).num_tokens
+
+
+def planned_cost(bench: Bench, request: EngineRequest) -> int:
+    plan = bench.scheduler._plan(bench.scheduler._tracked[request.request_id], 0)
+    assert not isinstance(plan, str)
+    return plan.num_to_compute(bench.adapter.num_layers)
+
+
+def learn_as(bench: Bench, request: EngineRequest) -> None:
+    """Store the chunks of a request in its own namespace."""
+    keys = bench.scheduler._tracked[request.request_id].asked.keys
+    own = ChunkReuse(bench.adapter, TieredStore(), identity=IDENTITY, backend=None)
+    for number, key in keys.items():
+        kv = own.plain(bench.system, bench.chunks[number])
+        bench.library.add(key, kv, is_first=True)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, RowPace, advance, fill_prompt, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
-from ragboost.chunk_cache.sglang.planner import ReusePlanner, ReusingRequest
+from ragboost.chunk_cache.model.pace import Pace, advance, at_once
+from ragboost.chunk_cache.sglang.scheduler import PoolRequest, PoolScheduler
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
 
@@ -41,14 +41,14 @@ def adapter() -> ModelAdapter:
 
 
 class Bench:
-    """A planner, and the request of a prompt whose chunks are stored."""
+    """A scheduler, and the request of a prompt whose chunks are stored."""
 
     def __init__(self, adapter: ModelAdapter, *, step_tokens: int = 1000) -> None:
-        self.adapter, self.pace = adapter, RowPace(1000)
+        self.adapter, self.pace = adapter, Pace(1000)
         library = make_library(adapter)
         self.system, self.chunks, self.question = make_prompt()
         self.filler: Any = SimpleNamespace(library=library, model=adapter, num_passes=0)
-        self.planner = ReusePlanner(
+        self.scheduler = PoolScheduler(
             self.filler,
             settings=EngineChunkSettings(),
             page_size=PAGE,
@@ -63,29 +63,31 @@ class Bench:
         told = {"version": 1, "chunks": request.chunks, "ratio": ratio, "reply_to": ["inbox", 7]}
         return Req(tokens, json.dumps(told), **fields)
 
-    def find(self, req: Req) -> ReusingRequest:
-        found = self.planner.find(req)
+    def find(self, req: Req) -> PoolRequest:
+        found = self.scheduler.find(req)
         assert found is not None
         return found
 
     def hit(self, req: Req, held: int = 0) -> int:
-        return self.planner.hit(self.find(req), held=held, limit=len(req.origin_input_ids) - 1)
+        return self.scheduler.hit(
+            self.find(req), prefix_tokens=held, limit=len(req.origin_input_ids) - 1
+        )
 
     def fill(self, req: Req) -> FilledPrompt:
         request = self.find(req)
-        plan = self.planner.plan(request)
+        plan = self.scheduler.plan(request)
         assert isinstance(plan, PromptPlan)
-        filled = fill_prompt(self.adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
-        self.planner.filled(request, plan, filled)
+        filled = at_once(fill_steps(self.adapter, plan, prefix=None, backend=None))
+        self.scheduler.filled(request, plan, filled)
         return filled
 
     def plan(self, req: Req) -> PromptPlan:
-        plan = self.planner.plan(self.find(req))
+        plan = self.scheduler.plan(self.find(req))
         assert isinstance(plan, PromptPlan)
         return plan
 
     def rows(self, req: Req) -> int | None:
-        return self.planner.rows(self.find(req), self.plan(req))
+        return self.scheduler.rows(self.find(req), self.plan(req))
 
     def advance(self, req: Req, rows: int | None) -> FilledPrompt | None:
         """Continue to fill, as the radix cache does."""
@@ -95,9 +97,9 @@ class Bench:
             steps = fill_steps(self.adapter, plan, prefix=None, backend=None, pace=pace)
         filled = advance(steps, pace, rows=rows)
         if filled is None:
-            self.planner.pause(request, plan, steps)
+            self.scheduler.pause(request, plan, steps)
         else:
-            self.planner.filled(request, plan, filled)
+            self.scheduler.filled(request, plan, filled)
         return filled
 
 
@@ -120,7 +122,7 @@ def test_a_waiting_request_sees_chunks_that_another_one_brings(bench: Bench) -> 
     waiting, first = bench.req(), bench.req()
     assert bench.hit(waiting) == 0
 
-    captured = bench.planner.captures(bench.find(first), len(first.origin_input_ids))
+    captured = bench.scheduler.captures(bench.find(first), len(first.origin_input_ids))
     bench.learn()
 
     assert [chunk.is_exact for chunk in captured] == [True] * len(bench.chunks)
@@ -130,9 +132,9 @@ def test_a_waiting_request_sees_chunks_that_another_one_brings(bench: Bench) -> 
 def test_chunks_are_taken_out_once_the_whole_prompt_is_computed(bench: Bench) -> None:
     request = bench.find(req := bench.req())
 
-    assert bench.planner.captures(request, len(req.origin_input_ids) - 1) == []
-    assert len(bench.planner.captures(request, len(req.origin_input_ids))) == len(bench.chunks)
-    assert bench.planner.captures(request, len(req.origin_input_ids) + 1) == []
+    assert bench.scheduler.captures(request, len(req.origin_input_ids) - 1) == []
+    assert len(bench.scheduler.captures(request, len(req.origin_input_ids))) == len(bench.chunks)
+    assert bench.scheduler.captures(request, len(req.origin_input_ids) + 1) == []
 
 
 def test_the_tree_gets_nothing_from_the_first_approximate_page_on(bench: Bench) -> None:
@@ -145,8 +147,8 @@ def test_the_tree_gets_nothing_from_the_first_approximate_page_on(bench: Bench) 
     # The first chunk stands where it was computed, so that the second is approximate.
     assert request.exact_stop is not None
     assert request.exact_stop % PAGE == 0
-    assert request.exact_stop <= request.wanted.chunks[1][0]
-    assert bench.planner.captures(request, len(req.origin_input_ids)) == []
+    assert request.exact_stop <= request.options.chunks[1][0]
+    assert bench.scheduler.captures(request, len(req.origin_input_ids)) == []
 
 
 def test_a_report_adds_up_and_is_given_once(bench: Bench) -> None:
@@ -155,37 +157,37 @@ def test_a_report_adds_up_and_is_given_once(bench: Bench) -> None:
     bench.hit(req)
     bench.fill(req)
 
-    report = bench.planner.finish(req)
+    report = bench.scheduler.finish(req)
 
     assert report is not None
-    reply_to, told = report
+    reply_to, told = report[0], report[1].fields
     assert reply_to == ["inbox", 7]
     assert sum(told.values()) == len(req.origin_input_ids)
     assert told["reused"] > 0
-    assert bench.planner.finish(req) is None
+    assert bench.scheduler.finish(req) is None
 
 
 def test_an_exact_request_reports_why(bench: Bench) -> None:
     req = bench.req()
     assert bench.hit(req, held=4) == 0
 
-    report = bench.planner.finish(req)
+    report = bench.scheduler.finish(req)
 
     assert report is not None
-    assert report[1]["reason"] == "nothing_stored"
-    assert report[1]["exact"] == 4
-    assert bench.planner.reasons == {"nothing_stored": 1}
+    assert report[1].reason == "nothing_stored"
+    assert report[1].origins.exact == 4
+    assert bench.scheduler.reasons == {"nothing_stored": 1}
 
 
 def test_a_request_whose_filling_failed_is_computed(bench: Bench) -> None:
     bench.learn()
     req = bench.req()
-    bench.planner.failed(bench.find(req))
+    bench.scheduler.failed(bench.find(req))
 
     assert bench.hit(req) == 0
-    report = bench.planner.finish(req)
+    report = bench.scheduler.finish(req)
     assert report is not None
-    assert report[1]["reason"] == "failed"
+    assert report[1].reason == "failed"
 
 
 @pytest.mark.parametrize("fields", [{"extra_key": "team"}, {"cache_salt": "salt"}])
@@ -214,9 +216,9 @@ def test_what_is_not_supported_is_computed_with_the_reason(
     req = bench.req(**fields)
 
     assert bench.hit(req) == 0
-    report = bench.planner.finish(req)
+    report = bench.scheduler.finish(req)
     assert report is not None
-    assert report[1]["reason"] == reason
+    assert report[1].reason == reason
 
 
 @pytest.mark.parametrize(
@@ -226,24 +228,24 @@ def test_malformed_plans_are_computed(bench: Bench, told: Any) -> None:
     req = Req(list(range(50)), told)
 
     assert bench.hit(req) == 0
-    report = bench.planner.finish(req)
+    report = bench.scheduler.finish(req)
     assert report is not None
-    assert "reason" in report[1]
+    assert report[1].reason is not None
 
 
 def test_other_requests_are_not_tracked(bench: Bench) -> None:
-    assert bench.planner.find(Req([1, 2], None)) is None
-    assert len(bench.planner) == 0
+    assert bench.scheduler.find(Req([1, 2], None)) is None
+    assert len(bench.scheduler) == 0
 
 
 def test_nothing_is_left_of_a_request_that_never_ran(bench: Bench) -> None:
     req = bench.req()
     bench.hit(req)
-    assert len(bench.planner) == 1
+    assert len(bench.scheduler) == 1
 
     del req
 
-    assert len(bench.planner) == 0
+    assert len(bench.scheduler) == 0
 
 
 def test_new_weights_leave_no_chunk_of_a_waiting_request(bench: Bench) -> None:
@@ -251,10 +253,10 @@ def test_new_weights_leave_no_chunk_of_a_waiting_request(bench: Bench) -> None:
     req = bench.req()
     assert bench.hit(req) > 0
 
-    bench.planner.forget_chunks()
+    bench.scheduler.forget_chunks()
 
     assert bench.hit(req) == 0
-    assert bench.planner.captures(bench.find(req), len(req.origin_input_ids)) == []
+    assert bench.scheduler.captures(bench.find(req), len(req.origin_input_ids)) == []
 
 
 def test_prompts_beyond_the_budget_of_a_step_wait_for_the_next(adapter: ModelAdapter) -> None:
@@ -356,14 +358,14 @@ def test_nothing_is_left_of_a_filling_whose_request_leaves(
     steps = request.steps
     assert steps is not None
 
-    bench.planner.abandon("b")
+    bench.scheduler.abandon("b")
     assert request.steps is steps
     leaving: dict[str, Callable[[], object]] = {
-        "abandoned": lambda: bench.planner.abandon("a"),
-        "finished": lambda: bench.planner.finish(req),
-        "new weights": lambda: bench.planner.forget_chunks(),
-        "failed": lambda: bench.planner.failed(request),
-        "retracted": lambda: bench.planner.forget_fill(request),
+        "abandoned": lambda: bench.scheduler.abandon("a"),
+        "finished": lambda: bench.scheduler.finish(req),
+        "new weights": lambda: bench.scheduler.forget_chunks(),
+        "failed": lambda: bench.scheduler.failed(request),
+        "retracted": lambda: bench.scheduler.forget_fill(request),
     }
     leaving[leave]()
 
@@ -407,4 +409,4 @@ def test_several_ranks_measure_nothing(bench: Bench) -> None:
     told = json.loads(req.sampling_params.custom_params["ragboost"])
     req.sampling_params.custom_params["ragboost"] = json.dumps({**told, "measure": True})
 
-    assert bench.find(req).wanted.reason == "several_workers"
+    assert bench.find(req).options.reason == "several_workers"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
-from ragboost.chunk_cache.http.replies import ReplySender
+from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.http.reports import ReportSender
 
 NAME = "ragboost-abcdefgh"
 
@@ -22,8 +23,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("number", [10**30, -1, 1.5, "1", None])
 def test_a_number_that_no_inbox_gives_is_ignored(folder: Path, number: Any) -> None:
-    sender = ReplySender()
-    sender.send([NAME, number], {"exact": 1})
+    sender = ReportSender()
+    sender.send([NAME, number], PromptReport(TokenOrigins(1)))
     sender.close()
 
 
@@ -34,6 +35,6 @@ def test_an_inbox_that_cannot_be_reached_is_ignored(
         raise zmq.ZMQError(msg="File name too long")
 
     monkeypatch.setattr(zmq.Socket, "connect", fail)
-    sender = ReplySender()
-    sender.send([NAME, 1], {"exact": 1})
+    sender = ReportSender()
+    sender.send([NAME, 1], PromptReport(TokenOrigins(1)))
     sender.close()

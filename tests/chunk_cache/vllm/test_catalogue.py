@@ -8,14 +8,8 @@ import torch
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.vllm.ranks.catalogue import RankCatalogue
-from ragboost.chunk_cache.vllm.ranks.report import (
-    CapturedChunk,
-    ListedChunk,
-    RankHello,
-    RankReport,
-    list_chunk,
-)
+from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
+from ragboost.chunk_cache.vllm.data import CapturedChunk, ListedChunk, RankHello, RankReport
 
 TOKENS = 16
 KV_BYTES = 2 * 4 * TOKENS * 8  # keys and values of one layer, one head, float32
@@ -32,7 +26,7 @@ def make_chunk(catalogue: RankCatalogue, number: int, *, base: int = 40) -> List
     tokens = tuple(range(number * TOKENS, (number + 1) * TOKENS))
     layer = torch.zeros(1, 1, TOKENS, 8)
     kv = ChunkKV(tokens, base, ((layer, layer),), "r", 100)
-    return list_chunk(catalogue.library.key(tokens), kv)
+    return ListedChunk.of(catalogue.library.key(tokens), kv)
 
 
 def captured(*chunks: ListedChunk, is_first: bool = False) -> RankReport:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 
-from ragboost.chunk_cache.vllm.requests import salt_blocks
+from ragboost.chunk_cache.vllm.compat import BlockSalt
 
 SIZE = 4
 
@@ -44,7 +44,7 @@ def plain(num_tokens: int) -> list[bytes]:
 def test_blocks_before_the_first_approximate_one_are_shared() -> None:
     request = Request(list(range(20)))
 
-    salt_blocks(request, 2, salt=b"a")
+    BlockSalt(request, 2, salt=b"a").apply()
 
     assert request.block_hashes[:2] == plain(20)[:2]
     assert not set(request.block_hashes[2:]) & set(plain(20))
@@ -54,7 +54,7 @@ def test_blocks_before_the_first_approximate_one_are_shared() -> None:
 def test_an_approximate_block_that_generated_tokens_complete_is_salted() -> None:
     request = Request(list(range(10)))
 
-    salt_blocks(request, 2, salt=b"a")
+    BlockSalt(request, 2, salt=b"a").apply()
     assert request.block_hashes == plain(10)
     for token in range(10, 20):
         request.append([token])
@@ -67,9 +67,9 @@ def test_an_approximate_block_that_generated_tokens_complete_is_salted() -> None
 def test_equal_salts_share_and_different_ones_do_not() -> None:
     first, again, other = (Request(list(range(20))) for _ in range(3))
 
-    salt_blocks(first, 1, salt=b"a")
-    salt_blocks(again, 1, salt=b"a")
-    salt_blocks(other, 1, salt=b"b")
+    BlockSalt(first, 1, salt=b"a").apply()
+    BlockSalt(again, 1, salt=b"a").apply()
+    BlockSalt(other, 1, salt=b"b").apply()
 
     assert first.block_hashes == again.block_hashes
     assert not set(first.block_hashes[1:]) & set(other.block_hashes[1:])
@@ -78,9 +78,9 @@ def test_equal_salts_share_and_different_ones_do_not() -> None:
 def test_salting_from_an_earlier_block_on_takes_the_place_of_the_first() -> None:
     request, wanted = Request(list(range(20))), Request(list(range(20)))
 
-    salt_blocks(request, 3, salt=b"a")
-    salt_blocks(request, 1, salt=b"a")
-    salt_blocks(wanted, 1, salt=b"a")
+    BlockSalt(request, 3, salt=b"a").apply()
+    BlockSalt(request, 1, salt=b"a").apply()
+    BlockSalt(wanted, 1, salt=b"a").apply()
 
     assert request.block_hashes == wanted.block_hashes
 
@@ -90,6 +90,34 @@ def test_nothing_is_salted_without_a_prefix_cache() -> None:
     request._block_hasher = None
     request.block_hashes.clear()
 
-    salt_blocks(request, 0, salt=b"a")
+    BlockSalt(request, 0, salt=b"a").apply()
 
     assert request.block_hashes == []
+
+
+def test_blocks_get_their_plain_hashes_back_and_are_salted_again_alike() -> None:
+    request = Request(list(range(20)))
+    salt = BlockSalt(request, 2, salt=b"a")
+    salt.apply()
+    salted = list(request.block_hashes)
+
+    salt.remove()
+    assert request.block_hashes == plain(20)
+    salt.apply()
+    assert request.block_hashes == salted
+    salt.remove()
+    request.append(list(range(20, 28)))
+
+    assert request.block_hashes == plain(28)
+
+
+def test_a_salt_over_another_one_gives_that_back() -> None:
+    request = Request(list(range(20)))
+    BlockSalt(request, 3, salt=b"a").apply()
+    salted = list(request.block_hashes)
+    earlier = BlockSalt(request, 1, salt=b"a")
+
+    earlier.apply()
+    earlier.remove()
+
+    assert request.block_hashes == salted

@@ -1,0 +1,129 @@
+"""An unfinished request that mentions chunks, as the scheduler of any engine tracks it.
+
+Knows options, positions and stored chunks. Does not know an engine, whose scheduler adds its own
+states.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.prompt_plan import find_chunks
+from ragboost.chunk_cache.core.request import (
+    PARAMS_KEY,
+    EngineChunkRequest,
+    in_namespace,
+    read_request,
+)
+from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+
+
+class ChunkCapture(NamedTuple):
+    """A chunk to take out of the engine's cache, once the prompt is computed up to its end."""
+
+    key: str
+    tokens: list[int]  # of the prompt, up to the chunk's end
+    start: int  # position of the chunk
+    is_exact: bool  # its KV equals that of an ordinary prefill
+    is_first: bool  # no other chunk precedes it
+
+
+@dataclass(slots=True, eq=False)
+class ReusingRequest:
+    """One unfinished request that mentions chunks."""
+
+    request_id: str
+    options: EngineChunkRequest
+    tokens: list[int]
+    keys: dict[int, str]  # of the chunks worth keeping, by their number
+    uncaptured: set[int]  # numbers of the chunks that may still be taken out of the cache
+    reply_to: Any  # where the API server waits for the report
+    reason: str | None  # why it is computed exactly; None: it reuses chunks
+    prefix_tokens: int = 0  # whose KV the engine held when it was last looked up
+
+    @classmethod
+    def read(
+        cls,
+        request_id: str,
+        entry: Any,
+        tokens: Sequence[int] | None,
+        *,
+        refusal: str | None,
+        namespace: Sequence[str | None],
+        library: ChunkLibrary,
+        defaults: EngineChunkRequest,
+        measurable_tokens: int | None,
+    ) -> Self:
+        """Read a request as it arrives. Chunks that are only on disk start loading.
+
+        Args:
+            request_id: the engine's.
+            entry: what the request says of chunks.
+            tokens: of its prompt; None if it has no tokens.
+            refusal: why the engine computes it exactly, whatever it asks for.
+            namespace: what keeps it apart from other requests in the engine's prefix cache.
+            library: the stored chunks.
+            defaults: options that it leaves out.
+            measurable_tokens: length of the longest chunk that can be measured; None: none can.
+        """
+        tokens = list(tokens or ())
+        options = read_request({PARAMS_KEY: entry}, num_tokens=len(tokens), defaults=defaults)
+        assert options is not None, "the entry is there"
+        if options.measure and measurable_tokens is None:
+            options = replace(options, reason="several_workers")
+        elif options.measure and options.chunks:
+            start, stop = options.chunks[-1]
+            if measurable_tokens is not None and stop - start > measurable_tokens:
+                options = replace(options, reason="chunk_too_long")
+        if refusal is not None:
+            options = replace(options, reason=refusal, chunks=())
+        options = in_namespace(options, *namespace)
+        keys = find_chunks(options, tokens, library)
+        if options.reason is None:
+            library.store.prefetch(list(keys.values()))
+        reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
+        return cls(request_id, options, tokens, keys, set(keys), reply_to, options.reason)
+
+    def forget_chunks(self) -> None:
+        """Reuse no chunks, and leave none behind."""
+        self.keys, self.uncaptured = {}, set()
+
+    def take_captures(
+        self, library: ChunkLibrary, *, num_computed: int, exact_stop: int | None
+    ) -> list[ChunkCapture]:
+        """Return the chunks that are computed and not stored, each of them once.
+
+        Args:
+            library: the stored chunks.
+            num_computed: leading tokens whose KV the engine holds.
+            exact_stop: tokens before the engine's first block with approximate KV; None if there is
+                none.
+        """
+        found = []
+        for number in sorted(self.uncaptured):
+            start, stop = self.options.chunks[number]
+            if stop > num_computed:
+                break
+            self.uncaptured.discard(number)
+            is_first, key = number == 0, self.keys[number]
+            is_exact = exact_stop is None or stop <= exact_stop
+            if not is_exact and stop <= self.prefix_tokens:
+                continue  # approximate blocks of an equal request
+            if is_first or key not in library:
+                tokens = self.tokens[:stop]
+                found.append(ChunkCapture(key, tokens, start, is_exact, is_first))
+        return found
+
+    def report(self, origins: TokenOrigins | None, *, num_tokens: int) -> PromptReport:
+        """Return what became of the prompt.
+
+        Args:
+            origins: of a prompt that was filled; None: it was computed.
+            num_tokens: tokens of the prompt.
+        """
+        if origins is None:
+            # After a preemption the prefix may cover generated tokens.
+            exact = min(self.prefix_tokens, num_tokens)
+            origins = TokenOrigins(exact=exact, computed=num_tokens - exact)
+        return PromptReport(origins, self.reason)

@@ -1,0 +1,80 @@
+"""Compare reuse with an engine's own forward pass, once, before the first request.
+
+Any difference beyond rounding keeps reuse off: a new version, kernel or model that breaks an
+assumption must never give wrong KV.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
+from ragboost.chunk_cache.core.fill import filled_error
+from ragboost.chunk_cache.core.selftest import TOLERANCE
+from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.model.reusable_model import probe_tokens
+from ragboost.errors import UnsupportedModelError
+
+LENGTH = 64
+_PREFIX = 40
+
+EngineForward = Callable[[Sequence[int], int, torch.Tensor], torch.Tensor]
+"""The engine's pass over the tokens of a prompt from a position on, whose KV is in slots; returns
+the last row's output as `NestedModel.run` does."""
+
+
+class EngineSelfTest(NamedTuple):
+    """Measured errors, relative to the largest value."""
+
+    full_error: float  # the last row of a nested pass over all tokens, against the engine's
+    read_error: float  # KV read out of the engine's slots, against that of the nested pass
+    written_error: float  # the engine's last row over KV that was written into other slots
+    filled_error: float  # KV that went through store, plan and filling, against the engine's
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def self_test_engine(
+    filler: SlotFiller,
+    forward: EngineForward,
+    slots: torch.Tensor,
+    other_slots: torch.Tensor,
+    *,
+    vocabulary: int,
+) -> EngineSelfTest:
+    """Run the comparison in unused slots, twice `LENGTH`.
+
+    Raises:
+        UnsupportedModelError: an error exceeds its limit; the message names it.
+    """
+    model = filler.model
+    tokens = probe_tokens(LENGTH, vocabulary)
+    ordinary = forward(tokens, 0, slots)
+    cache = model.empty_cache(LENGTH)
+    full = model.forward(tokens, cache, plan=ForwardPlan(torch.arange(LENGTH, device=model.device)))
+    assert full is not None, "no observer stops this pass"
+    read = filler.read(tokens, slots)
+    filler.write(cache.layers, other_slots[:_PREFIX], start=0)
+    resumed = forward(tokens, _PREFIX, other_slots)
+    computed = [(layer.keys, layer.values) for layer in cache.layers]
+    result = EngineSelfTest(
+        full_error=_error([full], [ordinary]),
+        read_error=max(map(_error, read.layers, computed)),
+        written_error=_error([resumed], [ordinary]),
+        filled_error=filled_error(model, tokens, read, backend=filler.backend),
+    )
+    limit = TOLERANCE.get(model.dtype, 0.05)
+    for name, value in result._asdict().items():
+        if not value <= limit:
+            raise UnsupportedModelError(
+                f"{model.name}: {name} is {value:.2g}, the limit is {limit:.2g}"
+            )
+    return result
+
+
+def _error(got: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    errors = [
+        (one.float() - other.float()).abs().max() / other.float().abs().max()
+        for one, other in zip(got, expected, strict=True)
+    ]
+    return float(torch.stack(errors).max())  # not a number if one is

@@ -1,0 +1,136 @@
+"""Fill an engine's KV cache from stored chunks, and take chunks out of it.
+
+The cache is an array of slots, one token each, whatever the engine's kernels make of them. Knows
+the model and the store. Does not know an engine: a subclass reads and writes its slots.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
+from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.nested_model import NestedModel
+from ragboost.chunk_cache.model.pace import Pace, advance
+from ragboost.chunk_cache.model.request_cache import RequestLayer
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.contract import KVStore
+from ragboost.chunk_cache.store.keys import tokens_digest
+
+logger = logging.getLogger(__name__)
+
+
+class SlotFiller(ABC):
+    """Chunk reuse over one engine's KV cache.
+
+    Args:
+        model: the engine's model.
+        store: of the chunks.
+        backend: attention backend of the recomputation, see `BACKENDS`.
+        rows: tokens that one nested pass may compute.
+    """
+
+    def __init__(self, model: NestedModel, store: KVStore, *, backend: str, rows: int) -> None:
+        self.model = model
+        self.library = ChunkLibrary.of(model, store)
+        self.backend = make_backend(backend)
+        self._pace = Pace(rows)
+
+    @abstractmethod
+    def read_layer(self, number: int, slots: torch.Tensor) -> KV:
+        """Return keys and values of slots, (1, kv heads, slots, head_dim), not shared with the
+        cache."""
+
+    @abstractmethod
+    def write_layer(self, number: int, kv: KV, slots: torch.Tensor) -> None:
+        """Write keys and values, (1, kv heads, slots, head_dim), into slots."""
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """Return a context whose work on the device runs between the engine's forward passes."""
+        return nullcontext()
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def read(
+        self, tokens: Sequence[int], slots: torch.Tensor, *, is_exact: bool = False
+    ) -> ChunkKV:
+        """Return the KV of the last tokens of a prompt, as many as there are slots."""
+        start = len(tokens) - len(slots)
+        return ChunkKV(
+            tuple(tokens[start:]),
+            base=start,
+            layers=tuple(self.read_layer(n, slots) for n in range(self.model.num_layers)),
+            regime=self.library.regime,
+            length=len(tokens),
+            exact_after=tokens_digest(tokens[:start]) if is_exact else None,
+        )
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def write(self, layers: Sequence[RequestLayer], slots: torch.Tensor, *, start: int) -> None:
+        """Write the positions of a dense cache from `start` on, as many as there are slots."""
+        stop = start + len(slots)
+        for number, dense in enumerate(layers):
+            kv = dense.keys[:, :, start:stop], dense.values[:, :, start:stop]
+            self.write_layer(number, kv, slots)
+
+    def begin(self, plan: PromptPlan, prefix_slots: torch.Tensor) -> FillSteps:
+        """Return the filling of a prompt. Its first step reads the prefix, and nothing is written
+        before `finish`: until then the prompt needs no other slots.
+
+        Args:
+            plan: what to reuse.
+            prefix_slots: slots of the tokens that the engine holds.
+        """
+        prefix = (
+            self.read(plan.tokens[: plan.prefix_tokens], prefix_slots)
+            if plan.prefix_tokens
+            else None
+        )
+        filled = yield from fill_steps(
+            self.model, plan, prefix=prefix, backend=self.backend, pace=self._pace
+        )
+        return filled
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def advance(self, steps: FillSteps, *, rows: int | None) -> FilledPrompt | None:
+        """Continue a filling for about this many rows; return its result once it has ended."""
+        with self.ordered():
+            return advance(steps, self._pace, rows=rows)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def finish(self, plan: PromptPlan, filled: FilledPrompt, slots: torch.Tensor) -> None:
+        """Write a filled prompt's last tokens before `plan.stop` into as many slots, and what was
+        measured into the store."""
+        with self.ordered():
+            self.write(filled.cache.layers, slots, start=plan.stop - len(slots))
+            filled.cache.layers.clear()
+            if filled.measure is not None:
+                start, stop = plan.request.chunks[-1]
+                key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
+                self.library.measure(key, filled.measure)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def capture(self, chunk: ChunkCapture, slots: torch.Tensor) -> ChunkKV:
+        """Copy a chunk's KV from its slots into the store."""
+        with self.ordered():
+            kv: ChunkKV = self.read(chunk.tokens, slots, is_exact=chunk.is_exact)
+            self.library.add(chunk.key, kv.to(torch.device("cpu")), is_first=chunk.is_first)
+            return kv
+
+    def check_weights(self) -> bool:
+        """After new weights, find what was stored with these only; return True on every rank if all
+        have the weights that they had."""
+        old, self.library = self.library, self.library.renewed(self.model)
+        if self.library is not old:
+            logger.info("the model has new weights: chunks of the old ones are not reused")
+        return self.model.ranks.agree(self.library is old)
+
+    def close(self) -> None:
+        """Write what is only in memory to disk, if there is a disk tier."""
+        self.library.store.close()

@@ -1,0 +1,111 @@
+"""Read, replay and answer ASGI requests, and call another route of the same server.
+
+Does not know any route.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_BODY_HEADERS = (b"content-length", b"transfer-encoding", b"content-encoding", b"expect")
+_MAX_BODY_BYTES = 64 << 20
+
+
+class RequestBody(NamedTuple):
+    """Body of a request, and a `receive` that gives it once more."""
+
+    data: bytes
+    is_whole: bool  # and not larger than what is kept in memory
+    receive: Receive
+
+
+async def read_body(receive: Receive) -> RequestBody:
+    """Read a body, but no more than is kept in memory."""
+    parts: list[bytes] = []
+    size, is_whole = 0, False
+    while size <= _MAX_BODY_BYTES:
+        message = await receive()
+        if message["type"] != "http.request":
+            break
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if not message.get("more_body"):
+            is_whole = True
+            break
+    data = b"".join(parts)
+    return RequestBody(data, is_whole, replay(data, receive, is_whole=is_whole))
+
+
+def replay(data: bytes, then: Receive | None = None, *, is_whole: bool = True) -> Receive:
+    """Return a `receive` that gives a body that has been read already.
+
+    Args:
+        data: given first.
+        then: asked afterwards; None: nothing more comes, and the client stays.
+        is_whole: the body has no more.
+    """
+    is_replayed = False
+
+    async def receive() -> Message:
+        nonlocal is_replayed
+        if not is_replayed:
+            is_replayed = True
+            return {"type": "http.request", "body": data, "more_body": not is_whole}
+        if then is not None:
+            return await then()
+        await asyncio.Event().wait()  # until the server drops this request
+        raise AssertionError
+
+    return receive
+
+
+async def respond(send: Send, status: int, fields: Any) -> None:
+    """Answer with JSON."""
+    body = msgspec.json.encode(fields)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def read_json(data: bytes) -> dict[str, Any] | None:
+    """Return a JSON object; None if it is none."""
+    try:
+        fields = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+async def call_route(app: App, scope: Scope, path: str, fields: Any) -> dict[str, Any] | None:
+    """POST JSON to a route with the headers, and so the rights, of a request; return its answer, or
+    None if that is not JSON or no success."""
+    body = msgspec.json.encode(fields)
+    status, parts = 500, []
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        else:
+            parts.append(message.get("body", b""))
+
+    inner = with_body_length({**scope, "query_string": b""}, len(body))
+    inner["path"] = scope.get("root_path", "") + path
+    inner["raw_path"] = inner["path"].encode()
+    inner["state"] = dict(scope.get("state") or {})
+    await app(inner, replay(body), send)
+    return read_json(b"".join(parts)) if status == 200 else None
+
+
+def with_body_length(scope: Scope, num_bytes: int) -> Scope:
+    """Return a request or response with a plain body of this length."""
+    headers = [(name, value) for name, value in scope["headers"] if name not in _BODY_HEADERS]
+    return {**scope, "headers": [*headers, (b"content-length", b"%d" % num_bytes)]}

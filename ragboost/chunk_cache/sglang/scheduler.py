@@ -1,0 +1,244 @@
+"""Plan the reuse of waiting requests, and account for those that end.
+
+Called by the radix cache, in the scheduler's thread. Knows requests and positions. Does not touch
+KV or the tree.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture, ReusingRequest
+from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, plan_prompt
+from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.step_budget import StepBudget
+from ragboost.chunk_cache.core.token_origins import PromptReport
+from ragboost.chunk_cache.sglang.compat import request_refusal
+
+if TYPE_CHECKING:
+    from ragboost.chunk_cache.sglang.worker import PoolFiller
+
+_MAX_ROWS = 1 << 62  # SGLang measures chunks of any length
+
+
+@dataclass(slots=True, eq=False)
+class PoolRequest(ReusingRequest):
+    """A request that mentions chunks, in SGLang.
+
+        match_prefix: a hit     init_load_back: slots are filled
+    WAITING ----------------> PLANNED --------------------------> FILLED
+       ^                        |  ^ needs several steps:           |
+       |                        v  | `begun`, `steps`               |
+       |                       PACED                                |
+       +------------------------------------------------------------+  retracted
+    FAILED: its options have the reason "failed", and SGLang computes it.
+    """
+
+    exact_stop: int | None = None  # tokens before the first page with approximate KV
+    filled: FilledPrompt | None = None
+    hit: int = 0  # tokens that reuse fills behind the prefix
+    hit_for: tuple[int, int] | None = None  # what `hit` was determined for
+    begun: PromptPlan | None = None  # of a filling that takes several steps
+    steps: FillSteps | None = None  # the rest of that filling
+
+
+class PoolScheduler:
+    """Chunk reuse in SGLang's scheduler, whose steps compute so many tokens."""
+
+    def __init__(
+        self,
+        filler: "PoolFiller",
+        *,
+        settings: EngineChunkSettings,
+        page_size: int,
+        step_tokens: int,
+    ) -> None:
+        self.reasons: Counter[str] = Counter()  # of requests that were computed exactly
+        self._filler, self._page_size = filler, page_size
+        self._defaults = settings.defaults
+        self._budget = StepBudget(settings.step_tokens or step_tokens)
+        self._step = -1
+        self._paced: PoolRequest | None = None  # whose filling takes several steps
+        self._has_advanced = False  # in this step
+        self._captured = 0
+        self._requests: WeakKeyDictionary[Any, PoolRequest] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def find(self, req: Any) -> PoolRequest | None:
+        """Return a request that mentions chunks; None for any other."""
+        params = getattr(req.sampling_params, "custom_params", None)
+        if not isinstance(params, Mapping) or PARAMS_KEY not in params:
+            return None
+        found = self._requests.get(req)
+        if found is None:
+            found = self._requests[req] = self._read(req, params[PARAMS_KEY])
+        return found
+
+    def hit(self, request: PoolRequest, *, prefix_tokens: int, limit: int) -> int:
+        """Return the number of tokens that reuse fills behind the prefix.
+
+        Args:
+            request: a waiting one.
+            prefix_tokens: whose KV the tree holds.
+            limit: leading tokens that SGLang does not need to compute.
+        """
+        request.prefix_tokens = prefix_tokens
+        if request.begun is not None:
+            if prefix_tokens < request.begun.stop <= limit:
+                return request.begun.stop - prefix_tokens
+            self.stop_filling(request)
+        if request.options.reason is not None:
+            return 0
+        # Only stored chunks and the tree change the plan. The store's version would differ between
+        # ranks, which must plan together.
+        seen = (prefix_tokens, self._captured)
+        if request.hit_for != seen:
+            plan = self.plan(request)
+            request.hit = 0 if isinstance(plan, str) else plan.stop - prefix_tokens
+            request.hit_for = seen
+        return request.hit if prefix_tokens + request.hit <= limit else 0
+
+    def plan(self, request: PoolRequest) -> PromptPlan | str:
+        """Return the plan of a request, or the reason to compute it exactly."""
+        if request.begun is not None:
+            return request.begun
+        plan = plan_prompt(
+            request.options,
+            request.tokens,
+            prefix_tokens=request.prefix_tokens,
+            keys=request.keys,
+            library=self._filler.library,
+        )
+        if not isinstance(plan, str):
+            plan = align_plan(plan, self._page_size)
+        if not self._filler.model.ranks.same(_identity(plan)):
+            for key in request.keys.values():  # all ranks take them out of this request, alike
+                self._filler.library.store.discard(key)
+            plan = "ranks_differ"
+        request.reason = plan if isinstance(plan, str) else None
+        return plan
+
+    def rows(self, request: PoolRequest, plan: PromptPlan) -> int | None:
+        """Return how many rows of a prompt may be computed before the next forward pass; None: all.
+
+        One prompt at a time is filled over several steps. SGLang keeps the order of its queue, so
+        that another one which asks meanwhile has overtaken it: it is filled at once.
+        """
+        is_paced = request is self._paced
+        # Asked again, it is in another step, even if SGLang had nothing to compute meanwhile.
+        if self._step != self._filler.num_passes or (is_paced and self._has_advanced):
+            self._step, self._has_advanced = self._filler.num_passes, False
+            self._budget.next_step()
+        cost = plan.num_to_compute(self._filler.model.num_layers)
+        if is_paced or (self._paced is None and self._budget.must_pace(cost)):
+            rows = self._budget.rows_left(0)
+            self._budget.admit(request.request_id, rows)
+            self._has_advanced = True
+            return rows
+        return None if self._budget.admit(request.request_id, cost) else 0
+
+    def pause(self, request: PoolRequest, plan: PromptPlan, steps: FillSteps) -> None:
+        """Keep the rest of a filling for the next step."""
+        request.begun, request.steps = plan, steps
+        self._paced = request
+
+    def stop_filling(self, request: PoolRequest | None = None) -> None:
+        """Forget a filling that takes several steps; None: the one there is."""
+        request = request or self._paced
+        if request is not None:
+            request.begun = request.steps = None
+        if request is self._paced:
+            self._paced = None
+
+    def abandon(self, request_id: str) -> None:
+        """Forget the filling of a request that was aborted while it waited."""
+        if self._paced is not None and self._paced.request_id == request_id:
+            self.stop_filling()
+
+    def filled(self, request: PoolRequest, plan: PromptPlan, result: FilledPrompt) -> None:
+        """Note that a prompt was filled."""
+        self.stop_filling(request)
+        request.filled = result
+        # 0        prefix_tokens     approximate            stop
+        # | tree's | filled, exact   | filled, approximate  | computed
+        # | ... exact_stop: whole pages, which the tree may take
+        if plan.approximate is not None:
+            exact = plan.approximate // self._page_size * self._page_size
+            # The tree may have grown meanwhile.
+            request.exact_stop = max(exact, request.prefix_tokens)
+        # What was stored is not taken out again: it would be approximate.
+        stored = [number for number, kv in enumerate(plan.stored) if kv is not None]
+        request.uncaptured.difference_update(stored)
+
+    def failed(self, request: PoolRequest) -> None:
+        """Compute a request exactly from now on."""
+        self.stop_filling(request)
+        request.options = replace(request.options, reason="failed")
+        request.reason = "failed"
+
+    def forget_fill(self, request: PoolRequest) -> None:
+        """Note that a request has lost its KV."""
+        self.stop_filling(request)
+        request.exact_stop = request.filled = None
+        request.hit_for = None
+
+    def forget_chunks(self) -> None:
+        """Compute all unfinished requests exactly, and take no chunks out of them."""
+        self.stop_filling()
+        for request in self._requests.values():
+            request.forget_chunks()
+            request.hit_for = None
+
+    def captures(self, request: PoolRequest, num_computed: int) -> list[ChunkCapture]:
+        """Return the chunks to take out of the pool once it holds the KV of the whole prompt."""
+        if num_computed < len(request.tokens):
+            return []
+        self._captured += bool(request.uncaptured)  # the same on every rank, whatever it stores
+        return request.take_captures(
+            self._filler.library, num_computed=num_computed, exact_stop=request.exact_stop
+        )
+
+    def finish(self, req: Any) -> tuple[Any, PromptReport] | None:
+        """Stop tracking a request; return where its report is sent to, and the report."""
+        request = self._requests.pop(req, None)
+        if request is None:
+            return None
+        self.stop_filling(request)
+        if request.filled is not None:
+            request.reason = None
+        elif request.reason is not None:
+            self.reasons[request.reason] += 1
+        origins = None if request.filled is None else request.filled.counts
+        return request.reply_to, request.report(origins, num_tokens=len(request.tokens))
+
+    def _read(self, req: Any, entry: Any) -> PoolRequest:
+        if isinstance(entry, str):  # SGLang takes no nested values
+            try:
+                entry = json.loads(entry)
+            except (ValueError, RecursionError):
+                entry = None
+        return PoolRequest.read(
+            req.rid,
+            entry or (),
+            req.origin_input_ids,
+            refusal=request_refusal(req),
+            namespace=[req.extra_key, req.cache_salt],
+            library=self._filler.library,
+            defaults=self._defaults,
+            measurable_tokens=None if self._filler.model.ranks.size > 1 else _MAX_ROWS,
+        )
+
+
+def _identity(plan: PromptPlan | str) -> object:
+    """Return what must be equal on all ranks of a model: a plan without its KV."""
+    if isinstance(plan, str):
+        return plan
+    versions = [None if kv is None else (kv.base, kv.exact_after) for kv in plan.stored]
+    return (plan.prefix_tokens, plan.stop, plan.approximate, versions)

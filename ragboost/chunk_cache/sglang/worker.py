@@ -1,0 +1,102 @@
+"""Fill slots of SGLang's KV pool from stored chunks, and take chunks out of it.
+
+Knows the model, the pool and the store. Does not know requests or the radix tree.
+"""
+
+import logging
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ragboost.chunk_cache.core.engine.self_test import LENGTH, self_test_engine
+from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.model.ranks import Ranks, together
+from ragboost.chunk_cache.sglang.compat import (
+    allocate_slots,
+    between_passes,
+    engine_forward,
+    find_ranks,
+    free_slots,
+    num_passes,
+    read_pool,
+    write_pool,
+)
+from ragboost.chunk_cache.sglang.model import SGLangModel
+from ragboost.chunk_cache.store.codec import KV
+from ragboost.errors import UnsupportedModelError
+
+logger = logging.getLogger(__name__)
+
+
+class PoolFiller(SlotFiller):
+    """Chunk reuse over one KV pool. Each rank stores the KV of its own heads.
+
+    Raises:
+        UnsupportedModelError: reuse is impossible with this model.
+    """
+
+    def __init__(
+        self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
+    ) -> None:
+        if ranks.size > 1 and settings.directory:
+            logger.warning("several ranks keep chunks in memory only, not in `directory`")
+            settings = replace(settings, directory="")  # what is loaded in time must be equal
+        self._runner, model = runner, SGLangModel(runner, ranks=ranks)
+        self._layers = model.layers
+        super().__init__(model, settings.make_store(), backend=settings.backend, rows=rows)
+
+    @property
+    def num_passes(self) -> int:
+        """Number of forward passes that SGLang has run."""
+        return num_passes(self._runner)
+
+    def read_layer(self, number: int, slots: torch.Tensor) -> KV:
+        return read_pool(self._runner, number, slots)
+
+    def write_layer(self, number: int, kv: KV, slots: torch.Tensor) -> None:
+        write_pool(self._runner, self._layers[number], kv, slots)
+
+    def ordered(self) -> AbstractContextManager[None]:
+        return between_passes(self._runner)
+
+
+def make_filler(context: Any, tree: Any, *, settings: EngineChunkSettings, rows: int) -> PoolFiller:
+    """Return the filler of this process, if its model passes the self-test.
+
+    Args:
+        context: SGLang's `TreeCacheBuildContext`.
+        tree: its radix cache.
+        settings: of chunk reuse.
+        rows: most rows of one nested pass.
+
+    Raises:
+        ChunkCacheError: it does not, or that of another rank.
+    """
+    ranks, runner = find_ranks(context), context.tp_worker.model_runner
+    make = partial(PoolFiller, runner, ranks=ranks, settings=settings, rows=rows)
+    filler = together(ranks, make)
+    result = together(ranks, partial(_self_test, filler, runner, tree))
+    logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+    return filler
+
+
+def _self_test(filler: PoolFiller, runner: Any, tree: Any) -> object:
+    """Run the self-test in slots of an idle pool, which are free again afterwards."""
+    count = -(-LENGTH // tree.page_size) * tree.page_size
+    slots = allocate_slots(tree, 2 * count)
+    if slots is None:
+        raise UnsupportedModelError(f"the KV pool has fewer than {2 * count} slots")
+    try:
+        return self_test_engine(
+            filler,
+            partial(engine_forward, runner),
+            slots[:LENGTH],
+            slots[count : count + LENGTH],
+            vocabulary=int(runner.model_config.vocab_size),
+        )
+    finally:
+        free_slots(tree, slots)

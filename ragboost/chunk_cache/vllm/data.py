@@ -1,0 +1,133 @@
+"""Messages between the scheduler and the workers: orders, and reports of several ranks.
+
+Does not import vLLM.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.store.chunk import ChunkKV
+
+
+class PromptFill(NamedTuple):
+    """Approximate KV to write before a step."""
+
+    request_id: str
+    plan: PromptPlan
+    blocks: Sequence[int]  # the request's block table
+    is_paced: bool  # the request waits while it is filled over several steps
+
+
+class BlockCapture(NamedTuple):
+    """A chunk to take out of the cache after a step."""
+
+    request_id: str
+    chunk: ChunkCapture
+    blocks: Sequence[int]  # the request's block table
+
+
+@dataclass(slots=True)
+class StepWork:
+    """The workers' part of one step."""
+
+    fills: list[PromptFill] = field(default_factory=list)
+    captures: list[BlockCapture] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)  # requests whose paced filling ends early
+    rows: int = 0  # tokens that paced fillings may compute
+    dropped: list[str] = field(default_factory=list)  # keys to remove from the stores of ranks
+    is_reset: bool = False  # ranks forget all chunks before anything else
+
+
+class WorkerView(Protocol):
+    """View of the worker that the scheduler has: the worker itself, or its image if there are
+    several in other processes."""
+
+    library: ChunkLibrary
+    outcomes: dict[str, TokenOrigins]  # of filled requests, until the scheduler takes them
+    failed_requests: set[str]  # whose filling failed, until the scheduler removes them
+    num_layers: int
+    block_size: int
+    can_measure: bool
+
+    def take_dropped(self) -> list[str]:
+        """Return the keys of chunks that the ranks must remove from their stores, once."""
+        ...
+
+    def take_reset(self) -> bool:
+        """Return True if the ranks must forget all chunks, once."""
+        ...
+
+    def forget_chunks(self) -> None:
+        """Forget all stored chunks. Nothing stored before is found from now on."""
+        ...
+
+
+# Several ranks, in processes of their own.
+
+
+@dataclass(frozen=True, slots=True)
+class ListedChunk(ChunkKV):
+    """A stored chunk without its KV, which the ranks hold."""
+
+    key: str = ""
+    num_bytes: int = 0  # of its KV on one rank
+
+    @classmethod
+    def of(cls, key: str, kv: ChunkKV) -> "ListedChunk":
+        """Return the part of a chunk that the scheduler needs to know."""
+        return cls(
+            kv.tokens,
+            kv.base,
+            (),
+            kv.regime,
+            kv.length,
+            exact_after=kv.exact_after,
+            key=key,
+            num_bytes=kv.size_bytes,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        return self.num_bytes
+
+
+class CapturedChunk(NamedTuple):
+    """A chunk that a rank has stored."""
+
+    chunk: ListedChunk
+    is_first: bool  # no other chunk precedes it
+
+
+class RankHello(NamedTuple):
+    """A rank once it has checked itself."""
+
+    refusal: str | None  # why chunks cannot be reused
+    num_layers: int = 0
+    regime: str = ""  # identity of the model's RoPE frequencies
+
+
+@dataclass(slots=True)
+class RankReport:
+    """Report of the ranks on one step."""
+
+    captured: Counter[CapturedChunk] = field(default_factory=Counter)  # by the ranks that did
+    outcomes: dict[str, TokenOrigins] = field(default_factory=dict)  # of filled requests
+    failed: set[str] = field(default_factory=set)  # requests whose filling failed on a rank
+    lost: set[str] = field(default_factory=set)  # keys that a rank did not have as listed
+    generation: int = 0  # number of times that the weights have changed
+
+    def merged(self, other: "RankReport") -> "RankReport":
+        """Return the report of two sets of ranks."""
+        return RankReport(
+            self.captured + other.captured,
+            {**self.outcomes, **other.outcomes},
+            self.failed | other.failed,
+            self.lost | other.lost,
+            max(self.generation, other.generation),
+        )

@@ -1,0 +1,336 @@
+"""The scheduler's side: plan requests, salt approximate blocks, and order the workers' work.
+
+Called by vLLM between steps, in one thread. Knows requests and blocks by their ids. Does not touch
+KV.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from ragboost.bounded_map import BoundedMap
+from ragboost.chunk_cache.core.engine.reusing_request import ReusingRequest
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_digest, plan_prompt
+from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.step_budget import StepBudget
+from ragboost.chunk_cache.core.token_origins import PromptReport
+from ragboost.chunk_cache.vllm.compat import BlockSalt, awaits_blocks, block_ids, request_refusal
+from ragboost.chunk_cache.vllm.data import BlockCapture, PromptFill, StepWork, WorkerView
+
+_MAX_SALTED_PLANS = 4096
+
+
+class RequestState(Enum):
+    """State of a request that mentions chunks. `match` changes none of them.
+
+                 match: the number of tokens to fill
+      WAITING ----------------------------------------> PLANNED
+         ^                                                 |  allocated
+         | preempted               +-----------------------+
+         |                         | fits into a step      | needs several
+         |                         v                       v
+         +---------------------- FILLED <--------------- PACED    vLLM waits for its KV
+                                   |    the worker is done |
+                                   +------> FAILED <-------+      vLLM computes it
+
+    PLANNED is a WAITING request with a plan that is up to date (`ChunkScheduler._plans`).
+    """
+
+    WAITING = auto()  # without blocks; vLLM asks for it in every step
+    PACED = auto()  # has blocks, and waits while they are filled over several steps
+    FILLED = auto()  # runs: its blocks are filled before the pass, or there is nothing to fill
+    FAILED = auto()  # its filling failed
+
+
+class Match(NamedTuple):
+    """Answer to vLLM's question for a request's external tokens."""
+
+    num_tokens: int | None  # that reuse fills behind the prefix; None: ask again in the next step
+    is_paced: bool = False  # filled over several steps
+
+
+class _Plan(NamedTuple):
+    """What to do with a request whose prefix cache holds `prefix_tokens`."""
+
+    prefix_tokens: int
+    plan: PromptPlan | str  # or why it is computed exactly
+
+
+@dataclass(slots=True, eq=False)
+class _Tracked:
+    """One unfinished request that mentions chunks."""
+
+    vllm: Any  # vLLM's request
+    asked: ReusingRequest
+    library: ChunkLibrary  # of its arrival; another one belongs to new weights
+    digest: bytes  # identity of its approximate KV
+    state: RequestState = RequestState.WAITING
+    salt: BlockSalt | None = None  # of its approximate blocks
+
+
+class ChunkScheduler:
+    """Chunk reuse in the scheduler, beside a worker or what several of them report."""
+
+    cache_manager: Any = None  # vLLM's, once it is bound
+
+    def __init__(self, worker: WorkerView, config: Any, *, settings: EngineChunkSettings) -> None:
+        self.reasons: Counter[str] = Counter()  # of requests that were computed exactly
+        # Hashes of approximate blocks that followers of vLLM's cache events must not take for exact
+        # ones, until they are told.
+        self.withdrawn: list[Any] = []
+        self._worker = worker
+        self._block_size = worker.block_size
+        self._defaults = settings.defaults
+        self._max_rows = int(config.scheduler_config.max_num_batched_tokens)  # of a forward pass
+        self._budget = StepBudget(settings.step_tokens or self._max_rows)
+        self._tracked: dict[str, _Tracked] = {}
+        self._admitted: dict[str, Any] = {}  # unfinished requests that have had blocks, all kinds
+        self._salted: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_SALTED_PLANS)
+        self._work = StepWork()
+        # Plans hold stored KV: none outlives a change of the store, which may have dropped it.
+        self._plans: dict[str, _Plan] = {}
+        self._plans_of: object = None
+        self._salts: dict[str, BlockSalt] = {}  # of requests matched in this step, until allocated
+
+    @property
+    def _library(self) -> ChunkLibrary:
+        return self._worker.library  # another one after new weights
+
+    def add(self, request: Any) -> None:
+        """Begin to track a request, if it mentions chunks."""
+        entry = (request.kv_transfer_params or {}).get(PARAMS_KEY)
+        if entry is None:
+            return
+        asked = ReusingRequest.read(
+            request.request_id,
+            entry,
+            request.prompt_token_ids,
+            refusal=request_refusal(request),
+            namespace=[request.cache_salt],
+            library=self._library,
+            defaults=self._defaults,
+            measurable_tokens=self._max_rows if self._worker.can_measure else None,
+        )
+        digest = b"" if asked.reason else plan_digest(asked.options, asked.tokens)
+        tracked = _Tracked(request, asked, self._library, digest)
+        self._tracked[request.request_id] = tracked
+        first = self._salted.get(digest) if digest else None
+        if first is not None:  # blocks of an equal request may still be in the prefix cache
+            self._salt(tracked, first)
+
+    def match(self, request: Any, prefix_tokens: int) -> Match:
+        """Return the tokens that reuse fills behind those of the prefix cache.
+
+        Changes nothing but the hashes of the request's approximate blocks, which vLLM needs to
+        allocate them: unless it does, they are plain again after this step.
+        """
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return Match(0)
+        plan = self._plan(tracked, prefix_tokens)
+        if isinstance(plan, str):
+            return Match(0)
+        # The filling reads the cached blocks before the pass of this step computes any.
+        others = self._admitted.values()
+        if awaits_blocks(request, prefix_tokens, block_size=self._block_size, others=others):
+            return Match(None)
+        cost = plan.num_to_compute(self._worker.num_layers)
+        is_paced = self._budget.must_pace(cost)
+        if not is_paced and not self._budget.fits(request.request_id, cost):
+            return Match(None)
+        self._salt_planned(tracked, plan)
+        return Match(plan.stop - prefix_tokens, is_paced)
+
+    def allocated(self, request: Any, num_filled: int) -> None:
+        """Order the filling of a request that has got its blocks."""
+        request_id = request.request_id
+        self._admitted[request_id] = request
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            return
+        planned, salt = self._plans.pop(request_id, None), self._salts.pop(request_id, None)
+        if tracked.state is not RequestState.FAILED:
+            tracked.state = RequestState.FILLED
+        if salt is not None:
+            tracked.salt = salt
+            self._salt_equal(tracked)
+        if planned is not None:  # else it is a paced one that vLLM goes on with
+            self._begin(tracked, planned, num_filled)
+        self._withdraw(tracked)
+
+    def next_step(self, num_scheduled: dict[str, int]) -> StepWork:
+        """Return the work of the step that has just been scheduled, which computes so many tokens
+        of each request."""
+        self._note_failures()
+        for request_id, count in num_scheduled.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None or tracked.state is RequestState.FAILED:
+                continue  # vLLM may not know yet, and compute over blocks that are not filled
+            if tracked.library is self._library:
+                self._capture(tracked, tracked.vllm.num_computed_tokens + count)
+        for salt in self._salts.values():
+            salt.remove()
+        self._salts.clear()
+        self._drop_old_plans()
+        work, self._work = self._work, StepWork()
+        work.dropped, work.is_reset = self._worker.take_dropped(), self._worker.take_reset()
+        work.rows = self._budget.rows_left(sum(num_scheduled.values()))
+        self._budget.next_step()
+        return work
+
+    def forget_chunks(self) -> None:
+        """Forget all stored chunks, those of unfinished requests included."""
+        self._worker.forget_chunks()
+        self._plans.clear()
+        for request_id, tracked in self._tracked.items():
+            asked = tracked.asked
+            asked.forget_chunks()
+            asked.options = replace(asked.options, reason="cache_reset")
+            if request_id not in self._admitted:
+                asked.reason = "cache_reset"
+
+    def is_tracking(self, request_id: str) -> bool:
+        """Return True if a request is unfinished and mentions chunks."""
+        return request_id in self._tracked
+
+    def finish(self, request: Any) -> PromptReport | None:
+        """Stop tracking a request, and return its report if it mentions chunks."""
+        request_id = request.request_id
+        self._note_failures()
+        self._admitted.pop(request_id, None)
+        self._plans.pop(request_id, None)
+        origins = self._worker.outcomes.pop(request_id, None)
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is None:
+            return None
+        asked = tracked.asked
+        if tracked.state is RequestState.PACED:
+            self._work.cancelled.append(request_id)
+        elif tracked.state is RequestState.FAILED:
+            self._worker.failed_requests.discard(request_id)
+            asked.reason = "fill_failed"
+        self._withdraw(tracked)
+        report = asked.report(origins, num_tokens=int(request.num_prompt_tokens))
+        # 0              exact_tokens          prefix_tokens                num_prompt_tokens
+        # | exact blocks | those of an equal   |  filled, or computed        |
+        # |              | request: reused     |                             |
+        prefix_tokens = min(asked.prefix_tokens, int(request.num_prompt_tokens))
+        stale = max(0, prefix_tokens - self._exact_tokens(tracked, default=prefix_tokens))
+        exact, reused = report.origins.exact - stale, report.origins.reused + stale
+        if asked.reason is not None:
+            self.reasons[asked.reason] += 1
+        return report._replace(origins=report.origins._replace(exact=exact, reused=reused))
+
+    def _plan(self, tracked: _Tracked, prefix_tokens: int) -> PromptPlan | str:
+        """Return the plan of a request: once for a prefix and a state of the store."""
+        self._drop_old_plans()
+        self._note_failures()
+        asked = tracked.asked
+        found = self._plans.get(asked.request_id)
+        reason = self._find_reason(tracked)
+        if reason is not None:
+            found = _Plan(prefix_tokens, reason)
+        elif found is None or found.prefix_tokens != prefix_tokens:
+            plan = plan_prompt(
+                asked.options,
+                asked.tokens,
+                prefix_tokens=prefix_tokens,
+                keys=asked.keys,
+                library=self._library,
+            )
+            found = _Plan(prefix_tokens, plan)
+        self._plans[asked.request_id] = found
+        return found.plan
+
+    def _find_reason(self, tracked: _Tracked) -> str | None:
+        """Return why a request reuses nothing, whatever is stored."""
+        if tracked.state is RequestState.FAILED:
+            return "fill_failed"
+        if tracked.library is not self._library:
+            return "new_weights"
+        return tracked.asked.options.reason
+
+    def _drop_old_plans(self) -> None:
+        version = (self._library, self._library.store.version)
+        if version != self._plans_of:
+            self._plans_of = version
+            self._plans.clear()
+
+    def _note_failures(self) -> None:
+        for request_id in self._tracked.keys() & self._worker.failed_requests:
+            self._tracked[request_id].state = RequestState.FAILED
+
+    def _begin(self, tracked: _Tracked, planned: _Plan, num_filled: int) -> None:
+        """Note what a request begins with, and order its filling."""
+        asked, (prefix_tokens, plan) = tracked.asked, planned
+        self._worker.outcomes.pop(asked.request_id, None)  # nothing is left of an earlier filling
+        asked.prefix_tokens, asked.reason = prefix_tokens, None
+        if not isinstance(plan, str):
+            if num_filled:
+                self._order(tracked, plan)
+        elif self._find_reason(tracked) or prefix_tokens <= self._exact_tokens(
+            tracked, default=prefix_tokens
+        ):
+            asked.reason = plan  # else it reuses the blocks of an equal request
+
+    def _order(self, tracked: _Tracked, plan: PromptPlan) -> None:
+        """Let the worker fill the blocks of a request."""
+        request_id, cost = tracked.asked.request_id, plan.num_to_compute(self._worker.num_layers)
+        is_paced = self._budget.must_pace(cost)
+        if is_paced:
+            tracked.state = RequestState.PACED
+        else:
+            self._budget.admit(request_id, cost)
+        blocks = block_ids(self.cache_manager, request_id)
+        self._work.fills.append(PromptFill(request_id, plan, blocks, is_paced))
+        self._worker.outcomes[request_id] = plan.counts  # until the worker tells its own
+        # What was stored is not taken out again: it would be approximate.
+        stored = [number for number, kv in enumerate(plan.stored) if kv is not None]
+        tracked.asked.uncaptured.difference_update(stored)
+
+    def _capture(self, tracked: _Tracked, num_computed: int) -> None:
+        """Order the chunks that this step completes, unless they are stored."""
+        exact_stop = None if tracked.salt is None else self._exact_tokens(tracked)
+        chunks = tracked.asked.take_captures(
+            self._library, num_computed=num_computed, exact_stop=exact_stop
+        )
+        if chunks:
+            request_id = tracked.asked.request_id
+            blocks = block_ids(self.cache_manager, request_id)
+            self._work.captures += [BlockCapture(request_id, chunk, blocks) for chunk in chunks]
+
+    def _salt_planned(self, tracked: _Tracked, plan: PromptPlan) -> None:
+        """Salt the approximate blocks of a plan, for this step."""
+        if plan.approximate is None:
+            return
+        first, salt = plan.approximate // self._block_size, tracked.salt
+        if (salt is None or first < salt.first) and tracked.asked.request_id not in self._salts:
+            salt = BlockSalt(tracked.vllm, first, salt=tracked.digest)
+            salt.apply()
+            self._salts[tracked.asked.request_id] = salt
+
+    def _salt_equal(self, tracked: _Tracked) -> None:
+        """Let requests that are equal to one with approximate blocks look into these first."""
+        assert tracked.salt is not None, "a request without approximate blocks"
+        self._salted.put(tracked.digest, tracked.salt.first)
+        for request_id, other in self._tracked.items():
+            is_new = request_id not in self._admitted and request_id not in self._salts
+            if is_new and other.digest == tracked.digest and other.salt is None:
+                self._salt(other, tracked.salt.first)
+
+    def _salt(self, tracked: _Tracked, first: int) -> None:
+        tracked.salt = BlockSalt(tracked.vllm, first, salt=tracked.digest)
+        tracked.salt.apply()
+
+    def _withdraw(self, tracked: _Tracked) -> None:
+        """Note the first approximate block: those after it are found through it."""
+        first = None if tracked.salt is None else tracked.salt.first_hash()
+        if first is not None:
+            self.withdrawn.append(first)
+
+    def _exact_tokens(self, tracked: _Tracked, *, default: int = 0) -> int:
+        """Return the number of tokens before the first block with approximate KV."""
+        return default if tracked.salt is None else tracked.salt.first * self._block_size

@@ -1,0 +1,81 @@
+"""`ragboost precompute --engine`: read a corpus, and let a running engine store it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from ragboost.chunk_cache.http.chunk_client import ChunkClient
+from ragboost.chunk_cache.http.precompute import EngineCorpus, Progress, prepare
+from ragboost.chunk_cache.precompute.sources import Sources, find_neighbours
+from ragboost.context import render_document
+from ragboost.errors import ConfigError
+from ragboost.retrieval.corpus import Corpus
+from ragboost.types import Document
+
+
+def run(
+    client: ChunkClient,
+    corpus: Path,
+    *,
+    top_n: int,
+    sources: Sources,
+    system: Path | None,
+    template: str | None,
+    label: str,
+    concurrency: int,
+    as_json: bool,
+    on_progress: Progress,
+) -> str:
+    """Prepare a corpus in a running engine, and return sentences or JSON.
+
+    Args:
+        top_n: neighbours of each document; 0: measure nothing.
+        sources: of neighbours.
+        system: file with the system message.
+        template: text of a document in a prompt; None: a block as RAGBoost writes it.
+        label: template of the label in such a block.
+
+    Raises:
+        ConfigError: a path does not exist, or the engine cannot reuse chunks.
+        RequestError: an invalid line of a file.
+        BackendError: the engine cannot be reached, or refuses a request.
+    """
+    for name, path in {"corpus": corpus, "system": system, **asdict(sources)}.items():
+        if path is not None and not path.exists():
+            raise ConfigError(f"--{name} {path} does not exist")
+    documents = Corpus.read(corpus)
+    on_progress("neighbours", 0, 1)
+    neighbours = find_neighbours(documents, sources, top_n=top_n)
+    on_progress("neighbours", 1, 1)
+    client.check()
+    outcome = prepare(
+        client,
+        [_text(document, template, label=label) for document in documents],
+        neighbours,
+        system=system.read_text(encoding="utf-8") if system else None,
+        concurrency=concurrency,
+        on_progress=on_progress,
+    )
+    return json.dumps(asdict(outcome)) if as_json else _sentences(outcome, top_n=top_n)
+
+
+def _text(document: Document, template: str | None, *, label: str) -> str:
+    if template is None:
+        return render_document(document, label=label.replace("{label}", document.label))
+    title = document.title or ""
+    text = template.replace("{title}\n", f"{title}\n" if title else "")
+    return text.replace("{title}", title).replace("{text}", document.text).strip("\n")
+
+
+def _sentences(outcome: EngineCorpus, *, top_n: int) -> str:
+    text = (
+        f"{outcome.num_stored:,} of {outcome.num_documents:,} documents stored, "
+        f"{outcome.num_measured:,} measured, {outcome.num_tokens:,} tokens of prompts"
+    )
+    if top_n and outcome.num_measured < outcome.num_stored:
+        text += (
+            "\nnot measured: documents without neighbours, and those that the store has lost; if "
+            "it is too small, increase host_bytes, or set directory; an engine with several "
+            "workers measures nothing: use --top-n 0 with it"
+        )
+    return text
