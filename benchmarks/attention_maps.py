@@ -26,7 +26,7 @@ from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.selection.view import attention_mass
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from research.tasks import TASKS, make_prompts
 
 POLICIES = "reuse,random,epic,cacheblend,cacheblend-v,a3,fusionrag,mean-layers,gradual"
@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     losses: dict[str, list[torch.Tensor]] = {policy: [] for policy in policies}
     for task in TASKS[1:]:
         for seed in SPLITS["test"]:
-            reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 28))
+            reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 28))
             for prompt in make_prompts(
                 task, args.prompts, seed=seed, documents=args.documents, haystack=args.haystack
             ):

@@ -22,15 +22,15 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.codec import CODECS, pack, unpack
 from ragboost.chunk_cache.store.files import encode
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from research.tasks import TASKS, make_prompts
 
 
-class PackedStore(ChunkStore):
+class PackedStore(TieredStore):
     """Chunk store whose KV makes a round trip through a codec."""
 
     def __init__(self, codec: str) -> None:
-        super().__init__(capacity_bytes=1 << 28)
+        super().__init__(host_bytes=1 << 28)
         self._codec = codec
         self.num_bytes = self.num_tokens = 0
 

@@ -115,9 +115,9 @@ def measure_workload(model: Path, args: argparse.Namespace) -> dict[str, Any]:
             for mode in MODES:
                 answers[mode].append(served[mode].ask(request_body(turn, mode, args.ratio)))
             print(f"\rworkload {number + 1}/{len(drawn)}", end="", file=sys.stderr)
-        chunk_scheduler = served["approx"].engine.chunk_scheduler
-        assert chunk_scheduler is not None
-        stored = chunk_scheduler.totals.chunks_stored
+        chunk_filler = served["approx"].engine.chunk_filler
+        assert chunk_filler is not None
+        stored = chunk_filler.num_stored
     print(file=sys.stderr)
     measured = {mode: found[args.warm :] for mode, found in answers.items()}
     result = {mode: _summary(found) for mode, found in measured.items()}

@@ -21,7 +21,7 @@ from benchmarks.chunk_quality import MODEL
 from benchmarks.chunk_ttft import CHUNK, QUESTION, SYSTEM, build
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from research.tasks import TASKS, make_prompts
 
 STEPS = 16
@@ -44,7 +44,7 @@ def decode(adapter: ModelAdapter, result: Prefill, tokens: list[int]) -> torch.T
 
 def step_ms(num_tokens: int, kept: list[int | None]) -> dict[str, float]:
     adapter = build("small", layers=None, device="cpu")
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 34))
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 34))
     generator = torch.Generator().manual_seed(0)
 
     def draw(length: int) -> list[int]:
@@ -69,7 +69,7 @@ def step_ms(num_tokens: int, kept: list[int | None]) -> dict[str, float]:
 def scores(model: Path, prompts: int, kept: list[int | None]) -> dict[str, dict[str, float]]:
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapter = ModelAdapter(causal_lm)
-    reuse = ChunkReuse(adapter, ChunkStore())
+    reuse = ChunkReuse(adapter, TieredStore())
     found: dict[str, dict[str, float]] = {}
     for task in TASKS:
         drawn = make_prompts(task, prompts, seed=301)

@@ -37,7 +37,7 @@ from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from research.tasks import TASKS, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
@@ -64,7 +64,7 @@ def measure(
     """Evaluate `prompts` prompts of every task, drawn with this seed; finished tasks are saved in
     `parts`."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=1 << 28))
+    reuse = ChunkReuse(ModelAdapter(causal_lm), TieredStore(host_bytes=1 << 28))
     names = "all" if policies == list(POLICIES) else "+".join(policies)
 
     def on_task(task: str) -> list[Any]:

@@ -30,7 +30,6 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.chunk_cache.store.tiered import TieredStore
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -119,12 +118,11 @@ def measure(
 ) -> dict[str, Any]:
     prompt = draw(num_tokens, vocabulary=int(adapter.config.vocab_size))
     system, chunks, question = prompt
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 36), backend=args.backend)
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 36), backend=args.backend)
     reuse.precompute(system, chunks)
     disk = DiskTier(directory / str(num_tokens), capacity_bytes=1 << 36)
     if args.disk:
-        key = reuse.chunks.key
-        for name in (key((), system), *(key(system, chunk) for chunk in chunks)):
+        for name in map(reuse.library.key, (system, *chunks)):
             kv = reuse.store.get(name)
             assert kv is not None, "it is in memory"
             disk.save(name, kv)
@@ -137,7 +135,8 @@ def measure(
 
     def from_disk(ratio: float) -> None:
         store = TieredStore(host_bytes=1 << 36, disk=disk)
-        reused(ratio, ChunkReuse(adapter, store, identity=reuse.identity, backend=args.backend))
+        identity = reuse.library.identity
+        reused(ratio, ChunkReuse(adapter, store, identity=identity, backend=args.backend))
         store.close()
 
     def reused(ratio: float, by: ChunkReuse = reuse) -> None:

@@ -147,10 +147,10 @@ def prefill(
     done = craft.reuse.prefill(
         case.system, case.chunks, case.question, policy=policy, ratio=ratio, stored=stored
     )
-    rows = done.num_recomputed + done.num_computed
+    rows = done.counts.recomputed + done.counts.computed
     right = float(int(done.logits.argmax()) == case.answer)
     reused = sum(len(kv.tokens) for kv in stored if kv is not None)
-    fixed = done.num_recomputed / reused if reused else 0.0
+    fixed = done.counts.recomputed / reused if reused else 0.0
     return Outcome(right, fixed, rows / done.num_tokens, stopped=False)
 
 

@@ -33,7 +33,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.influence import Order
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from research.craft.reuse import CraftReuse
 from research.craft.variants import Variants
 from research.tasks import NUM_VALUES, first_id
@@ -97,7 +97,7 @@ def alpha_for(craft: CraftReuse, cases: Sequence[Case], *, ratio: float) -> floa
 def answer(craft: CraftReuse, case: Case) -> Outcome:
     result = craft.prefill(case.system, case.chunks, case.question, learn=False)
     done, layers = result.prefill, craft.reuse.adapter.num_layers
-    rows = done.num_recomputed + done.num_computed
+    rows = done.counts.recomputed + done.counts.computed
     return Outcome(
         score=float(int(done.logits.argmax()) == case.answer),
         ratio=result.plan.recompute_ratio,
@@ -112,7 +112,7 @@ def baseline(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: f
     done = craft.reuse.prefill(
         case.system, case.chunks, case.question, policy=policy, ratio=ratio, stored=stored
     )
-    rows = done.num_recomputed + done.num_computed
+    rows = done.counts.recomputed + done.counts.computed
     right = float(int(done.logits.argmax()) == case.answer)
     return Outcome(right, ratio, rows / done.num_tokens, stopped=False)
 
@@ -120,7 +120,7 @@ def baseline(craft: CraftReuse, case: Case, *, policy: SelectionPolicy, ratio: f
 def load(model: Path) -> ChunkReuse:
     """Return a model with an empty store."""
     causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return ChunkReuse(ModelAdapter(causal_lm), ChunkStore(capacity_bytes=2 << 30))
+    return ChunkReuse(ModelAdapter(causal_lm), TieredStore(host_bytes=2 << 30))
 
 
 def warmed(

@@ -27,9 +27,8 @@ from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine.builtin import build_model
-from ragboost.graph.depkv import DepCache
-from ragboost.graph.layout import Positions
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import DepPrompt, LinearNode, Positions
 
 WORKLOADS = ("uniform", "temporal", "zipf")
 SYSTEM, TASK = 64, 32
@@ -171,9 +170,9 @@ class Bench:
         return {
             "ttft_ms": 1e3 * (first - begin),
             "seconds": time.process_time() - begin,
-            "prompt_tokens": kv.num_tokens,
+            "prompt_tokens": len(kv.layout),
             "computed_tokens": len(kv.computed),
-            "attention_pairs": kv.layout.num_pairs(kv.computed),
+            "attention_pairs": int(kv.layout.dense_mask()[kv.computed].sum()),
         }
 
 

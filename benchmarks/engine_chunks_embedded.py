@@ -46,14 +46,7 @@ def sustained(args: argparse.Namespace) -> dict[str, Any]:
         begin = time.process_time()
         told = reuse.prefill(system, [chunks[n] for n in order], question, ratio=0.15, keep=True)
         reused.append(time.process_time() - begin)
-        counts.append(
-            {
-                "exact": told.num_exact,
-                "reused": told.num_approximate,
-                "recomputed": told.num_recomputed,
-                "computed": told.num_computed,
-            }
-        )
+        counts.append(told.counts._asdict())
         if number % 10 == 0:
             other = torch.randint(10, VOCABULARY, (told.num_tokens,)).tolist()
             begin = time.process_time()

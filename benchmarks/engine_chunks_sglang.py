@@ -28,7 +28,7 @@ from benchmarks.reuse_sglang import ReuseSGLang
 from benchmarks.sustained import CORPUS, draw_orders, summarise_sustained
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 
 def equality(args: argparse.Namespace) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def equality(args: argparse.Namespace) -> dict[str, Any]:
     differences: dict[str, dict[str, float]] = {}
     with ReuseSGLang(SMALL) as engine:
         engine.learn(prompts)
-        reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+        reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
         reuse.precompute(prompts.system, prompts.chunks)
         for policy in POLICIES:
             for ratio in RATIOS:

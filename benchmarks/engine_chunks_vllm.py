@@ -24,7 +24,7 @@ from benchmarks.reuse_vllm import ReuseLLM
 from benchmarks.sustained import CORPUS, draw_orders, summarise_sustained
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 
 def equality(args: argparse.Namespace) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def equality(args: argparse.Namespace) -> dict[str, Any]:
     engine = ReuseLLM(SMALL, max_model_len=4096)
     prompts = Prompts(system=40, chunks=5, size=120, question=23)
     engine.learn(prompts)
-    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
     reuse.precompute(prompts.system, prompts.chunks)
     order = [3, 1, 4, 0, 2]
     chunks = [prompts.chunks[number] for number in order]

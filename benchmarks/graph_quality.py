@@ -21,9 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
-from ragboost.graph.depkv import DepCache
-from ragboost.graph.layout import Positions
-from ragboost.graph.prompt import DepPrompt
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import DepPrompt, Positions
 from research.graph_tasks import (
     SYSTEM,
     TASKS,

@@ -24,7 +24,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 SYSTEM, CHUNK = 64, 256
 
@@ -46,7 +46,7 @@ def measure(adapter: ModelAdapter, *, num_chunks: int, top_n: int) -> dict[str, 
         catalog = ChunkCatalog(Path(name))
         begin = time.process_time()
         outcome = precompute(
-            ChunkReuse(adapter, ChunkStore(capacity_bytes=8 << 30)),
+            ChunkReuse(adapter, TieredStore(host_bytes=8 << 30)),
             DiskTier(Path(name), capacity_bytes=8 << 30),
             catalog,
             system=system,

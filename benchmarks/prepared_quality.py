@@ -26,7 +26,7 @@ from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure, prime
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 POLICIES = (
     "random",
@@ -84,7 +84,7 @@ def measure_seed(
 
 def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: int) -> ChunkReuse:
     recipes: dict[str, str] = {}
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=2 << 30), recipes=recipes)
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=2 << 30), recipes=recipes)
     system = articles.cases[0].system
     neighbours = SOURCES[source](articles, top_n or MEASURED_AFTER)
     for number in range(DOCUMENTS * articles.asked):
@@ -95,8 +95,8 @@ def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: i
             continue
         kv = prime(reuse, system, chunk, neighbours=others)
         recipe = f"{source} {top_n}"
-        if others and reuse.store.put(reuse.chunks.key(system, chunk, recipe=recipe), kv):
-            recipes[reuse.chunks.key(system, chunk)] = recipe
+        if others and reuse.store.put(reuse.library.key(chunk, recipe=recipe), kv):
+            recipes[reuse.library.key(chunk)] = recipe
     return reuse
 
 

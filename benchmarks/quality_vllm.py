@@ -17,7 +17,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.runner import evaluate
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from research.tasks import TASKS, make_prompts
 
 MODEL = Path(__file__).parent / "reference_model"
@@ -29,7 +29,7 @@ Row = tuple[str, float]
 def quality(args: Namespace) -> dict[str, Any]:
     """Return the accuracy of both for each task, policy and ratio, and the greatest difference."""
     engine = ReuseLLM(MODEL, blocks=4096, max_model_len=256)
-    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(capacity_bytes=1 << 28))
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(host_bytes=1 << 28))
     seeds = [int(seed) for seed in args.seeds.split(",")]
     policies = args.policies.split(",") if args.policies else list(POLICIES)
     score: dict[str, Any] = {}

@@ -138,10 +138,9 @@ class Model:
 
     def keys(self, number: int) -> list[str]:
         chunks, _ = self.prompts[number]
-        key = self.reuse.chunks.key
-        return [key((), self.system), *(key(self.system, chunk) for chunk in chunks)]
+        return [self.reuse.library.key(tokens) for tokens in (self.system, *chunks)]
 
     def run(self, store: TieredStore, number: int) -> None:
         chunks, question = self.prompts[number]
-        reuse = ChunkReuse(self.adapter, store, identity=self.reuse.identity)
+        reuse = ChunkReuse(self.adapter, store, identity=self.reuse.library.identity)
         reuse.prefill(self.system, chunks, question, policy=POLICY, ratio=self.ratio)

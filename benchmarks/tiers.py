@@ -2,16 +2,13 @@
 
     python -m benchmarks.tiers --json
     python -m benchmarks.tiers --real --json
-    python -m benchmarks.tiers --only layerwise
+    python -m benchmarks.tiers --only queue
 
 `media`: throughput (MiB/s) of reading and verifying a 16 MiB chunk from RAGBoost's files, from a
 memory map of the same file, and from LMDB if installed; with warm and with dropped pages; and of
 durable writes.
-`layerwise`: one request whose KV is on disk only, by load time relative to prefill time. Slower
-disks are simulated by a delay per layer; layers take a constant time (0.4 s per prefill) unless
-`--real`. `ttft_ratio` is relative to KV in memory; `wait_share` is the time the model waits for
-layers after it has started.
-`queue`: mean TTFT of requests that arrive together, each with its KV on disk.
+`queue`: mean TTFT of requests that arrive together, each with its KV on disk. Slower disks are
+simulated by a delay per layer; layers take a constant time (0.4 s per prefill) unless `--real`.
 `fallback` (`--real` only): one request whose store knows both speeds and may compute KV that would
 load too slowly.
 `storage`: chunks stored and computed by a plain prefix cache and by a chunk store (FusionRAG
@@ -34,70 +31,14 @@ from rich.table import Table
 from benchmarks.tier_media import media
 from benchmarks.tier_models import CHUNK, CHUNKS, QUESTION, SYSTEM, Bench, Clockwork, Model
 from benchmarks.tier_storage import sweep, two_settings
-from ragboost.chunk_cache.store.speeds import Speeds, preload_depth
+from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
 
 
-def new_store(
-    bench: Bench, *, load_s: float, is_layerwise: bool, speeds: Speeds | None = None
-) -> TieredStore:
+def new_store(bench: Bench, *, load_s: float, speeds: Speeds | None = None) -> TieredStore:
     """Return an empty store over a disk that loads the KV of one request in `load_s` seconds."""
     bench.disk.layer_s = load_s / (bench.num_layers * (CHUNKS + 1))
-    return TieredStore(
-        host_bytes=1 << 33, disk=bench.disk, is_layerwise=is_layerwise, speeds=speeds
-    )
-
-
-def one_request(bench: Bench, *, load_s: float, arm: str) -> dict[str, float]:
-    """Measure TTFT of one request that was not prefetched, or whose KV is in memory."""
-    store = new_store(bench, load_s=load_s, is_layerwise=arm in ("one layer first", "eq. 16"))
-    depth = 1
-    if arm == "eq. 16":
-        depth = preload_depth(bench.num_layers, prefill_s=bench.prefill_s, load_s=load_s)
-    keys = bench.keys(0)
-    if arm == "in memory":
-        for key in keys:
-            assert store.get(key) is not None, "it is on disk"
-    begin = time.perf_counter()
-    store.prefetch(keys)
-    for key in keys:
-        chunk = store.get(key)
-        assert chunk is not None, "it is on disk"
-        chunk.layers[depth - 1]  # waits until this many layers are loaded
-    started = time.perf_counter()
-    bench.run(store, 0)
-    done = time.perf_counter()
-    store.close()
-    return {"depth": depth, "ttft_s": done - begin, "compute_s": done - started}
-
-
-def layerwise(bench: Bench, repeats: int) -> list[dict[str, Any]]:
-    """Measure one request by load time relative to prefill time."""
-    arms = ("all layers first", "one layer first", "eq. 16")
-    rows = []
-    for ratio in (0.5, 1.0, 2.0, 4.0):
-        runs: dict[str, list[dict[str, float]]] = {}
-        for _ in range(repeats):
-            for arm in ("in memory", *arms):
-                load_s = 0.0 if arm == "in memory" else ratio * bench.prefill_s
-                runs.setdefault(arm, []).append(one_request(bench, load_s=load_s, arm=arm))
-        median = {
-            arm: {k: statistics.median(run[k] for run in measured) for k in measured[0]}
-            for arm, measured in runs.items()
-        }
-        memory_s = median["in memory"]["ttft_s"]
-        for arm in arms:
-            depth = bench.num_layers if arm == "all layers first" else median[arm]["depth"]
-            rows.append(
-                {
-                    "load_to_prefill": ratio,
-                    "arm": arm,
-                    "layers_first": int(depth),
-                    "ttft_ratio": round(median[arm]["ttft_s"] / memory_s, 2),
-                    "wait_share": round(median[arm]["compute_s"] / memory_s - 1, 2),
-                }
-            )
-    return rows
+    return TieredStore(host_bytes=1 << 33, disk=bench.disk, speeds=speeds)
 
 
 def fallback(model: Model, repeats: int) -> list[dict[str, Any]]:
@@ -114,7 +55,7 @@ def fallback(model: Model, repeats: int) -> list[dict[str, Any]]:
                 if arm != "nothing stored":
                     load_s = 0.0 if arm == "in memory" else ratio * model.prefill_s
                     known = None if arm == "in memory" else speeds
-                    store = new_store(model, load_s=load_s, is_layerwise=False, speeds=known)
+                    store = new_store(model, load_s=load_s, speeds=known)
                 if arm == "in memory":
                     for key in model.keys(0):
                         assert store.get(key) is not None, "it is on disk"
@@ -135,13 +76,13 @@ def fallback(model: Model, repeats: int) -> list[dict[str, Any]]:
 
 def queued(bench: Bench, *, load_s: float, arm: str) -> float:
     """Return the mean TTFT of requests that arrive together and are served one by one."""
-    store = new_store(bench, load_s=load_s, is_layerwise=arm == "asynchronous, layer-wise")
+    store = new_store(bench, load_s=load_s)
     if arm == "in memory":
         for number in range(bench.num_requests):
             for key in bench.keys(number):
                 assert store.get(key) is not None, "it is on disk"
     begin = time.perf_counter()
-    if arm.startswith("asynchronous"):
+    if arm == "asynchronous":
         for number in range(bench.num_requests):
             store.prefetch(bench.keys(number))
     times = []
@@ -157,7 +98,7 @@ def queued(bench: Bench, *, load_s: float, arm: str) -> float:
 def queue(bench: Bench, repeats: int) -> list[dict[str, Any]]:
     """Measure requests that arrive together, by load time relative to prefill time."""
     rows = []
-    arms = ("in memory", "synchronous", "asynchronous", "asynchronous, layer-wise")
+    arms = ("in memory", "synchronous", "asynchronous")
     for ratio in (0.5, 1.0, 2.0):
         runs: dict[str, list[float]] = {}
         for _ in range(repeats):
@@ -202,7 +143,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="repeats per arm")
     parser.add_argument(
         "--only",
-        choices=("media", "layerwise", "queue", "fallback", "storage"),
+        choices=("media", "queue", "fallback", "storage"),
         help="run one part",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -237,11 +178,9 @@ def with_model(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     else:
         bench = Clockwork(directory, num_requests=args.requests, prefill_s=0.4)
     result["prefill_ms"] = round(1000 * bench.prefill_s)
-    parts = {"layerwise": layerwise, "queue": queue}
-    for name, measure in parts.items():
-        if args.only in (None, name):
-            result[name] = measure(bench, args.repeats)
-            print(f"{name} done", file=sys.stderr, flush=True)
+    if args.only in (None, "queue"):
+        result["queue"] = queue(bench, args.repeats)
+        print("queue done", file=sys.stderr, flush=True)
     if args.real and args.only in (None, "fallback"):
         result["fallback"] = fallback(model, args.repeats)
     return result

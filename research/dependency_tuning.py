@@ -12,36 +12,24 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ragboost.errors import RequestError
-from ragboost.graph.layout import Positions, lay_out
-from ragboost.graph.prompt import DepPrompt
+from ragboost.graph.layout import DepPrompt, Positions, lay_out
 
 
 @dataclass(frozen=True, slots=True)
 class TuningExample:
-    """A prompt with known answers.
-
-    Attributes:
-        prompt: a prompt whose linear parts may each end with an answer.
-        answers: number of answer tokens at the end of each answering part, by name.
-    """
+    """A prompt whose linear parts may each end with an answer."""
 
     prompt: DepPrompt
-    answers: Mapping[str, int]
+    answers: Mapping[str, int]  # answer tokens at the end of each answering part, by name
 
 
 class TuningBatch(NamedTuple):
-    """A batch of e examples, padded at the end to t tokens.
+    """A batch of e examples, padded at the end to t tokens."""
 
-    Attributes:
-        input_ids, position_ids: (e, t).
-        mask: mask added to the scores, (e, 1, t, t).
-        labels: token that each slot predicts, -100 for none, (e, t).
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    mask: torch.Tensor
-    labels: torch.Tensor
+    input_ids: torch.Tensor  # (e, t)
+    position_ids: torch.Tensor  # (e, t)
+    mask: torch.Tensor  # added to the scores, (e, 1, t, t)
+    labels: torch.Tensor  # token that each slot predicts, -100 for none, (e, t)
 
 
 def collate(
@@ -59,12 +47,14 @@ def collate(
     longest = max(map(len, layouts))
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
     at, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
-    seen = torch.eye(longest, dtype=torch.bool).repeat(len(examples), 1, 1)  # padding sees itself
+    visible = torch.eye(longest, dtype=torch.bool).repeat(
+        len(examples), 1, 1
+    )  # padding sees itself
     for row, (example, layout) in enumerate(zip(examples, layouts, strict=True)):
         count = len(layout)
         ids[row, :count] = torch.tensor(layout.tokens)
         at[row, :count] = layout.positions
-        seen[row, :count, :count] = layout.dense_mask()
+        visible[row, :count, :count] = layout.dense_mask()
         for name, length in example.answers.items():
             start, stop = layout.spans[name]
             if not 0 < length < stop - start:
@@ -72,7 +62,7 @@ def collate(
                     f"answers[{name!r}] must be from 1 to {stop - start - 1}, got {length}"
                 )
             labels[row, stop - length - 1 : stop - 1] = ids[row, stop - length : stop]
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
     return TuningBatch(ids, at, mask[:, None], labels)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ragboost.graph.prompt import DepPrompt, LinearNode, TreeNode
+from ragboost.graph.layout import DepPrompt, LinearNode, TreeNode
 from research.dependency_tuning import TuningExample
 
 TASKS = ("one_hop", "two_hop", "root")
@@ -56,15 +56,10 @@ class GraphQuestion:
 
 @dataclass(frozen=True, slots=True)
 class GraphCase:
-    """A subgraph with questions.
+    """A subgraph with questions."""
 
-    Attributes:
-        paths: paths of root, edge, edge; those of a root are adjacent.
-        questions: questions of each task, in the order of `TASKS`.
-    """
-
-    paths: tuple[tuple[int, ...], ...]
-    questions: tuple[GraphQuestion, ...]
+    paths: tuple[tuple[int, ...], ...]  # root, edge, edge; those of a root are adjacent
+    questions: tuple[GraphQuestion, ...]  # of each task, in the order of `TASKS`
 
     def tree(self, question: GraphQuestion) -> DepPrompt:
         """Return the prompt with the paths as a tree."""
@@ -87,8 +82,8 @@ class GraphCase:
         parts = tuple(
             LinearNode(f"subgraph-{root}", self._written(root), ("system",)) for root in roots
         )
-        seen = ("system", *(part.name for part in parts))
-        task = LinearNode("task", question.tokens, seen)
+        names = ("system", *(part.name for part in parts))
+        task = LinearNode("task", question.tokens, names)
         return DepPrompt((LinearNode("system", SYSTEM), *parts, task))
 
     def example(self, *, is_tree: bool) -> TuningExample:
@@ -113,14 +108,8 @@ class GraphCase:
 def draw_case(
     rng: np.random.Generator, *, roots: int = 3, first: int = 3, second: int = 2, rounds: int = 1
 ) -> GraphCase:
-    """Draw a subgraph.
-
-    Args:
-        rng: the only source of randomness.
-        roots: number of query entities.
-        first, second: number of relations of each root, and of each of its targets.
-        rounds: number of questions of each task.
-    """
+    """Draw a subgraph: query entities, `first` relations of each, `second` of each of its targets,
+    and `rounds` questions of each task."""
     entities = rng.permutation(NUM_ENTITIES)
     used = iter(entities.tolist())
     paths, facts = [], []  # facts: root, relation, target, relation, leaf
@@ -155,16 +144,16 @@ def composition() -> Sequence[tuple[int, ...]]:
     return parts
 
 
-def _names(kind: str, number: int) -> tuple[int, ...]:
+def _names(kind: str, index: int) -> tuple[int, ...]:
     entity, relation = first_id("entity"), first_id("relation")
     if kind == "edge":
-        return relation + number // NUM_ENTITIES, entity + number % NUM_ENTITIES
+        return relation + index // NUM_ENTITIES, entity + index % NUM_ENTITIES
     if kind in ("QE", "QT"):
-        return (entity + number,)
+        return (entity + index,)
     if kind == "Q1":
-        return (relation + number,)
+        return (relation + index,)
     if kind == "Q2":
-        return relation + number // NUM_RELATIONS, relation + number % NUM_RELATIONS
+        return relation + index // NUM_RELATIONS, relation + index % NUM_RELATIONS
     return ()
 
 

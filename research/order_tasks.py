@@ -35,17 +35,11 @@ class OrderWorld(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrderTurn:
-    """One question with its documents.
+    """One question with its documents."""
 
-    Attributes:
-        question: asks for an animal's colour.
-        retrieved: positions in the world's documents, most relevant first.
-        answer: the colour in the first of them that mentions the animal.
-    """
-
-    question: str
-    retrieved: tuple[int, ...]
-    answer: str
+    question: str  # asks for an animal's colour
+    retrieved: tuple[int, ...]  # positions in the world's documents, most relevant first
+    answer: str  # the colour in the first of them that mentions the animal
 
 
 class TrainingTurn(NamedTuple):
@@ -58,14 +52,7 @@ class TrainingTurn(NamedTuple):
 def draw_world(
     rng: np.random.Generator, *, documents: int, animals: int, labels: Sequence[int]
 ) -> OrderWorld:
-    """Draw documents about a few animals.
-
-    Args:
-        rng: the source of randomness.
-        documents: number of documents.
-        animals: number of animals that they are about.
-        labels: ids to draw from.
-    """
+    """Draw documents about a few animals."""
     about = rng.choice(len(ANIMALS), animals, replace=False)
     ids = rng.choice(labels, documents, replace=False)
     facts = tuple(
@@ -97,10 +84,7 @@ def draw_questions(
     Booster reorders them. Single questions come first, then the turns of conversations.
 
     Args:
-        rng: the source of randomness.
-        questions: number of single questions, six documents each.
         conversations: number of conversations; a turn has five documents of its eight.
-        turns: of a conversation.
     """
     topics = [
         draw_world(rng, documents=10, animals=4, labels=range(first, first + 10))
@@ -138,8 +122,6 @@ def draw_conversation(
     """Draw the turns of a training conversation.
 
     Args:
-        rng: the source of randomness.
-        turns: number of turns.
         has_hints: half of the first turns are reordered with an order hint, and most documents of
             earlier turns are replaced by location hints; otherwise everything is in relevance
             order and sent again.
@@ -182,12 +164,7 @@ def rendered_turn(
     """Render a turn as the product does.
 
     Args:
-        world: the documents.
-        turn: the question with its documents.
         order: of the documents in the prompt, as positions in the relevance order.
-        seen: documents of earlier turns.
-        placing: what becomes of these.
-        is_after: hints are behind the question.
     """
     documents = [world.documents[i] for i in turn.retrieved]
     labels = label_documents(documents, template=WORDS.label_template, known={})

@@ -71,22 +71,15 @@ VOCAB_SIZE = DOCUMENT + 1 + sum(_KINDS.values())
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One question over documents.
+    """One question over documents."""
 
-    Attributes:
-        system, question: token ids.
-        chunks: token ids of the documents, in order.
-        answer: id of the correct next token.
-        task: one of `TASKS`.
-        dependent: positions in the whole prompt of the tokens whose meaning depends on another
-            document (the IT tokens), which an oracle would recompute.
-    """
-
-    system: tuple[int, ...]
-    chunks: tuple[tuple[int, ...], ...]
+    system: tuple[int, ...]  # token ids
+    chunks: tuple[tuple[int, ...], ...]  # token ids of the documents, in order
     question: tuple[int, ...]
-    answer: int
-    task: str
+    answer: int  # id of the correct next token
+    task: str  # one of `TASKS`
+    # positions in the whole prompt of the tokens whose meaning depends on another document (the IT
+    # tokens), which an oracle would recompute
     dependent: tuple[int, ...]
 
     @property
@@ -108,44 +101,27 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A batch of n document sets and their meaning.
+    """A batch of n document sets and their meaning."""
 
-    Attributes:
-        documents: token ids, (n, documents + haystack, length).
-        place: index of each document among all of its prompt, (n, documents).
-        it_slot: index of the IT token in each document, 0 for none, (n, documents).
-        value: value of the document's IT token, -1 for none, (n, documents).
-        antecedent: entity of the IT token, -1 for none, (n, documents).
-        last_value: last value of each entity, -1 for none, (n, entities).
-        word: word of each entity's fact, -1 for none, (n, entities).
-    """
-
-    documents: Ids
-    place: Ids
-    it_slot: Ids
-    value: Ids
-    antecedent: Ids
-    last_value: Ids
-    word: Ids
+    documents: Ids  # token ids, (n, documents + haystack, length)
+    place: Ids  # index of each document among all of its prompt, (n, documents)
+    it_slot: Ids  # index of the IT token in each document, 0 for none, (n, documents)
+    value: Ids  # value of the document's IT token, -1 for none, (n, documents)
+    antecedent: Ids  # entity of the IT token, -1 for none, (n, documents)
+    last_value: Ids  # last value of each entity, -1 for none, (n, entities)
+    word: Ids  # word of each entity's fact, -1 for none, (n, entities)
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """One question per row of a World.
+    """One question per row of a World."""
 
-    Attributes:
-        tokens: (n, 1), or (n, 2) for `compare`.
-        answer: answer ids, (n,); -1 if the row has no such question.
-        argument: entity or value named by each question token, (n, tokens).
-        hop: intermediate result of a solver for each question token, (n, tokens).
-        hard: True if the question needs more than the nearest statement, such as an update that
-            overwrote an earlier value, (n,).
-    """
-
-    tokens: Ids
-    answer: Ids
-    argument: Ids
-    hop: Ids
+    tokens: Ids  # (n, 1), or (n, 2) for `compare`
+    answer: Ids  # answer ids, (n,); -1 if the row has no such question
+    argument: Ids  # entity or value named by each question token, (n, tokens)
+    hop: Ids  # intermediate result of a solver for each question token, (n, tokens)
+    # True if the question needs more than the nearest statement, such as an update that overwrote
+    # an earlier value, (n,)
     hard: npt.NDArray[np.bool_]
 
 
@@ -155,8 +131,6 @@ def make_world(
     """Draw document sets.
 
     Args:
-        rng: the only source of randomness.
-        num_prompts: number of rows.
         documents: documents per prompt, 2 to `NUM_VALUES`.
         length: tokens per document, at least 4.
         haystack: documents of fillers alone, at random places among the others.
@@ -210,11 +184,7 @@ def _spread(rng: np.random.Generator, documents: Ids, haystack: int) -> tuple[Id
 
 
 def ask(rng: np.random.Generator, world: World, *, task: str) -> Questions:
-    """Draw one question of a task for each row.
-
-    Raises:
-        KeyError: an unknown task.
-    """
+    """Draw one question of a task for each row."""
     n, d = world.value.shape
     rows = np.arange(n)
     about = rng.integers(1, d, n)

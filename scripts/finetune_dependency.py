@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragboost.engine.http.extension import parse_graph
 from ragboost.engine.loading import TUNED
-from ragboost.engine.text.graph_prompts import PromptWriter
 from ragboost.engine.text.tokenizer import ChatTokenizer
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.conversation import PromptWriter
+from ragboost.graph.layout import DepPrompt, LinearNode
+from ragboost.graph.request import parse_graph
 from research.dependency_tuning import TuningExample, answer_loss, collate
 
 
@@ -85,8 +85,8 @@ def main() -> None:
             batch, losses = examples[start : start + args.batch], []
             for first in range(0, len(batch), args.micro_batch):
                 part = batch[first : first + args.micro_batch]
-                made = collate(part, positions=args.positions, dtype=dtype)
-                loss = answer_loss(model, type(made)(*(t.to(args.device) for t in made)))
+                tensors = collate(part, positions=args.positions, dtype=dtype)
+                loss = answer_loss(model, type(tensors)(*(t.to(args.device) for t in tensors)))
                 (loss * len(part) / len(batch)).backward()
                 losses.append(loss.detach() * len(part) / len(batch))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -55,11 +55,10 @@ REUSE = """
 from pathlib import Path
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.store.lru import ChunkStore
-from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.disk import DiskTier
 adapter = ModelAdapter(model)
-reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=1 << 20))
+reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 20))
 """
 BEFORE = {  # setup that the code blocks of a page assume
     "README.md": "",
@@ -83,10 +82,10 @@ embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in t
     "docs/graph.md": TINY_MODEL
     + REUSE
     + """
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.layout import DepPrompt, LinearNode
 Path("facts.csv").write_text("head,relation,tail\\nElon Musk,founded,SpaceX\\n")
 paths = [[20, 21, 22, 23, 24], [20, 21, 25, 26]]
-from ragboost.graph.depkv import DepCache
+from ragboost.graph.depcache import DepCache
 prompts = [DepPrompt.of(system, paths, task)]
 subgraphs = {"a": [30, 31, 32], "b": [33, 34]}
 """,

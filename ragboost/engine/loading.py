@@ -14,24 +14,22 @@ from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
-from ragboost.chunk_cache.selection import POLICIES
-from ragboost.chunk_cache.store.contract import KVStore
+from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin
-from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
+from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner, has_window
 from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.scheduler import Scheduler
-from ragboost.engine.text.graph_prompts import GraphAttention, GraphPrompts
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
-from ragboost.graph.depkv import DepCache
+from ragboost.graph.conversation import GraphAttention, GraphPrompts
+from ragboost.graph.depcache import DepCache
 
 logger = logging.getLogger(__name__)
 
@@ -41,27 +39,16 @@ TUNED = "ragboost_dependency"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to serve.
+    """A model that is ready to serve."""
 
-    Attributes:
-        name: in the API.
-        runner: computes its forwards.
-        tokenizer: with its chat template.
-        stop_ids: tokens that end a generation.
-        graphs: lays out prompts with graphs.
-        depcache: computes them; None: graphs are written out as text.
-        adapter: computes reused chunks; None: chunks cannot be reused.
-        reuse_refusal: why chunks cannot be reused; None: they can.
-    """
-
-    name: str
-    runner: ModelRunner
-    tokenizer: ChatTokenizer
-    stop_ids: frozenset[int]
-    graphs: GraphPrompts
-    depcache: DepCache | None = None
-    adapter: ModelAdapter | None = None
-    reuse_refusal: str | None = None
+    name: str  # in the API
+    runner: ModelRunner  # computes its forwards
+    tokenizer: ChatTokenizer  # with its chat template
+    stop_ids: frozenset[int]  # tokens that end a generation
+    graphs: GraphPrompts  # lays out prompts with graphs
+    depcache: DepCache | None = None  # computes them; None: graphs are written out as text
+    adapter: ModelAdapter | None = None  # computes reused chunks; None: chunks cannot be reused
+    reuse_refusal: str | None = None  # why chunks cannot be reused; None: they can
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:
@@ -141,7 +128,7 @@ def make_engine(
         max_running=settings.max_running,
         max_running_tokens=settings.max_running_tokens,
         max_step_tokens=settings.max_step_tokens,
-        chunk_scheduler=_chunk_scheduler(loaded.adapter, settings),
+        chunk_filler=_chunk_filler(loaded.adapter, settings),
         graph_runner=GraphRunner(loaded.depcache) if loaded.depcache is not None else None,
     )
     return Engine(scheduler, max_waiting=settings.max_waiting, publish=publish)
@@ -170,12 +157,12 @@ def _graph_attention(
     """Decide how graphs are attended to; return it, the reason why not by dependency attention,
     and what computes it."""
     config = model.config.get_text_config()
-    tuned, wanted = getattr(config, TUNED, None), settings.graph_attention
-    mode: GraphAttention = "dependency" if wanted == "auto" else wanted
+    tuned, requested = getattr(config, TUNED, None), settings.graph_attention
+    mode: GraphAttention = "dependency" if requested == "auto" else requested
     reason = None if mode == "dependency" else f"engine.graph_attention is {mode}"
     if mode != "self" and (refusal is not None or has_window(config)):
         mode, reason = "self", refusal or "the model has sliding windows"
-    elif wanted == "auto" and tuned is None:
+    elif requested == "auto" and tuned is None:
         mode = "self"
         reason = (
             "the model was not tuned for it; scripts/finetune_dependency.py does that, and "
@@ -194,9 +181,7 @@ def _graph_attention(
     return mode, reason, depcache
 
 
-def _chunk_scheduler(
-    adapter: ModelAdapter | None, settings: EngineSettings
-) -> ChunkScheduler | None:
+def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> ChunkFiller | None:
     if adapter is None:
         return None
     directory = settings.reuse_directory
@@ -208,22 +193,30 @@ def _chunk_scheduler(
     # No measurement on a GPU says that another backend is faster there.
     backend = "tiled" if settings.reuse_attention == "auto" else settings.reuse_attention
     reuse = ChunkReuse(adapter, store, recipes=recipes, backend=backend)
-    if settings.reuse_policy not in reuse.policies:
+    if settings.reuse_policy not in served_policies(reuse):
         raise ConfigError(
             f"engine.reuse_policy {settings.reuse_policy!r} needs chunks that "
             "`ragboost precompute` has prepared in engine.reuse_directory"
         )
-    return ChunkScheduler(reuse)
+    return ChunkFiller(reuse)
 
 
-def _chunk_store(device: torch.device, settings: EngineSettings) -> KVStore:
-    if settings.reuse_directory is None:
-        return ChunkStore(capacity_bytes=settings.reuse_capacity_bytes)
+def served_policies(reuse: ChunkReuse) -> list[str]:
+    """Return the policies that requests may name: those that need measurements only with prepared
+    chunks, which have them."""
+    has_measures = bool(reuse.library.recipes)
+    return [name for name in POLICIES if has_measures or name not in MEASURED]
+
+
+def _chunk_store(device: torch.device, settings: EngineSettings) -> TieredStore:
     fastest, is_cpu = settings.reuse_capacity_bytes, device.type == "cpu"
+    disk = None
+    if settings.reuse_directory is not None:
+        disk = DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes)
     return TieredStore(
         accelerator_bytes=0 if is_cpu else fastest,
         host_bytes=fastest if is_cpu else settings.reuse_host_bytes,
-        disk=DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes),
+        disk=disk,
         device=device,
     )
 

@@ -3,10 +3,9 @@ paths, write them for a model."""
 
 from ragboost.graph.load import read_triplets, triplets_from_langchain
 from ragboost.graph.prune import LexicalScorer, PathScorer, best_paths
-from ragboost.graph.render import path_segments, path_text
 from ragboost.graph.retrieve import GraphRetriever, Subgraph, paths_of
 from ragboost.graph.store import GraphStore
-from ragboost.graph.triplets import RelationPath, Triplet
+from ragboost.graph.triplets import RelationPath, Triplet, path_segments, path_text
 
 __all__ = [
     "GraphRetriever",

@@ -13,14 +13,13 @@ from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import masked_attention
 from ragboost.graph.layout import Interval, Layout, merged
 
-TILE = 128
-"""Maximum rows per tile."""
+TILE = 128  # rows at most
+# Pairs of row and key that cost about as much as another call: tiles are merged while that wastes
+# fewer pairs.
 CALL_PAIRS = 4096
-"""Pairs of row and key that cost about as much as another call: tiles are merged while that wastes
-fewer pairs."""
+# Up to so many keys a prompt without branches uses the model's own attention, bit for bit, since
+# its dense mask is small.
 LONGEST_CHAIN = 4096
-"""Maximum keys of a prompt without branches for which the model's own attention is used, bit for
-bit, since its dense mask is small."""
 
 
 class _Piece(NamedTuple):
@@ -45,11 +44,7 @@ class _Tile(NamedTuple):
 
 
 class TreeAttention:
-    """The attention backend of one prompt.
-
-    Args:
-        layout: layout of the prompt, on the model's device.
-    """
+    """The attention backend of one prompt, whose layout is on the model's device."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

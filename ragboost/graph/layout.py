@@ -1,63 +1,124 @@
-"""Lay out a prompt of parts as one sequence: tokens, positions and visibility (DepCache algorithm
-1).
+"""A prompt as parts that depend on each other (DepCache section 5), and its layout as one sequence:
+tokens, positions and visibility (algorithm 1).
 
 Knows token ids. Does not know models or stored KV. The mask is never in memory as a whole: it is a
 predicate on slots, and a list of runs with the intervals of slots that each sees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 
-from ragboost.graph.prompt import DepPrompt, LinearNode, TokenPath, TreeNode
+from ragboost.errors import RequestError
 
 Positions = Literal["depth", "preorder"]
 """The position of a token. `depth`: after the tokens it sees, so that its KV does not depend on
 siblings and is reusable as it is. `preorder`: its slot in the sequence, as in the paper."""
+TokenPath = tuple[int, ...]
 Interval = tuple[int, int]
 
 
-class Run(NamedTuple):
-    """Consecutive tokens without a branch.
+@dataclass(frozen=True, slots=True)
+class LinearNode:
+    """A part whose tokens follow one another."""
 
-    Attributes:
-        start, stop: slots.
-        parent: index of the run it continues; -1 for none.
-        is_chain: the tokens it sees form a single path from the root, by which its KV can be found.
-        sees: slots before it that all of its tokens see, as ascending disjoint intervals.
+    name: str
+    tokens: TokenPath
+    depends_on: tuple[str, ...] = ()  # parts that its tokens see, along with what those depend on
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A part made of relation paths, from the root entity on. A token sees the tokens before it on
+    its own paths: paths share the tokens of a common prefix, and branches are independent.
+
+    Every segment (an entity, a relation) must be tokenised separately, so that equal prefixes have
+    equal ids.
     """
+
+    name: str
+    paths: tuple[TokenPath, ...]
+    depends_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DepPrompt:
+    """Parts in an order in which each depends only on earlier ones. The last part is linear and has
+    at least one token; it is always computed, for the logits of its last token.
+
+    Raises:
+        RequestError: the parts do not satisfy this.
+    """
+
+    nodes: tuple[LinearNode | TreeNode, ...]
+
+    def __post_init__(self) -> None:
+        last = self.nodes[-1] if self.nodes else None
+        if not isinstance(last, LinearNode) or not last.tokens:
+            raise RequestError("the last node must be a LinearNode with at least one token")
+        names: set[str] = set()
+        for index, node in enumerate(self.nodes):
+            if node.name in names:
+                where = f"nodes[{index}].name"
+                raise RequestError(f"{where} {node.name!r} is not unique", param=where)
+            for other in node.depends_on:
+                if other not in names:
+                    where = f"nodes[{index}].depends_on"
+                    raise RequestError(
+                        f"{where} names {other!r}, which is not an earlier node", param=where
+                    )
+            names.add(node.name)
+
+    @classmethod
+    def of(
+        cls, system: Sequence[int], paths: Sequence[Sequence[int]], task: Sequence[int]
+    ) -> "DepPrompt":
+        """Return the usual prompt: the graph depends on the system text, the task on both."""
+        return cls(
+            (
+                LinearNode("system", tuple(system)),
+                TreeNode("context", tuple(map(tuple, paths)), ("system",)),
+                LinearNode("task", tuple(task), ("system", "context")),
+            )
+        )
+
+
+# The paths (5, 6, 7), (5, 6, 8, 9) and (4, 3) between a system text and a task:
+#
+# slot         0        1   2    3        4   5    6   7    8         len = 9
+# token      | 1      | 5   6  | 7      | 8   9  | 4   3  | 2       |
+# run        | 0      | 1      | 2      | 3      | 4      | 5       |
+# parent     | -1     | 0      | 1      | 1      | 0      | -1      |
+# sees       |        | [0,1)  | [0,3)  | [0,3)  | [0,1)  | [0,8)   |
+# end        | 8      | 6   6  | 4      | 6   6  | 8   8  | 9       |
+# depth      | 0      | 1   2  | 3      | 3   4  | 1   2  | 5       |
+# part       | system | context                            | task    |
+
+
+class Run(NamedTuple):
+    """Consecutive tokens without a branch, in the slots [start, stop)."""
 
     start: int
     stop: int
-    parent: int
-    is_chain: bool
-    sees: tuple[Interval, ...]
+    parent: int  # index of the run it continues; -1 for none
+    has_path: bool  # the tokens it sees are one path from the root, by which its KV can be found
+    sees: tuple[Interval, ...]  # slots before it that all its tokens see, ascending and disjoint
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A prompt as a sequence. The token in slot s has position `positions[s]`.
-
-    Attributes:
-        tokens: token ids, parts in order and trees in pre-order.
-        positions: positions for RoPE, (tokens,).
-        runs: runs in the order of their slots.
-        spans: slots of each part by name.
-        node: index of each slot's part, (tokens,).
-        end: first slot after the branch that begins at each slot, (tokens,).
-        closure: parts that each part sees besides itself, (parts, parts) bool.
-    """
+    """A prompt as a sequence: parts in order, trees in pre-order."""
 
     tokens: list[int]
-    positions: torch.Tensor
-    runs: list[Run]
-    spans: dict[str, Interval]
-    node: torch.Tensor
-    end: torch.Tensor
-    closure: torch.Tensor
+    positions: torch.Tensor  # for RoPE, (tokens,)
+    runs: list[Run]  # in the order of their slots
+    spans: dict[str, Interval]  # slots of each part
+    node: torch.Tensor  # index of each slot's part, (tokens,)
+    end: torch.Tensor  # first slot after the runs that continue each slot, (tokens,)
+    closure: torch.Tensor  # parts that each part sees besides itself, (parts, parts) bool
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,27 +131,12 @@ class Layout:
     @cached_property
     def is_chain(self) -> bool:
         """True if every token sees all tokens before it, as in ordinary attention."""
-        return all(run.sees in ((), ((0, run.start),)) for run in self.runs) and all(
-            run.sees or run.start == 0 for run in self.runs
-        )
+        return all(run.sees == (((0, run.start),) if run.start else ()) for run in self.runs)
 
     @property
     def next_position(self) -> int:
         """Position of the first generated token."""
         return int(self.positions[-1]) + 1
-
-    def num_pairs(self, rows: torch.Tensor | None = None) -> int:
-        """Return the number of pairs of a token and a token it sees, itself included: the work of
-        attention.
-
-        Args:
-            rows: slots of the tokens to count, ascending; None: all.
-        """
-        slots = torch.arange(len(self)) if rows is None else rows.cpu()
-        starts = torch.tensor([run.start for run in self.runs])
-        seen = torch.tensor([sum(b - a for a, b in run.sees) for run in self.runs])
-        run = torch.searchsorted(starts, slots, right=True) - 1
-        return int((seen[run] + slots - starts[run] + 1).sum())
 
     def sees(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return a bool mask, broadcast over slots: True where tokens in `rows` see `keys`."""
@@ -123,8 +169,8 @@ class Layout:
 def lay_out(prompt: DepPrompt, *, positions: Positions = "depth") -> Layout:
     """Return the layout of a prompt."""
     builder = _LayoutBuilder(prompt)
-    for number in range(len(prompt.nodes)):
-        builder.add(number)
+    for node in prompt.nodes:
+        builder.add(node)
     return builder.layout(positions)
 
 
@@ -132,94 +178,84 @@ class _LayoutBuilder:
     """A layout under construction, part by part; lists are by slot, except `_runs`."""
 
     def __init__(self, prompt: DepPrompt) -> None:
-        self._nodes = {node.name: node for node in prompt.nodes}
-        self._names = list(self._nodes)
+        self._index = {node.name: index for index, node in enumerate(prompt.nodes)}
+        self._names = list(self._index)
         self._closure = torch.zeros(len(self._names), len(self._names), dtype=torch.bool)
         self._tokens: list[int] = []
         self._positions: list[int] = []
-        self._node: list[int] = []
-        self._end: list[int] = []
         self._runs: list[Run] = []
         self._spans: dict[str, Interval] = {}
         self._last_run: dict[str, int] = {}  # of the linear parts that are one path from the root
 
     def layout(self, positions: Positions) -> Layout:
+        ends = [run.stop for run in self._runs]
+        for index in range(len(ends) - 1, -1, -1):
+            parent = self._runs[index].parent
+            if parent >= 0:  # it comes before what continues it
+                ends[parent] = max(ends[parent], ends[index])
         is_preorder = positions == "preorder"
         return Layout(
             self._tokens,
             torch.tensor(list(range(len(self._tokens))) if is_preorder else self._positions),
             self._runs,
             self._spans,
-            torch.tensor(self._node),
-            torch.tensor(self._end),
+            _repeated(range(len(self._names)), self._spans.values()),
+            _repeated(ends, [(run.start, run.stop) for run in self._runs]),
             self._closure,
         )
 
-    def add(self, number: int) -> None:
-        """Append the part with this index."""
-        node = self._nodes[self._names[number]]
+    def add(self, node: LinearNode | TreeNode) -> None:
+        closure = self._closure[self._index[node.name]]
         for name in node.depends_on:
-            other = self._names.index(name)
-            self._closure[number] |= self._closure[other]
-            self._closure[number, other] = True
-        seen = [self._names[other] for other in self._closure[number].nonzero().flatten().tolist()]
-        intervals = merged([self._spans[name] for name in seen])
-        parent = self._parent_run(seen)
+            closure |= self._closure[self._index[name]]
+            closure[self._index[name]] = True
+        dependencies = self._reach(node.name)
+        intervals = merged([self._spans[name] for name in dependencies])
+        parent = self._parent_run(dependencies)
         depth = max((self._positions[s] for a, b in intervals for s in range(a, b)), default=-1)
         start = len(self._tokens)
         root = Run(start, start, -1 if parent is None else parent, parent is not None, intervals)
-        self._add_runs(node, root, number=number, position=depth + 1)
+        self._add_runs(node, root, position=depth + 1)
         self._spans[node.name] = (start, len(self._tokens))
         if isinstance(node, LinearNode) and parent is not None:
             self._last_run[node.name] = len(self._runs) - 1 if node.tokens else parent
 
-    def _parent_run(self, seen: list[str]) -> int | None:
+    def _reach(self, name: str) -> list[str]:
+        row = self._closure[self._index[name]]
+        return [self._names[other] for other in row.nonzero().flatten().tolist()]
+
+    def _parent_run(self, names: list[str]) -> int | None:
         """Return the last run of the path that a part which sees these parts continues, -1 for the
         root; None if they do not form a path."""
-        if not seen:
-            return -1
         path: set[str] = set()
-        for name in seen:  # in order: each must see all before it
-            if name not in self._last_run or not path <= self._reach(name):
+        for name in names:  # in order: each must see all before it
+            if name not in self._last_run or not path.issubset(self._reach(name)):
                 return None
             path.add(name)
-        return self._last_run[seen[-1]]
+        return self._last_run[names[-1]] if names else -1
 
-    def _reach(self, name: str) -> set[str]:
-        row = self._closure[self._names.index(name)]
-        return {self._names[other] for other in row.nonzero().flatten().tolist()}
-
-    def _add_runs(
-        self, node: LinearNode | TreeNode, root: Run, *, number: int, position: int
-    ) -> None:
+    def _add_runs(self, node: LinearNode | TreeNode, root: Run, *, position: int) -> None:
         """Append a part's runs. `root` has the parent and the visibility of its first run."""
         paths = node.paths if isinstance(node, TreeNode) else (node.tokens,)
         # Branches still to lay out, the next one last: paths with the same first token, the number
-        # of their tokens already laid out, the run before, and what it sees; an integer closes a
-        # run.
-        todo: list[tuple[list[TokenPath], int, int, tuple[Interval, ...]] | int] = [
-            (group, 0, root.parent, root.sees) for group in reversed(_groups(list(paths), 0))
-        ]
+        # of their tokens already laid out, the run before, and what it sees.
+        todo = [(group, 0, root.parent, root.sees) for group in reversed(_groups(paths, 0))]
         while todo:
-            branch = todo.pop()
-            if isinstance(branch, int):
-                closed = self._runs[branch]
-                count = closed.stop - closed.start
-                self._end[closed.start : closed.stop] = [len(self._tokens)] * count
-                continue
-            group, done, parent, sees = branch
+            group, done, parent, sees = todo.pop()
             stop = _common(group, done)
             start = len(self._tokens)
             self._tokens += group[0][done:stop]
             self._positions += range(position + done, position + stop)
-            self._node += [number] * (stop - done)
-            self._end += [0] * (stop - done)
             index = len(self._runs)
-            run = Run(start, len(self._tokens), parent, root.is_chain, sees)
-            self._runs.append(run)
-            todo.append(index)
-            below = merged([*sees, (run.start, run.stop)])
+            self._runs.append(Run(start, len(self._tokens), parent, root.has_path, sees))
+            below = merged([*sees, (start, len(self._tokens))])
             todo += [(part, stop, index, below) for part in reversed(_groups(group, stop))]
+
+
+def _repeated(values: Iterable[int], intervals: Iterable[Interval]) -> torch.Tensor:
+    """Return each value once per slot of its interval, (tokens,)."""
+    sizes = torch.tensor([stop - start for start, stop in intervals])
+    return torch.tensor(list(values)).repeat_interleave(sizes)
 
 
 def _groups(paths: Sequence[TokenPath], done: int) -> list[list[TokenPath]]:

@@ -28,16 +28,15 @@ def read_triplets(path: Path | str) -> Iterator[Triplet]:
     first line that contains their names, in any order and among others, is a header.
 
     Raises:
-        RequestError: the file cannot be read, has another type, or has a line that is not a
-            triplet; the message names file and line.
+        RequestError: the file cannot be read or has another type, or a line is no triplet.
     """
     path = Path(path)
-    kinds = {".jsonl": _jsonl, ".csv": _table, ".tsv": _table}
-    if path.suffix not in kinds:
+    readers = {".jsonl": _jsonl, ".csv": _table, ".tsv": _table}
+    if path.suffix not in readers:
         raise RequestError(f"{path} must end in .jsonl, .csv or .tsv", param="path")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from kinds[path.suffix](file, path)
+            yield from readers[path.suffix](file, path)
     except UnicodeDecodeError as error:
         raise RequestError(f"{path}: not UTF-8 at byte {error.start + 1}") from None
     except OSError as error:
@@ -52,18 +51,17 @@ def triplets_from_langchain(documents: Iterable[Any]) -> Iterator[Triplet]:
     """
     for i, document in enumerate(documents):
         for j, relationship in enumerate(_field(document, "relationships") or ()):
-            ends = [_field(_field(relationship, name), "id") for name in ("source", "target")]
-            kind = _field(relationship, "type")
+            head, tail = (_field(_field(relationship, name), "id") for name in ("source", "target"))
             # Ids may be numbers; relation types are written like HAS_PART.
-            parts = (_text(ends[0]), _words(kind), _text(ends[1]))
+            parts = (_text(head), _words(_field(relationship, "type")), _text(tail))
             yield as_triplet(parts, where=f"documents[{i}].relationships[{j}]")
 
 
 def _jsonl(file: Iterable[str], path: Path) -> Iterator[Triplet]:
-    for number, line in enumerate(file, 1):
+    for line_number, line in enumerate(file, 1):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
+        where = f"{path}:{line_number}"
         value = decode(line.encode(), where=where)
         if isinstance(value, dict):
             names = next((names for names in _NAMES if all(n in value for n in names)), _NAMES[0])

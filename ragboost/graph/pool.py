@@ -15,7 +15,6 @@ class TokenPool:
     """Rows of KV, each with the position its keys are rotated to.
 
     Args:
-        adapter: the model.
         num_rows: capacity in tokens, on the model's device.
         num_host_rows: further rows in host memory, numbered from `num_rows` on; page-locked if the
             model is on a GPU.
@@ -29,31 +28,23 @@ class TokenPool:
         size = num_rows + num_host_rows
         self._positions = torch.zeros(size, dtype=torch.long, device=adapter.device)
 
-    def demote(self, *, rows: torch.Tensor, to: torch.Tensor) -> None:
-        """Copy rows of the device to rows of host memory, (rows,) each."""
+    def move(self, *, rows: torch.Tensor, to: torch.Tensor) -> None:
+        """Copy rows of one tier to rows of the other, (rows,) each."""
         self._positions[to] = self._positions[rows]
-        at = (to - self.num_rows).cpu()
+        is_demotion = bool(to[0] >= self.num_rows)
         for above, below in zip(self._layers, self._host, strict=True):
-            for source, target in zip(above, below, strict=True):
-                target.index_copy_(2, at, source.index_select(2, rows).cpu())
-
-    def promote(self, *, rows: torch.Tensor, to: torch.Tensor) -> None:
-        """Copy rows of host memory to rows of the device, (rows,) each."""
-        self._positions[to] = self._positions[rows]
-        for above, below in zip(self._layers, self._host, strict=True):
-            for target, source in zip(above, below, strict=True):
-                target.index_copy_(2, to, self._from_host(source, rows))
+            for fast, slow in zip(above, below, strict=True):
+                if is_demotion:
+                    kv = fast.index_select(2, rows).cpu()
+                    slow.index_copy_(2, (to - self.num_rows).cpu(), kv)
+                else:
+                    fast.index_copy_(2, to, self._from_host(slow, rows))
 
     def store(
         self, cache: RequestCache, *, slots: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
     ) -> None:
-        """Copy KV from the cache of a request.
-
-        Args:
-            cache: the cache.
-            slots, rows: place of each token in the cache and in the pool, (tokens,); on the device.
-            at: positions that the keys are rotated to, (tokens,).
-        """
+        """Copy KV from slots of a request's cache, its keys rotated to the positions `at`, to rows
+        of the device, (tokens,) each."""
         self._positions[rows] = at
         for layer, (keys, values) in zip(cache.layers, self._layers, strict=True):
             keys.index_copy_(2, rows, layer.keys.index_select(2, slots))
@@ -69,11 +60,11 @@ class TokenPool:
         length: int,
         is_rotated: bool = True,
     ) -> None:
-        """Copy KV to the cache of a request, rotating keys to their new positions (DepCache eq. 5).
-        Keys are copied bit for bit if no position changes.
+        """Copy KV of any rows to the cache of a request, rotating keys to their new positions
+        (DepCache eq. 5). Keys are copied bit for bit if no position changes.
 
         Args:
-            cache, slots, rows, at: as in `store`; `rows` may be in host memory, too.
+            cache, slots, rows, at: as in `store`.
             length: tokens of the prompt, which determine the RoPE frequencies.
             is_rotated: False leaves keys as they are, the paper's ablation.
         """
@@ -83,18 +74,18 @@ class TokenPool:
             frequencies = self._adapter.frequencies(length)
             rotation = KeyRotation(
                 stored=stored,
-                wanted=at,
+                target=at,
                 old=[(frequencies, len(rows))],
                 new=frequencies,
                 layouts=self._adapter.layouts,
             )
         is_host = rows >= self.num_rows
         for index, layer in enumerate(cache.layers):
-            moved = self._read(index, 0, rows, is_host)
+            keys, values = (self._read(index, part, rows, is_host) for part in (0, 1))
             if rotation is not None:
-                moved = rotation.apply(moved, index)
-            layer.keys.index_copy_(2, slots, moved)
-            layer.values.index_copy_(2, slots, self._read(index, 1, rows, is_host))
+                keys = rotation.apply(keys, index)
+            layer.keys.index_copy_(2, slots, keys)
+            layer.values.index_copy_(2, slots, values)
 
     def _read(
         self, layer: int, part: int, rows: torch.Tensor, is_host: torch.Tensor
@@ -108,8 +99,7 @@ class TokenPool:
         return read
 
     def _from_host(self, stored: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        found = stored.index_select(2, (rows - self.num_rows).cpu())
-        return found.to(self._adapter.device)
+        return stored.index_select(2, (rows - self.num_rows).cpu()).to(self._adapter.device)
 
 
 def _empty(

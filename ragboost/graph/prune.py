@@ -35,13 +35,13 @@ class LexicalScorer:
         bags = [Counter(_words(" ".join(path.parts[1:]))) for path in paths]
         frequency = Counter(word for bag in bags for word in bag)
         rarity = {word: math.log(1 + len(bags) / n) for word, n in frequency.items()}
-        asked = {word: rarity.get(word, 0.0) for word in _words(question)}
-        size = math.hypot(*asked.values()) or 1.0
+        target = {word: rarity.get(word, 0.0) for word in _words(question)}
+        size = math.hypot(*target.values()) or 1.0
         scores = []
         for bag in bags:
             weights = {word: count * rarity[word] for word, count in bag.items()}
             length = math.hypot(*weights.values()) or 1.0
-            common = sum(weight * asked.get(word, 0.0) for word, weight in weights.items())
+            common = sum(weight * target.get(word, 0.0) for word, weight in weights.items())
             scores.append(common / (length * size))
         return scores
 
@@ -53,9 +53,8 @@ def best_paths(
     k: int,
     scorer: PathScorer | None = None,
 ) -> list[RelationPath]:
-    """Return the `k` paths most similar to a question; equal scores prefer the earlier path.
-
-    They keep their given order, so that equal choices give equal prompts.
+    """Return the `k` paths most similar to a question, the earlier one of equals, in their original
+    order, so that equal choices give equal prompts.
 
     Raises:
         RequestError: `k` below 1, or a score that is not finite.

@@ -10,12 +10,10 @@ import torch
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.chunk_cache.model.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.recompute import recompute
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.selection.policy import budget, choose
-from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.graph.layout import Layout
 
 
@@ -26,43 +24,37 @@ def repair(
     *,
     ratio: float,
     policy: str,
-    pace: Pace = AT_ONCE,
-) -> tuple[torch.Tensor, int]:
-    """Recompute a share of the trees' tokens, and compute the task.
+    pace: Pace,
+) -> Steps[tuple[torch.Tensor, int]]:
+    """Recompute a share of the trees' tokens, and compute the task, in steps.
 
-    Args:
-        adapter: the model.
-        layout: layout of the prompt.
-        cache: KV of the prompt, complete but for the task; written to.
-        ratio: share of the trees' tokens, 0 to 1.
-        policy: a name in `selection.POLICIES`.
-        pace: splits the computation into pieces.
+    `cache` holds the KV of the prompt, complete but for the task, and is written to.
 
     Returns:
         The logits of the last token, (vocabulary,), and the number of recomputed tokens.
     """
     cache.positions = layout.positions
     assembly = _assembly(layout, cache)
-    candidates = assembly.candidates
-    chooser = make_policy(policy)
-    num_tokens = budget(chooser.ratio(ratio), len(candidates))
     backend = make_backend("tiled")
-    selected = candidates[:num_tokens]
-    if 0 < num_tokens < len(candidates):
-        view = SelectionView(adapter, assembly, budget=num_tokens, backend=backend, pace=pace)
-        selected = choose(assembly, chooser.score(view), num_tokens=num_tokens)
-    logits = recompute(adapter, assembly, selected=selected, backend=backend, pace=pace)
+    selected = yield from make_policy(policy).select(
+        adapter, assembly, ratio=ratio, backend=backend, pace=pace
+    )
+    rows = assembly.rows_to_compute(selected)
+    logits = yield from recompute(adapter, assembly, rows, backend=backend, pace=pace)
+    assert logits is not None, "the task is computed"
     return logits, len(selected)
 
 
 def _assembly(layout: Layout, cache: RequestCache) -> Assembly:
     """Return the prompt with the branches that do not see everything before them as its chunks."""
+    # slot     0   1     3   4     6     8         9    of the drawing in `layout`
+    # run      | 0 | 1   | 2 | 3   | 4   | 5       |
+    # source   | exact       | approx.   | missing |
     source = torch.full((len(layout),), int(TokenSource.EXACT), dtype=torch.int8)
     source[layout.task :] = TokenSource.MISSING
     chunks = []
     for run in layout.runs[:-1]:
-        seen = sum(stop - start for start, stop in run.sees)
-        if seen < run.start:
+        if sum(stop - start for start, stop in run.sees) < run.start:
             source[run.start : run.stop] = TokenSource.APPROXIMATE
             chunks.append((run.start, run.stop))
     device = layout.positions.device

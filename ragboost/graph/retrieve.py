@@ -5,7 +5,7 @@ Knows the store and texts. Does not know models or prompts.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 
 from ragboost.errors import RequestError
@@ -15,109 +15,72 @@ from ragboost.graph.triplets import RelationPath, Triplet
 
 _TOKEN = re.compile(r"\S+")
 _TRIM = ".,;:!?\"'()[]{}"
-_MAX_CANDIDATES = 20_000
-"""Most paths of one entity that are scored, in the order of the store."""
-_MAX_WORDS = 8
-"""Longest entity name, in words, that is recognised in a question."""
-INVERSE = "inverse of {}"
-"""Name of a relation that is followed against its direction."""
+_MAX_CANDIDATES = 20_000  # paths of one entity that are scored, in the order of the store
+_MAX_WORDS = 8  # of an entity name that is recognised in a question
+_INVERSE = "inverse of {}"  # a relation that is followed against its direction
 
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """The relation paths retrieved for one entity.
-
-    Attributes:
-        entity: the root of the paths.
-        paths: in the order of the store.
-    """
+    """The relation paths retrieved for one entity, their root, in the order of the store."""
 
     entity: str
     paths: tuple[RelationPath, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class GraphRetriever:
-    """Retrieves subgraphs from a store.
+    """Retrieves subgraphs from a store; the defaults are the paper's."""
 
-    Args:
-        store: the graph.
-        hops: most relations of a path (DepCache's L).
-        max_paths: paths kept per entity (30 in the paper).
-        max_entities: entities taken from a question, in text order (10 in the paper).
-        max_edges: edges followed from one entity, which bounds the cost of hubs.
-        scorer: ranks paths for pruning; None for `LexicalScorer`.
-        has_inverse: also follow edges against their direction.
-    """
+    store: GraphStore
+    _: KW_ONLY
+    hops: int = 2  # most relations of a path (DepCache's L)
+    max_paths: int = 30  # kept per entity
+    max_entities: int = 10  # taken from a question, in text order
+    max_edges: int = 200  # followed from one entity, which bounds the cost of hubs
+    scorer: PathScorer | None = None  # ranks paths for pruning; None: `LexicalScorer`
+    has_inverse: bool = False  # also follow edges against their direction
 
-    def __init__(
-        self,
-        store: GraphStore,
-        *,
-        hops: int = 2,
-        max_paths: int = 30,
-        max_entities: int = 10,
-        max_edges: int = 200,
-        scorer: PathScorer | None = None,
-        has_inverse: bool = False,
-    ) -> None:
-        for name, value in (
-            ("hops", hops),
-            ("max_paths", max_paths),
-            ("max_entities", max_entities),
-            ("max_edges", max_edges),
-        ):
-            if value < 1:
+    def __post_init__(self) -> None:
+        for name in ("hops", "max_paths", "max_entities", "max_edges"):
+            if (value := getattr(self, name)) < 1:
                 raise RequestError(f"{name} must be at least 1, got {value}", param=name)
-        self._store = store
-        self._hops = hops
-        self._max_paths = max_paths
-        self._max_entities = max_entities
-        self._max_edges = max_edges
-        self._scorer = scorer
-        self._has_inverse = has_inverse
 
     def retrieve(self, question: str, *, entities: Sequence[str] | None = None) -> list[Subgraph]:
-        """Return a subgraph for each entity that has paths.
-
-        Args:
-            question: ranks the paths.
-            entities: roots, for example from an entity linker; None for the entities that the
-                question names.
-        """
+        """Return a subgraph for each entity that has paths: of the entities from an entity linker,
+        say, or of those that the question names. The question ranks the paths."""
         roots = self.entities_in(question) if entities is None else entities
-        found = []
-        for root in roots[: self._max_entities]:
-            name = self._store.find(root)
+        subgraphs = []
+        for root in roots[: self.max_entities]:
+            name = self.store.find(root)
             paths = [] if name is None else list(islice(self._paths(name), _MAX_CANDIDATES))
             if name is not None and paths:
-                kept = best_paths(question, paths, k=self._max_paths, scorer=self._scorer)
-                found.append(Subgraph(name, tuple(kept)))
-        return found
+                best = best_paths(question, paths, k=self.max_paths, scorer=self.scorer)
+                subgraphs.append(Subgraph(name, tuple(best)))
+        return subgraphs
 
     def entities_in(self, question: str) -> list[str]:
         """Return the graph's entities that a text names, in text order. The longest of overlapping
         names wins; case and surrounding punctuation are ignored."""
         words = _TOKEN.findall(question)
-        found: dict[str, None] = {}
+        entities: dict[str, None] = {}
         start = 0
         while start < len(words):
             for stop in range(min(len(words), start + _MAX_WORDS), start, -1):
-                name = self._named(" ".join(words[start:stop]))
+                name = self._entity(" ".join(words[start:stop]))
                 if name is not None:
-                    found[name] = None
+                    entities[name] = None
                     start = stop
                     break
             else:
                 start += 1
-        return list(found)
+        return list(entities)
 
-    def _named(self, text: str) -> str | None:
+    def _entity(self, text: str) -> str | None:
         trimmed = text.strip(_TRIM)
-        for name in (text, trimmed, trimmed.removesuffix("'s"), trimmed.removesuffix("\u2019s")):
-            found = self._store.find(name) if name else None
-            if found is not None:
-                return found
-        return None
+        names = (text, trimmed, trimmed.removesuffix("'s"), trimmed.removesuffix("\u2019s"))
+        stored = (self.store.find(name) for name in names if name)
+        return next((name for name in stored if name is not None), None)
 
     def _paths(self, root: str) -> Iterator[RelationPath]:
         """Yield the longest paths from an entity, depth first; none visits an entity twice."""
@@ -125,7 +88,7 @@ class GraphRetriever:
         while todo:
             parts = todo.pop()
             longer = []
-            if len(parts) < 2 * self._hops + 1:
+            if len(parts) < 2 * self.hops + 1:
                 visited = set(parts[::2])
                 longer = [
                     (*parts, relation, tail)
@@ -138,25 +101,20 @@ class GraphRetriever:
                 yield RelationPath(parts)
 
     def _edges(self, entity: str) -> list[Triplet]:
-        edges = self._store.edges_from(entity, limit=self._max_edges)
-        if self._has_inverse:
+        edges = self.store.edges_from(entity, limit=self.max_edges)
+        if self.has_inverse:
             edges += [
-                Triplet(entity, INVERSE.format(relation), head)
-                for head, relation, _ in self._store.edges_to(entity, limit=self._max_edges)
+                Triplet(entity, _INVERSE.format(relation), head)
+                for head, relation, _ in self.store.edges_to(entity, limit=self.max_edges)
             ]
-        return edges[: self._max_edges]
+        return edges[: self.max_edges]
 
 
 def paths_of(
     triplets: Sequence[Triplet], *, entities: Sequence[str] = (), hops: int = 2
 ) -> list[RelationPath]:
-    """Return the relation paths that triplets form.
-
-    Args:
-        triplets: edges, each once.
-        entities: roots of the paths; if empty, every triplet is a path of its own.
-        hops: most relations of a path.
-    """
+    """Return the paths of at most `hops` relations that triplets form, with the entities as roots;
+    without entities, every triplet is a path of its own."""
     if not entities:
         return [RelationPath(tuple(triplet)) for triplet in dict.fromkeys(triplets)]
     with GraphStore() as store:

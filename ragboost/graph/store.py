@@ -24,10 +24,7 @@ CREATE INDEX IF NOT EXISTS edge_tail ON edge (tail);
 
 
 class GraphStore:
-    """A set of triplets. Thread-safe.
-
-    Args:
-        path: the database file; None for a graph in memory.
+    """A set of triplets in a file, or in memory. Thread-safe.
 
     Raises:
         RequestError: the file cannot be opened or is not a database.
@@ -53,16 +50,13 @@ class GraphStore:
         self._db.close()
 
     def add(self, triplets: Iterable[tuple[str, str, str]]) -> int:
-        """Store triplets, all or none; triplets that are stored already are skipped.
-
-        Returns:
-            The number of new triplets.
+        """Store triplets, all or none, and return the number of those that were not stored before.
 
         Raises:
             RequestError: an element is not a triplet.
         """
-        wanted = [as_triplet(t, where=f"triplets[{i}]") for i, t in enumerate(triplets)]
-        names = dict.fromkeys(name for t in wanted for name in (t.head, t.tail))
+        new = [as_triplet(t, where=f"triplets[{i}]") for i, t in enumerate(triplets)]
+        names = dict.fromkeys(name for t in new for name in (t.head, t.tail))
         with self._lock, self._db:
             before = self._count("edge")
             self._db.executemany(
@@ -72,28 +66,18 @@ class GraphStore:
             self._db.executemany(
                 "INSERT OR IGNORE INTO edge SELECT h.id, ?, t.id FROM entity h, entity t "
                 "WHERE h.name = ? AND t.name = ?",
-                ((t.relation, t.head, t.tail) for t in wanted),
+                ((t.relation, t.head, t.tail) for t in new),
             )
             return self._count("edge") - before
 
     def edges_from(self, entity: str, *, limit: int = -1) -> list[Triplet]:
         """Return the triplets whose head is an entity, in insertion order; at most `limit` of
         them, all if it is negative."""
-        rows = self._rows(
-            "SELECT h.name, e.relation, t.name FROM entity h JOIN edge e ON e.head = h.id "
-            "JOIN entity t ON t.id = e.tail WHERE h.name = ? ORDER BY e.rowid LIMIT ?",
-            (entity, limit),
-        )
-        return [Triplet(*row) for row in rows]
+        return self._triplets("WHERE h.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
 
     def edges_to(self, entity: str, *, limit: int = -1) -> list[Triplet]:
         """Return the triplets whose tail is an entity, as `edges_from`."""
-        rows = self._rows(
-            "SELECT h.name, e.relation, t.name FROM entity t JOIN edge e ON e.tail = t.id "
-            "JOIN entity h ON h.id = e.head WHERE t.name = ? ORDER BY e.rowid LIMIT ?",
-            (entity, limit),
-        )
-        return [Triplet(*row) for row in rows]
+        return self._triplets("WHERE t.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
 
     def find(self, name: str) -> str | None:
         """Return the stored spelling of an entity's name, ignoring case; None if it is unknown."""
@@ -115,12 +99,14 @@ class GraphStore:
             return self._count("edge")
 
     def __iter__(self) -> Iterator[Triplet]:
-        rows = self._rows(
+        return iter(self._triplets("ORDER BY e.rowid"))
+
+    def _triplets(self, clauses: str, values: tuple[object, ...] = ()) -> list[Triplet]:
+        query = (
             "SELECT h.name, e.relation, t.name FROM edge e JOIN entity h ON h.id = e.head "
-            "JOIN entity t ON t.id = e.tail ORDER BY e.rowid",
-            (),
+            f"JOIN entity t ON t.id = e.tail {clauses}"
         )
-        return (Triplet(*row) for row in rows)
+        return [Triplet(*row) for row in self._rows(query, values)]
 
     def _rows(self, query: str, values: tuple[object, ...]) -> list[tuple[str, ...]]:
         with self._lock:

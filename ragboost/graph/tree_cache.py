@@ -7,7 +7,7 @@ Does not hold tensors.
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,26 +15,25 @@ from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 from ragboost.graph.layout import Layout, Run
 
+# Rows of the pool. A node's rows are all in one tier, its parent's never in a slower one:
+#
+# 0                         num_rows                   num_rows + num_host_rows
+# |  on the model's device  |  in host memory          |
+# |  evicted  <---------------  evicted, with a node above it, or for room
+# |           demote -->    |                          |
+# |           <-- promote   |                          |
+
 
 @dataclass(slots=True, eq=False)
 class CachedRun:
-    """A node of the tree.
+    """A node of the tree."""
 
-    Attributes:
-        key: key for the eviction policy.
-        tokens: token ids, at least one; none in a root.
-        rows: row of the pool for each token, all in one tier.
-        parent: parent node; None for a root.
-        children: child nodes by their first token.
-        last_used: number of the last request that used it.
-    """
-
-    key: int
-    tokens: tuple[int, ...]
-    rows: list[int]
-    parent: "CachedRun | None"
-    children: "dict[int, CachedRun]" = field(default_factory=dict)
-    last_used: int = 0
+    key: int  # for the eviction policy
+    tokens: tuple[int, ...]  # at least one; none in a root
+    rows: list[int]  # one per token
+    parent: "CachedRun | None"  # None for a root, and once evicted
+    children: "dict[int, CachedRun]" = field(default_factory=dict)  # by their first token
+    last_used: int = 0  # number of the last request that used it
 
 
 Ranked = tuple[float, int, int, CachedRun]
@@ -49,17 +48,11 @@ class Cursor(NamedTuple):
 
 
 class TreeMatch(NamedTuple):
-    """The stored part of a layout.
+    """The stored part of a layout."""
 
-    Attributes:
-        slots, rows: slot in the layout, ascending, and row in the pool of each stored token.
-        nodes: their nodes, each once and after its parent; parts of a prompt that begin alike share
-            nodes.
-    """
-
-    slots: list[int]
-    rows: list[int]
-    nodes: list[CachedRun]
+    slots: list[int]  # in the layout, ascending
+    rows: list[int]  # in the pool
+    nodes: list[CachedRun]  # each once, after its parent; parts that begin alike share nodes
 
 
 class RowMoves(NamedTuple):
@@ -70,17 +63,12 @@ class RowMoves(NamedTuple):
 
 
 class TreePlaces(NamedTuple):
-    """Result of `insert`, in the order in which the caller copies KV.
-
-    Attributes:
-        demoted, promoted: rows of nodes that moved.
-        slots, rows: new slots of the layout, and their rows in the pool.
-    """
+    """Rows to copy and to fill, in this order."""
 
     demoted: RowMoves
     promoted: RowMoves
-    slots: list[int]
-    rows: list[int]
+    slots: list[int]  # of the layout, newly stored
+    rows: list[int]  # for their KV
 
 
 class TreeRequest(NamedTuple):
@@ -89,6 +77,12 @@ class TreeRequest(NamedTuple):
     tree: Hashable
     layout: Layout
 
+    def runs(self) -> Iterator[tuple[int, Run]]:
+        """Yield the runs whose KV can be stored, with their indices."""
+        for index, run in enumerate(self.layout.runs):
+            if run.has_path and run.start < self.layout.task:
+                yield index, run
+
 
 class TreeCache:
     """A bounded set of dependency paths. Not safe to use from several threads.
@@ -96,13 +90,13 @@ class TreeCache:
     Args:
         num_rows: capacity in tokens, of the tier that requests are computed in.
         policy: ranks the nodes for eviction and demotion.
-        num_host_rows: capacity of the tier below, numbered from `num_rows` on. Nodes that do not
-            fit above are demoted to it (DepCache section 4.2.2), and promoted when they are used.
-        waiting: returns the waiting requests, the next first; called before an eviction if the
-            policy looks ahead.
+        num_host_rows: capacity of the tier below. Nodes that do not fit above are demoted to it
+            (DepCache section 4.2.2), and promoted when they are used.
 
     Attributes:
-        num_evicted, num_demoted: tokens evicted and demoted so far.
+        waiting: returns the waiting requests, the next first; called before an eviction if the
+            policy looks ahead.
+        num_evicted, num_demoted: tokens, so far.
     """
 
     def __init__(
@@ -111,20 +105,18 @@ class TreeCache:
         policy: EvictionPolicy,
         *,
         num_host_rows: int = 0,
-        waiting: Callable[[], Sequence[TreeRequest]] = tuple,
     ) -> None:
         if num_rows < 1:
             raise ChunkCacheError(f"the tree cache must hold at least 1 token, got {num_rows}")
         self.num_rows = num_rows
         self.num_host_rows = num_host_rows
         self.num_evicted = self.num_demoted = 0
-        self.waiting = waiting
+        self.waiting: Callable[[], Sequence[TreeRequest]] = tuple
         self._policy = policy
-        self._free = list(range(num_rows))
-        self._free_host = list(range(num_rows, num_rows + num_host_rows))
         self._trees: dict[Hashable, CachedRun] = {}
         self._clock = 0
         self._next_key = 0
+        self.clear()
 
     @property
     def num_tokens(self) -> int:
@@ -134,87 +126,73 @@ class TreeCache:
 
     def match(self, request: TreeRequest) -> TreeMatch:
         """Return the stored part of a layout without counting it as a use."""
-        found = TreeMatch([], [], [])
-        known: set[int] = set()
+        match = TreeMatch([], [], [])
         root = self._trees.get(request.tree)
-        ends: list[Cursor | None] = []
-        for run in request.layout.runs:
-            if root is None or not run.is_chain or run.start >= request.layout.task:
-                ends.append(None)
+        if root is None:
+            return match
+        nodes: dict[int, CachedRun] = {}
+        ends = {-1: Cursor(root, 0)}  # by the run that ends there
+        for index, run in request.runs():
+            if (cursor := ends.get(run.parent)) is None:
                 continue
-            at, cursor = run.start, Cursor(root, 0) if run.parent < 0 else ends[run.parent]
-            for node, first, last in self._walk(cursor, request.layout, run):
-                found.slots.extend(range(at, at + last - first))
-                found.rows.extend(node.rows[first:last])
-                if node.key not in known:
-                    known.add(node.key)
-                    found.nodes.append(node)
+            at = run.start
+            for node, first, last in _walk(cursor, request.layout, run):
+                match.slots.extend(range(at, at + last - first))
+                match.rows.extend(node.rows[first:last])
+                nodes.setdefault(node.key, node)
                 at, cursor = at + last - first, Cursor(node, last)
-            ends.append(cursor if at == run.stop else None)
-        return found
+            if at == run.stop:
+                ends[index] = cursor
+        match.nodes.extend(nodes.values())
+        return match
 
-    def insert(self, request: TreeRequest, found: TreeMatch) -> TreePlaces:
+    def insert(self, request: TreeRequest, match: TreeMatch) -> TreePlaces:
         """Count the use of the stored part, promote it, and allocate rows for the rest, evicting as
         needed.
 
-        Nodes that the request uses are not evicted for the rest of it; runs that do not fit are not
-        stored, and nodes that do not fit stay where they are.
-
-        Args:
-            request: the matched request.
-            found: its match; nothing may have been inserted since.
+        `match` is the current one. Nodes that the request uses are not evicted for the rest of it;
+        runs that do not fit are not stored, and nodes that do not fit stay where they are.
 
         Returns:
             Rows to copy and to fill; the caller does both.
         """
         self._clock += 1
-        for node in found.nodes:
+        for node in match.nodes:
             self._use(node, is_hit=True)
-        wanted = sum(
-            run.stop - run.start
-            for run in request.layout.runs
-            if run.is_chain and run.start < request.layout.task
-        )
-        below = [node for node in found.nodes if self._is_host(node)]
-        count = wanted - len(found.slots) + sum(len(node.rows) for node in below)
-        demoted = self._make_room(count, {node.key for node in found.nodes})
-        promoted = self._promote(below)
-        slots: list[int] = []
-        rows: list[int] = []
-        root = self._trees.get(request.tree)
-        if root is None:
-            root = self._trees[request.tree] = self._new(None, (), [])
-        ends: list[Cursor | None] = []
-        for run in request.layout.runs:
-            if not run.is_chain or run.start >= request.layout.task:
-                ends.append(None)
+        below = [node for node in match.nodes if self._is_host(node)]
+        count = sum(run.stop - run.start for _, run in request.runs()) - len(match.slots)
+        count += sum(len(node.rows) for node in below)
+        demoted = self._make_room(count, {node.key for node in match.nodes})
+        places = TreePlaces(demoted, self._promote(below), [], [])
+        root = self._trees.get(request.tree) or self._new(None, (), [])
+        ends = {-1: Cursor(root, 0)}
+        for index, run in request.runs():
+            if (cursor := ends.get(run.parent)) is None:
                 continue
-            at, cursor = run.start, Cursor(root, 0) if run.parent < 0 else ends[run.parent]
-            for node, first, last in self._walk(cursor, request.layout, run):
+            # run.start                at                          run.stop
+            # |  stored, up to cursor  |  a new node, if it fits   |
+            at = run.start
+            for node, first, last in _walk(cursor, request.layout, run):
                 at, cursor = at + last - first, Cursor(node, last)
-            count = run.stop - at
-            # Nothing stands above what it continues, or it could not be demoted.
-            has_room = count <= len(self._free) and not (cursor and self._is_host(cursor.node))
-            if count and (cursor is None or not has_room):
-                ends.append(None)
-                continue
-            if count and cursor is not None:
-                taken = [self._free.pop() for _ in range(count)]
+            if count := run.stop - at:
+                # Nothing stands above what it continues, or it could not be demoted.
+                if count > len(self._free) or self._is_host(cursor.node):
+                    continue
+                rows = [self._free.pop() for _ in range(count)]
                 parent = self._split(cursor, ends)
-                tokens = tuple(request.layout.tokens[at : run.stop])
-                node = self._new(parent, tokens, taken)
-                slots += range(at, run.stop)
-                rows += taken
+                node = self._new(parent, tuple(request.layout.tokens[at : run.stop]), rows)
+                places.slots.extend(range(at, run.stop))
+                places.rows.extend(rows)
                 cursor = Cursor(node, count)
-            ends.append(cursor)
-        if not root.children:
-            del self._trees[request.tree]
-        return TreePlaces(demoted, promoted, slots, rows)
+            ends[index] = cursor
+        if root.children:
+            self._trees[request.tree] = root
+        return places
 
     def clear(self) -> None:
         """Remove all paths."""
         for root in self._trees.values():
-            for node in list(_below(root)):
+            for node in _below(root):
                 self._policy.evicted(node.key)
         self._trees.clear()
         end = self.num_rows + self.num_host_rows
@@ -230,6 +208,8 @@ class TreeCache:
         if any(row >= self.num_rows for row in self._free):
             raise ChunkCacheError(f"rows of the tier below {self.num_rows} are free above it")
         for root in self._trees.values():
+            if not root.children:
+                raise ChunkCacheError("a tree without paths is kept")
             for node in _below(root):
                 rows += node.rows
                 parent = node.parent
@@ -249,30 +229,6 @@ class TreeCache:
                 f"{size}"
             )
 
-    def _walk(
-        self, cursor: Cursor | None, layout: Layout, run: Run
-    ) -> Iterator[tuple[CachedRun, int, int]]:
-        """Yield the nodes along a run's tokens, and the range of offsets in each."""
-        if cursor is None:
-            return
-        (node, offset), tokens = cursor, layout.tokens
-        start, stop = run.start, run.stop
-        while start < stop:
-            if offset == len(node.tokens):
-                child = node.children.get(tokens[start])
-                if child is None:
-                    return
-                node, offset = child, 0
-            first = offset
-            while offset < len(node.tokens) and start < stop:
-                if node.tokens[offset] != tokens[start]:
-                    break
-                offset, start = offset + 1, start + 1
-            if offset > first:
-                yield node, first, offset
-            if offset < len(node.tokens):
-                return
-
     def _new(self, parent: CachedRun | None, tokens: tuple[int, ...], rows: list[int]) -> CachedRun:
         node = CachedRun(self._next_key, tokens, rows, parent)
         self._next_key += 1
@@ -286,25 +242,22 @@ class TreeCache:
         size = len(node.tokens)
         self._policy.used(node.key, Use(self._clock, size=size, cost=size, is_hit=is_hit))
 
-    def _split(self, cursor: Cursor, ends: list[Cursor | None]) -> CachedRun:
+    def _split(self, cursor: Cursor, ends: dict[int, Cursor]) -> CachedRun:
         """Return a node that ends at the cursor, splitting the node there. The lower part becomes a
         new node, whose history begins with this request; those of `ends` that lie in it move with
         it."""
         node, offset = cursor
         if offset == len(node.tokens):
             return node
-        lower = CachedRun(
-            self._next_key, node.tokens[offset:], node.rows[offset:], node, node.children
-        )
-        self._next_key += 1
-        for child in lower.children.values():
+        tokens, rows, children = node.tokens, node.rows, node.children
+        node.tokens, node.rows, node.children = tokens[:offset], rows[:offset], {}
+        lower = self._new(node, tokens[offset:], rows[offset:])
+        lower.children = children
+        for child in children.values():
             child.parent = lower
-        node.tokens, node.rows = node.tokens[:offset], node.rows[:offset]
-        node.children = {lower.tokens[0]: lower}
-        self._use(lower, is_hit=False)
-        for number, end in enumerate(ends):
-            if end is not None and end.node is node and end.offset > offset:
-                ends[number] = Cursor(lower, end.offset - offset)
+        for index, end in ends.items():
+            if end.node is node and end.offset > offset:
+                ends[index] = Cursor(lower, end.offset - offset)
         return node
 
     def _is_host(self, node: CachedRun) -> bool:
@@ -316,83 +269,105 @@ class TreeCache:
         for node in nodes:
             assert node.parent is not None, "a root has no rows"
             if len(node.rows) <= len(self._free) and not self._is_host(node.parent):
-                self._move(node, self._free, self._free_host, moves)
+                _move(node, self._free, self._free_host, moves)
         return moves
 
-    def _move(self, node: CachedRun, free: list[int], freed: list[int], moves: RowMoves) -> None:
-        targets = [free.pop() for _ in node.rows]
-        moves.sources.extend(node.rows)
-        moves.targets.extend(targets)
-        freed += node.rows
-        node.rows = targets
-
-    def _make_room(self, count: int, held: set[int]) -> RowMoves:
-        """Demote or evict nodes until `count` rows are free above; return the demoted rows."""
+    def _make_room(self, count: int, used: Collection[int]) -> RowMoves:
+        """Demote or evict nodes, but none of these keys, until `count` rows are free above; return
+        the demoted rows."""
         moves = RowMoves([], [])
         if count <= len(self._free):
             return moves
         if self._policy.sees_queue:
-            waiting = [[node.key for node in self.match(one).nodes] for one in self.waiting()]
+            waiting = [[node.key for node in self.match(r).nodes] for r in self.waiting()]
             self._policy.look_ahead(waiting)
-        above = self._lowest(held, is_host=False)
-        below = self._lowest(held, is_host=True)
+        above = self._lowest(self._nodes(is_host=False), used)
+        below = self._lowest(self._nodes(is_host=True), used)
         while above and count > len(self._free):
             node = heapq.heappop(above)[-1]
-            assert node.parent is not None, "a root has no rows"
             parent = node.parent
-            if self._free_below(len(node.rows), below, held):
+            assert parent is not None, "a root has no rows"
+            if self._free_below(len(node.rows), below, used):
                 self.num_demoted += len(node.rows)
-                self._move(node, self._free_host, self._free, moves)
+                _move(node, self._free_host, self._free, moves)
             else:
                 self._evict(node)
-            self._push_if_lowest(above, parent, held)
+            for ranked in self._lowest([parent], used):
+                heapq.heappush(above, ranked)
+        self._trees = {name: root for name, root in self._trees.items() if root.children}
         return moves
 
-    def _free_below(self, count: int, below: list[Ranked], held: set[int]) -> bool:
+    def _free_below(self, count: int, below: list[Ranked], used: Collection[int]) -> bool:
         """Evict nodes of the lower tier until `count` rows are free there; return whether they
         are."""
         if count > self.num_host_rows:
             return False
         while count > len(self._free_host) and below:
             node = heapq.heappop(below)[-1]
-            if node.parent is None:  # evicted with a node above it
+            parent = node.parent
+            if parent is None:  # evicted with a node above it
                 continue
-            parent = self._evict(node)
+            self._evict(node)
             if self._is_host(parent):
-                self._push_if_lowest(below, parent, held)
+                for ranked in self._lowest([parent], used):
+                    heapq.heappush(below, ranked)
         return count <= len(self._free_host)
 
-    def _lowest(self, held: set[int], *, is_host: bool) -> list[Ranked]:
-        """Return a heap of the nodes of a tier that have no children in it."""
-        found: list[Ranked] = []
+    def _nodes(self, *, is_host: bool) -> Iterator[CachedRun]:
         for root in self._trees.values():
-            for node in _below(root):
-                if self._is_host(node) == is_host:
-                    self._push_if_lowest(found, node, held)
-        return found
+            yield from (node for node in _below(root) if self._is_host(node) == is_host)
 
-    def _push_if_lowest(self, heap: list[Ranked], node: CachedRun, held: set[int]) -> None:
-        is_root, tier = node.parent is None, self._is_host(node)
-        if is_root or node.key in held:
+    def _lowest(self, nodes: Iterable[CachedRun], used: Collection[int]) -> list[Ranked]:
+        """Return a heap of those of the nodes that may leave their tier: no child is in it."""
+        heap: list[Ranked] = []
+        for node in nodes:
+            tier = self._is_host(node)
+            is_lowest = all(self._is_host(child) != tier for child in node.children.values())
+            if is_lowest and node.parent is not None and node.key not in used:
+                # Ties: the least recently used, then the newest node, since deep nodes are newer.
+                priority = self._policy.priority(node.key)
+                heap.append((priority, node.last_used, -node.key, node))
+        heapq.heapify(heap)
+        return heap
+
+    def _evict(self, node: CachedRun) -> None:
+        """Evict a node, with what is below it in the lower tier."""
+        assert node.parent is not None, "a root is not evicted"
+        del node.parent.children[node.tokens[0]]
+        for evicted in [node, *_below(node)]:
+            self._policy.evicted(evicted.key)
+            (self._free_host if self._is_host(evicted) else self._free).extend(evicted.rows)
+            self.num_evicted += len(evicted.rows)
+            evicted.parent = None
+
+
+def _walk(cursor: Cursor, layout: Layout, run: Run) -> Iterator[tuple[CachedRun, int, int]]:
+    """Yield the nodes along a run's tokens from the cursor, and the range of offsets in each."""
+    (node, offset), tokens = cursor, layout.tokens
+    start, stop = run.start, run.stop
+    while start < stop:
+        if offset == len(node.tokens):
+            child = node.children.get(tokens[start])
+            if child is None:
+                return
+            node, offset = child, 0
+        first = offset
+        while offset < len(node.tokens) and start < stop:
+            if node.tokens[offset] != tokens[start]:
+                break
+            offset, start = offset + 1, start + 1
+        if offset > first:
+            yield node, first, offset
+        if offset < len(node.tokens):
             return
-        if all(self._is_host(child) != tier for child in node.children.values()):
-            heapq.heappush(heap, self._rank(node))
 
-    def _rank(self, node: CachedRun) -> Ranked:
-        # Ties: the least recently used, then the newest node, since deep nodes are newer.
-        return (self._policy.priority(node.key), node.last_used, -node.key, node)
 
-    def _evict(self, node: CachedRun) -> CachedRun:
-        """Evict a node, with what is below it in the lower tier, and return its parent."""
-        parent = node.parent
-        assert parent is not None, "a root is not evicted"
-        del parent.children[node.tokens[0]]
-        for one in [node, *_below(node)]:
-            self._policy.evicted(one.key)
-            (self._free_host if self._is_host(one) else self._free).extend(one.rows)
-            self.num_evicted += len(one.rows)
-            one.parent = None
-        return parent
+def _move(node: CachedRun, free: list[int], freed: list[int], moves: RowMoves) -> None:
+    targets = [free.pop() for _ in node.rows]
+    moves.sources.extend(node.rows)
+    moves.targets.extend(targets)
+    freed += node.rows
+    node.rows = targets
 
 
 def _below(root: CachedRun) -> Iterator[CachedRun]:

@@ -1,5 +1,7 @@
-"""The nouns of a knowledge graph: triplets, and the relation paths that they form."""
+"""The nouns of a knowledge graph, triplets and the relation paths that they form, and how paths are
+written for a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,13 +18,9 @@ class Triplet(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RelationPath:
-    """Entities joined by relations, such as `("Alice", "likes", "Titanic", "is a", "tragedy")`.
+    """Entities joined by relations, such as `("Alice", "likes", "Titanic", "is a", "tragedy")`."""
 
-    Attributes:
-        parts: entity, relation, entity, ... : an odd number of texts, at least one.
-    """
-
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # entity, relation, entity, ...: an odd number of texts
 
     @property
     def root(self) -> str:
@@ -43,3 +41,29 @@ def as_triplet(value: object, *, where: str) -> Triplet:
             raise RequestError(f"{where} holds {part!r}, which is no text", param=where)
     head, relation, tail = (part.strip() for part in value)
     return Triplet(head, relation, tail)
+
+
+def path_segments(path: RelationPath) -> list[str]:
+    """Return the texts of a path's entities and relations; joined, they are `path_text`.
+
+    Tokenise each by itself: paths with a common beginning then have equal leading tokens, which
+    whole lines need not have.
+
+    Raises:
+        RequestError: an even number of parts.
+    """
+    if not path.parts or len(path.parts) % 2 == 0:
+        raise RequestError(
+            f"a path must be entity, relation, entity, ...: an odd number of texts, got "
+            f"{list(path.parts)!r}",
+            param="paths",
+        )
+    segments = [path.parts[0]]
+    for relation, entity in zip(path.parts[1::2], path.parts[2::2], strict=True):
+        segments += [f" -{relation}->", f" {entity}"]
+    return segments
+
+
+def path_text(paths: Sequence[RelationPath]) -> str:
+    """Return paths written out one per line, for a model with ordinary attention."""
+    return "\n".join("".join(path_segments(path)) for path in paths)

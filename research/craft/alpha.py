@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ragboost.chunk_cache.core.prefill import Prefill
+from ragboost.chunk_cache.core.reuse import Prefill
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.runner import AnswerScorer
@@ -19,36 +19,22 @@ DESIRED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class AlphaPoint:
-    """The measurements at one alpha.
+    """The measurements at one alpha."""
 
-    Attributes:
-        alpha: scale of eq. 12.
-        overhead: mean CFO of the hits.
-        recompute_ratio: mean share of the hits' tokens that were recomputed.
-        score: mean F1 or accuracy.
-        error: standard error of the score over cases.
-        kl: mean KL divergence of the first token from full attention, in nats.
-    """
-
-    alpha: float
-    overhead: float
-    recompute_ratio: float
-    score: float
-    error: float
-    kl: float
+    alpha: float  # scale of eq. 12
+    overhead: float  # mean CFO of the hits
+    recompute_ratio: float  # mean share of the hits' tokens that were recomputed
+    score: float  # mean F1 or accuracy
+    error: float  # standard error of the score over cases
+    kl: float  # mean KL divergence of the first token from full attention, in nats
 
 
 class AlphaCurve(NamedTuple):
-    """The result of a validation run.
+    """The result of a validation run."""
 
-    Attributes:
-        points: measurements, ascending in alpha.
-        full: score of full attention on the cases that reuse a chunk.
-        best: the point of the lowest overhead with the desired score; None if there is none.
-    """
-
-    points: tuple[AlphaPoint, ...]
-    full: float
+    points: tuple[AlphaPoint, ...]  # measurements, ascending in alpha
+    full: float  # score of full attention on the cases that reuse a chunk
+    # the point of the lowest overhead with the desired score; None if there is none
     best: AlphaPoint | None
 
 
@@ -74,12 +60,7 @@ def tune(
     reuse no chunk are skipped.
 
     Args:
-        craft: reuse with variants of chunks.
-        cases: the validation set.
-        alphas: values to try.
-        desired: share of full attention's score.
         tokenizer: decodes text answers; None: cases have the id of the next token.
-        max_new_tokens: maximum length of text answers.
 
     Raises:
         ChunkCacheError: no case reuses a chunk, or `alphas` is empty.

@@ -52,7 +52,6 @@ class FocusTracker:
     """The question's attention to each chunk, summed over layers until the focus is settled.
 
     Args:
-        num_layers: layers of the model.
         literal: cut as algorithm 1 is printed, and settle on the first `WINDOW` layers that agree.
             By default cut at the largest gap, and not before a quarter of the layers.
     """
@@ -86,14 +85,11 @@ class FocusObserver:
         chunks: positions (start, stop) of each chunk.
         reused: indices of the chunks whose rows may be dropped: those with stored KV.
         num_question: tokens of the question, the last rows of the pass.
-        num_layers: layers of the model.
         literal: see `FocusTracker`.
 
     Attributes:
         focused: indices of the focused chunks; None if not settled.
         layer: layer after which rows were dropped, from 1; None if none were.
-        dropped: indices of the chunks whose rows were dropped.
-        num_saved: rows that were not computed, summed over layers.
     """
 
     def __init__(

@@ -9,22 +9,14 @@ from research.craft.variants import VariantChoice
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """A chunk of the prompt.
+    """A chunk of the prompt."""
 
-    Attributes:
-        name: see `influence.chunk_name`.
-        start, stop: positions.
-        choice: the variant to use; None: a miss, computed entirely.
-        is_exact: the variant equals the KV of an ordinary forward pass here.
-        fixed: positions of the tokens to recompute, ascending; empty for a miss.
-    """
-
-    name: str
-    start: int
+    name: str  # see `influence.chunk_name`
+    start: int  # positions
     stop: int
-    choice: VariantChoice | None
-    is_exact: bool
-    fixed: tuple[int, ...]
+    choice: VariantChoice | None  # the variant to use; None: a miss, computed entirely
+    is_exact: bool  # the variant equals the KV of an ordinary forward pass here
+    fixed: tuple[int, ...]  # positions of the tokens to recompute, ascending; empty for a miss
 
     @property
     def num_tokens(self) -> int:
@@ -44,15 +36,10 @@ class PlannedChunk:
 
 @dataclass(frozen=True, slots=True)
 class InferencePlan:
-    """The KV that a request takes from the store and computes. `str()` returns a table.
+    """The KV that a request takes from the store and computes. `str()` returns a table."""
 
-    Attributes:
-        chunks: chunks in the order of the prompt.
-        num_system, num_question: tokens before and after them.
-    """
-
-    chunks: tuple[PlannedChunk, ...]
-    num_system: int
+    chunks: tuple[PlannedChunk, ...]  # chunks in the order of the prompt
+    num_system: int  # tokens before and after them
     num_question: int
 
     @property

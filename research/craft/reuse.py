@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ragboost.chunk_cache.core.prefill import Prefill
-from ragboost.chunk_cache.core.reuse import ChunkReuse, is_exact
-from ragboost.chunk_cache.model.assemble import Assembly, extract
-from ragboost.chunk_cache.model.change import kv_change
+from ragboost.chunk_cache.core.library import is_exact
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.model.assemble import Assembly
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.model.plan import observe_both
 from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.influence import Order, chunk_name, num_to_fix
-from ragboost.errors import ChunkLostError, UnsupportedModelError
+from ragboost.errors import UnsupportedModelError
+from research.craft.change import kv_change
 from research.craft.focus import FocusObserver
 from research.craft.plan import InferencePlan, PlannedChunk
 from research.craft.variants import Variant, VariantChoice, Variants
@@ -25,24 +26,17 @@ from research.craft.variants import Variant, VariantChoice, Variants
 
 @dataclass(frozen=True, slots=True)
 class CraftPrefill:
-    """A prompt that is ready for decoding.
+    """A prompt that is ready for decoding."""
 
-    Attributes:
-        plan: the inference plan.
-        prefill: the result; it counts tokens that were computed in the first layer.
-        focused: indices of the chunks that the question focuses on; None if not settled, or if
-            `early_stop` is off.
-        stopped_after: layer after which the other chunks were not computed, from 1; None: all were.
-        num_saved: tokens x layers that this saved.
-        num_new: number of new variants.
-    """
-
-    plan: InferencePlan
-    prefill: Prefill
+    plan: InferencePlan  # the inference plan
+    prefill: Prefill  # the result; it counts tokens that were computed in the first layer
+    # indices of the chunks that the question focuses on; None if not settled, or if `early_stop` is
+    # off
     focused: frozenset[int] | None
+    # layer after which the other chunks were not computed, from 1; None: all were
     stopped_after: int | None
-    num_saved: int
-    num_new: int
+    num_saved: int  # tokens x layers that this saved
+    num_new: int  # number of new variants
 
 
 class PlannedTokens(SelectionPolicy):
@@ -54,7 +48,8 @@ class PlannedTokens(SelectionPolicy):
     def num_tokens(self, assembly: Assembly, asked: float) -> int:
         return len(self._fixed)
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
         fixed = torch.tensor(self._fixed, device=view.candidates.device)
         return torch.isin(view.candidates, fixed).float()
 
@@ -63,7 +58,6 @@ class CraftReuse:
     """Reuse of the chunk variants that earlier requests stored. Safe to use from several threads.
 
     Args:
-        reuse: the model and its KV store.
         variants: the variants; None: N x M as in the paper, whose KV is evicted with them.
         alpha: scale of the recomputation (eq. 12); see `eval.alpha.tune`.
         literal: use CCI and algorithm 1 as printed.
@@ -118,9 +112,6 @@ class CraftReuse:
         Args:
             system, chunks, question: token ids; the question has at least one.
             learn: count the use of variants, and store new ones.
-
-        Raises:
-            ChunkCacheError: an empty question.
         """
         self.reuse.precompute(system, [])
         plan, stored = self.plan_with_kv(system, chunks, question)
@@ -161,11 +152,13 @@ class CraftReuse:
         """Return the plan of a request and the KV of its chunks, for `ChunkReuse.prefill`."""
         planned, stored = [], []
         before, prefix = list(system), list[str]()
+        length = len(system) + sum(map(len, chunks)) + len(question)
+        regime = self.reuse.adapter.regime(length)
         for chunk in chunks:
             name = chunk_name(chunk)
             choice, kv = self._choose(name, prefix)
-            exact = is_exact(kv, before)
             start = len(before)
+            exact = kv is not None and is_exact(kv, before, start, regime=regime)
             fixed: list[int] = []
             if choice is not None and not exact:
                 count = num_to_fix(choice.overhead, len(chunk))
@@ -222,13 +215,12 @@ class CraftReuse:
         for number, influence in influences.influences().items():
             chunk = plan.chunks[number]
             recipe = f"context {' '.join(influence.context)}"
-            key = self.reuse.chunks.key(system, tokens[chunk.start : chunk.stop], recipe=recipe)
-            kv = extract(
-                self.reuse.adapter,
+            key = self.reuse.library.key(tokens[chunk.start : chunk.stop], recipe=recipe)
+            kv = self.reuse.extract(
                 result.cache,
                 tokens,
-                start=chunk.start,
-                stop=chunk.stop,
+                chunk.start,
+                chunk.stop,
                 is_exact=chunk.stop <= result.num_publishable,
             )
             if not self.reuse.store.put(key, replace(kv, influence=influence)):
@@ -245,11 +237,7 @@ class CraftReuse:
     ) -> None:
         """Compare a new variant with all other variants of the chunk and its plain KV."""
         stored = [self.reuse.store.get(key) for key in others]
-        for other in (self.reuse.chunks.plain(system, kv.tokens), *stored):
-            if other is None:
-                continue
-            try:
+        for other in (self.reuse.plain(system, kv.tokens), *stored):
+            if other is not None:
                 change = kv_change(self.reuse.adapter, kv, other)
-            except ChunkLostError:  # its file is corrupt and was removed
-                continue
-            self.variants.learn(name, change.tolist())
+                self.variants.learn(name, change.tolist())

@@ -10,7 +10,7 @@ from ragboost.chunk_cache.core.loading import check_paths, load, load_tokenizer
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.store.influence import Order
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot, line_plot
 from research.craft.alpha import AlphaCurve, AlphaPoint, tune
@@ -35,10 +35,7 @@ def run(
     """Tune, and return a table or JSON.
 
     Raises:
-        ConfigError: a path does not exist.
         ChunkCacheError: no case is left to tune on, or an alpha is negative.
-        RequestError: an invalid line of the data.
-        UnsupportedModelError: KV of the model cannot be reused.
     """
     check_paths(model=model, data=data)
     if plot_path is not None:
@@ -52,7 +49,7 @@ def run(
             f"--warm-up {warm_up} leaves no case of {len(cases)} to tune on; give more data"
         )
     adapter, tokenizer, _ = load(model, device=device)
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=4 << 30))
     craft = CraftReuse(reuse, literal=literal, cautious=cautious, order=order)
     for case in cases[:warm_up]:
         craft.prefill(case.system, case.chunks, case.question)
@@ -82,11 +79,11 @@ def table(curve: AlphaCurve, *, desired: float) -> str:
             f"{point.alpha:5.2f}  {point.overhead:6.3f}  {point.recompute_ratio:10.3f}  "
             f"{point.score:6.3f}  {error:5.3f}  {point.kl:6.4f}"
         )
-    wanted = f"{desired:.0%} of full attention's {curve.full:.3f}"
+    goal = f"{desired:.0%} of full attention's {curve.full:.3f}"
     if curve.best is None:
-        lines.append(f"no alpha reaches {wanted}; try higher values, or another policy")
+        lines.append(f"no alpha reaches {goal}; try higher values, or another policy")
     else:
-        lines.append(f"alpha = {curve.best.alpha:g} is the cheapest that reaches {wanted}")
+        lines.append(f"alpha = {curve.best.alpha:g} is the cheapest that reaches {goal}")
     return "\n".join(lines)
 
 

@@ -22,45 +22,29 @@ LEAST_OVERHEAD = 0.05
 
 @dataclass(slots=True)
 class Variant:
-    """KV of a chunk in one context.
+    """KV of a chunk in one context."""
 
-    Attributes:
-        chunk: name of the chunk, see `influence.chunk_name`.
-        key: key of its KV in the store.
-        influence: influence of the context it was computed in.
-        reuse_frequency: f_r, incremented by 1 / CFO at each use.
-    """
-
-    chunk: str
-    key: str
-    influence: Influence
-    reuse_frequency: float = 0.0
+    chunk: str  # name of the chunk, see `influence.chunk_name`
+    key: str  # key of its KV in the store
+    influence: Influence  # influence of the context it was computed in
+    reuse_frequency: float = 0.0  # f_r, incremented by 1 / CFO at each use
 
 
 @dataclass(frozen=True, slots=True)
 class VariantChoice:
-    """The variant with the lowest CFO in a context.
+    """The variant with the lowest CFO in a context."""
 
-    Attributes:
-        variant: the variant.
-        impact: CCI.
-        overlap: beta'.
-        overhead: CFO.
-        order: its tokens, the most dependent on their context first.
-    """
-
-    variant: Variant
-    impact: float
-    overlap: float
-    overhead: float
-    order: tuple[int, ...]
+    variant: Variant  # the variant
+    impact: float  # CCI
+    overlap: float  # beta'
+    overhead: float  # CFO
+    order: tuple[int, ...]  # its tokens, the most dependent on their context first
 
 
 class Variants:
     """The variants of all chunks. Safe to use from several threads.
 
     Args:
-        capacity: maximum number of variants.
         on_evict: called with the store key of every evicted variant.
     """
 
@@ -103,13 +87,10 @@ class Variants:
         Costs are compared before clipping: alpha scales all of them equally.
 
         Args:
-            chunk: name of the chunk.
-            prefix: names of the chunks before it.
             alpha, literal: see `fix_overhead` and `context_impact`.
             cautious: use impact and order of the variant most dependent on its context for one that
                 was computed with no chunk before it, and an impact of 1 if there is none. By the
                 formulas such a variant costs nothing in any context.
-            order: order of the tokens to fix.
         """
         variants, by_change = self.of(chunk), self.by_change(chunk)
         informed = [variant.influence for variant in variants if variant.influence.context]

@@ -17,12 +17,7 @@ ROOT = -1
 
 
 class Forest:
-    """All nodes that requests use, by number.
-
-    Attributes:
-        parents: parent of each node, or ROOT.
-        sizes: tokens of each node.
-    """
+    """All nodes that requests use, by number."""
 
     def __init__(self) -> None:
         self.parents: list[int] = []
@@ -66,14 +61,7 @@ class Served(NamedTuple):
 
 
 class CacheTree:
-    """A bounded cache over a forest.
-
-    Args:
-        forest: the nodes.
-        policy: ranks the leaves for eviction.
-        capacity: capacity in tokens.
-        cost: prefill cost, for policies that use it.
-    """
+    """A bounded cache over a forest."""
 
     def __init__(
         self,

@@ -2,29 +2,40 @@
 
 import torch
 
-from ragboost.chunk_cache.core.chunks import Chunks
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 IDENTITY = Identity(model="tiny")
 
 
 def make_library(adapter: ModelAdapter) -> ChunkLibrary:
-    return ChunkLibrary(ChunkStore(), identity=IDENTITY, regime=adapter.regime(1))
+    return ChunkLibrary.of(adapter, TieredStore(), identity=IDENTITY)
 
 
 def learn(
     library: ChunkLibrary, adapter: ModelAdapter, system: list[int], chunks: list[list[int]]
 ) -> None:
     """Store each chunk as computed directly after the system prompt."""
-    own = Chunks(adapter, ChunkStore(), identity=IDENTITY, backend=None)
+    own = ChunkReuse(adapter, TieredStore(), identity=IDENTITY, backend=None)
     for tokens in chunks:
         library.add(library.key(tokens), own.plain(system, tokens), is_first=True)
+
+
+def stored_kv(reuse: ChunkReuse, tokens: list[int]) -> ChunkKV | None:
+    """Return the stored KV of a chunk."""
+    return reuse.library.find(reuse.library.key(tokens), tokens)
+
+
+def num_stored(reuse: ChunkReuse) -> int:
+    """Return the number of chunks in memory."""
+    assert isinstance(reuse.store, TieredStore)
+    return len(reuse.store.memory[0])
 
 
 def make_request(

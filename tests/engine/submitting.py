@@ -3,14 +3,45 @@
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from ragboost.chunk_cache.core.options import ReuseOptions
+from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
+from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.runtime.sampling import SamplingParams
+
+
+class Parts(NamedTuple):
+    """A prompt of system prompt, chunks and question, with tokens between the chunks."""
+
+    system: tuple[int, ...]
+    chunks: list[tuple[int, ...]]
+    question: tuple[int, ...]
+    gaps: list[tuple[int, ...]] = []  # noqa: RUF012  # behind the chunks
+
+    @property
+    def token_ids(self) -> list[int]:
+        tokens = list(self.system)
+        for number, chunk in enumerate(self.chunks):
+            tokens += chunk
+            tokens += self.gaps[number] if number < len(self.gaps) else ()
+        return [*tokens, *self.question]
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        spans, start = [], len(self.system)
+        for number, chunk in enumerate(self.chunks):
+            spans.append((start, start + len(chunk)))
+            start += len(chunk) + (len(self.gaps[number]) if number < len(self.gaps) else 0)
+        return tuple(spans)
+
+    def reusing(self, reuse: ReuseOptions, *, keep_tokens: int | None = None) -> PromptTokens:
+        options = EngineChunkRequest(self.spans, reuse.policy, reuse.ratio, tenant=reuse.tenant)
+        return PromptTokens(self.token_ids, options, keep_tokens=keep_tokens)
 
 
 @contextmanager
@@ -30,7 +61,7 @@ class Request:
     def __init__(
         self,
         engine: Engine,
-        prompt: list[int] | CutPrompt,
+        prompt: list[int] | Parts,
         *,
         reuse: ReuseOptions | None = None,
         max_tokens: int = 4,
@@ -38,11 +69,12 @@ class Request:
         keep_tokens: int | None = None,
     ) -> None:
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        tokens = (
-            PromptTokens(prompt) if isinstance(prompt, list) else PromptTokens(prompt.token_ids)
-        )
-        if reuse is not None and isinstance(prompt, CutPrompt):
-            tokens = PromptTokens(tokens.token_ids, prompt, reuse, keep_tokens=keep_tokens)
+        if isinstance(prompt, list):
+            tokens = PromptTokens(prompt)
+        elif reuse is None:
+            tokens = PromptTokens(prompt.token_ids)
+        else:
+            tokens = prompt.reusing(reuse, keep_tokens=keep_tokens)
         self.submitted = EngineRequest(
             tokens,
             SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),
@@ -64,8 +96,8 @@ class Request:
         return [output.token_id for output in self.finish()]
 
     def sources(self) -> tuple[int, int, int, int]:
-        """Return prompt tokens by source: exact, approximate, recomputed, computed."""
-        last = self.finish()[-1]
-        assert last.reused is not None
-        rest = self.submitted.num_prompt_tokens - last.cached_tokens - sum(last.reused)
-        return last.cached_tokens, *last.reused, rest
+        """Return prompt tokens by source: exact, reused, recomputed, computed."""
+        origins = self.finish()[-1].origins
+        assert origins is not None
+        assert sum(origins) == self.submitted.num_prompt_tokens
+        return origins

@@ -6,7 +6,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.engine.loading import load_model, make_engine
 from tests.engine.runtime.test_reuse import SETTINGS, approx, parts_of
 from tests.engine.submitting import Request
@@ -17,7 +17,7 @@ def test_a_prepared_corpus_is_reused_from_the_first_request_on(tmp_path: Path) -
     assert loaded.adapter is not None
     parts = parts_of([1, 2, 3])
     outcome = precompute(
-        ChunkReuse(loaded.adapter, ChunkStore()),
+        ChunkReuse(loaded.adapter, TieredStore()),
         DiskTier(tmp_path, capacity_bytes=1 << 30),
         ChunkCatalog(tmp_path),
         system=parts.system,

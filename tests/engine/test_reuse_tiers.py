@@ -43,8 +43,8 @@ def test_chunks_outlive_the_engine(loaded: LoadedModel, tmp_path: Path) -> None:
     engine = started(loaded, tmp_path)
     request = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx())
     assert request.sources() == (20, 90, 30, 12)
-    assert engine.chunk_scheduler is not None
-    store = engine.chunk_scheduler.reuse.store
+    assert engine.chunk_filler is not None
+    store = engine.chunk_filler.reuse.store
     assert isinstance(store, TieredStore)
     assert store.num_hits == 4
     engine.stop()
@@ -70,9 +70,9 @@ def test_two_engines_share_a_directory(loaded: LoadedModel, tmp_path: Path) -> N
     one.start()
     Request(one, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(one, 3)
-    assert one.chunk_scheduler is not None
-    assert isinstance(one.chunk_scheduler.reuse.store, TieredStore)
-    one.chunk_scheduler.reuse.store.flush()
+    assert one.chunk_filler is not None
+    assert isinstance(one.chunk_filler.reuse.store, TieredStore)
+    one.chunk_filler.reuse.store.flush()
     other.start()
     sources = Request(other, parts_of([2, 3, 1], question=2), reuse=approx()).sources()
     assert sources[3] == 12, "only the question is new"

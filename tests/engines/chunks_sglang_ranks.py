@@ -12,7 +12,7 @@ from benchmarks.reuse_models import POLICIES, SMALL, Prompts
 from benchmarks.reuse_sglang import ReuseSGLang
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.engines.chunks_sglang import (
     PAGE,
     check_abort,
@@ -29,7 +29,7 @@ STORED = 6  # chunks that fit into the store
 
 def check_policies(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
     """Two ranks, each with half of the heads, choose what one would."""
-    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
     reuse.precompute(prompts.system, prompts.chunks)
     worst = {}
     order = [3, 1, 0]

@@ -14,7 +14,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 FIELDS = ("exact", "reused", "recomputed", "computed")
 
@@ -112,7 +112,7 @@ def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     tokens, positions = prompts.prompt([3, 1, 4, 0, 2])
     engine.llm.reset_prefix_cache()
     before = report(engine.run(tokens, positions, policy="cachecraft", ratio=0.15))
-    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
     for number in range(len(prompts.chunks)):
         engine.run(*prompts.prompt([number]), reuse=False)  # alone, instead of what is stored
     for number, chunk in enumerate(prompts.chunks):

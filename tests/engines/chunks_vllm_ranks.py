@@ -14,7 +14,7 @@ from benchmarks.reuse_vllm import ReuseLLM
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm.scheduler import RequestState
 from tests.engines.chunks_vllm import (
     check_batch,
@@ -56,7 +56,7 @@ def check_policies(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     order = [3, 1, 0]
     tokens, positions = prompts.prompt(order)
     learn_anew(engine, prompts)
-    reuse = ChunkReuse(ModelAdapter(engine.reference), ChunkStore(), backend="tiled")
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
     reuse.precompute(prompts.system, prompts.chunks)
     chunks = [prompts.chunks[number] for number in order]
     worst = {}

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ragboost.graph.layout import Layout
-from ragboost.graph.prompt import DepPrompt
+from ragboost.graph.layout import DepPrompt, Layout
 from tests.chunk_cache.reference import _masks
 
 tokens = st.integers(3, 8)

@@ -6,8 +6,7 @@ import pytest
 
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.errors import ChunkCacheError
-from ragboost.graph.layout import lay_out
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.layout import DepPrompt, LinearNode, lay_out
 from ragboost.graph.tree_cache import TreeCache, TreeMatch, TreeRequest
 
 
@@ -86,6 +85,15 @@ def test_what_does_not_fit_is_not_stored() -> None:
     assert tree.num_tokens == 5
     assert tree.match(request((5, 6, 7))).slots == [0, 1, 2, 3, 4]
     assert tree.match(request((8, 9, 10))).slots == [0, 1]
+
+
+def test_a_tree_without_paths_is_forgotten() -> None:
+    tree = TreeCache(6, make_eviction_policy("lru"))
+    for salt in ("one", "two", "three"):
+        store(tree, TreeRequest(salt, request((5, 6, 7, 8)).layout))
+
+    assert tree.num_tokens == 6
+    assert tree.match(TreeRequest("one", request((5, 6)).layout)).slots == []
 
 
 def test_waiting_requests_keep_what_they_will_use() -> None:

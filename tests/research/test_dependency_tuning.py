@@ -6,8 +6,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ragboost.errors import RequestError
-from ragboost.graph.depkv import DepCache
-from ragboost.graph.prompt import DepPrompt
+from ragboost.graph.depcache import DepCache
+from ragboost.graph.layout import DepPrompt
 from research.dependency_tuning import TuningExample, answer_loss, collate
 from research.graph_tasks import VOCAB_SIZE, draw_case, draw_cases
 from tests.chunk_cache.families import build_adapter

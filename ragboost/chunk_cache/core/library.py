@@ -1,72 +1,130 @@
-"""The stored chunks of one engine: keyed by their own tokens and a tenant, not by what preceded.
+"""The stored chunks of one model: keyed by their own tokens and a tenant, not by what preceded.
 
 Keys that chain on the prefix would flood the store with copies of the same chunk.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ragboost.chunk_cache.core.measure import ChunkMeasure
-from ragboost.chunk_cache.model.nested_model import NestedModel
+from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import Identity, chunk_key
+from ragboost.chunk_cache.store.keys import Identity, chunk_key, tokens_digest
+
+logger = logging.getLogger(__name__)
 
 
 class ChunkLibrary:
     """Chunk KV of one model, by content.
 
     Args:
-        store: store of the KV.
-        identity: everything besides the tokens that determines the KV.
-        regime: identity of the model's RoPE frequencies.
+        model: checks what is found; None where it is in other processes.
+        recipes: recipes of prepared chunks by the key of their plain KV; prepared KV is preferred.
     """
 
-    def __init__(self, store: KVStore, *, identity: Identity, regime: str) -> None:
+    def __init__(
+        self,
+        store: KVStore,
+        *,
+        identity: Identity,
+        regime: str,
+        model: ReusableModel | None = None,
+        recipes: Mapping[str, str] | None = None,
+    ) -> None:
         self.store = store
         self.regime = regime
-        self._identity = identity
+        self.identity = identity
+        self.recipes: Mapping[str, str] = {} if recipes is None else recipes
+        self._model = model
 
     @classmethod
-    def of(cls, model: NestedModel, store: KVStore) -> "ChunkLibrary":
-        """Return the chunks that a model has computed with its present weights."""
-        dtype = str(model.dtype).removeprefix("torch.")
-        identity = Identity(model=model.fingerprint(), dtype=dtype)
-        return cls(store, identity=identity, regime=model.regime(1))
+    def of(
+        cls,
+        model: ReusableModel,
+        store: KVStore,
+        *,
+        identity: Identity | None = None,
+        recipes: Mapping[str, str] | None = None,
+    ) -> "ChunkLibrary":
+        """Return the chunks that a model has computed with its present weights.
 
-    def renewed(self, model: NestedModel) -> "ChunkLibrary":
+        Args:
+            identity: None: that of the model's weights and dtype.
+        """
+        if identity is None:
+            dtype = str(model.dtype).removeprefix("torch.")
+            identity = Identity(model=model.fingerprint(), dtype=dtype)
+        return cls(store, identity=identity, regime=model.regime(1), model=model, recipes=recipes)
+
+    def renewed(self, model: ReusableModel) -> "ChunkLibrary":
         """Return the library of a model's present weights: this one if they are the same."""
-        if model.fingerprint() == self._identity.model:
+        if model.fingerprint() == self.identity.model:
             return self
-        return ChunkLibrary.of(model, self.store)
+        return ChunkLibrary.of(model, self.store, recipes=self.recipes)
 
-    def key(self, tokens: Sequence[int], *, tenant: str = "") -> str:
-        """Return the key of a chunk."""
-        identity = replace(self._identity, salt=tenant) if tenant else self._identity
+    def __contains__(self, key: str) -> bool:
+        return key in self.store
+
+    @property
+    def version(self) -> int:
+        """A number that changes whenever something else may be found."""
+        return self.store.version
+
+    def regime_at(self, length: int) -> str:
+        """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
+        return self.regime if self._model is None else self._model.regime(length)
+
+    def key(self, tokens: Sequence[int], *, tenant: str = "", recipe: str = "") -> str:
+        """Return the key of a chunk; of its plain KV unless a recipe is given."""
+        identity = self.identity
+        if tenant or recipe:
+            identity = replace(identity, salt=tenant, recipe=recipe)
         return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
 
-    def find(self, key: str, tokens: Sequence[int]) -> ChunkKV | None:
-        """Return stored KV; None if there is none that fits these tokens."""
-        kv = self.store.get(key)
-        if kv is None or kv.regime != self.regime or len(kv.tokens) != len(tokens):
+    def keys(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> list[str]:
+        """Return the keys under which `find` looks, the preferred one first."""
+        recipe = self.recipes.get(key)
+        if recipe is None:
+            return [key]
+        prepared = self.key(tokens, recipe=recipe)
+        return [key, prepared] if is_first else [prepared, key]
+
+    def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
+        """Return stored KV of these tokens: prepared KV before plain KV, but plain KV, which is
+        exact there, directly behind the beginning of a prompt.
+        """
+        for each in self.keys(key, tokens, is_first=is_first):
+            kv = self._get(each, tokens)
+            if kv is not None:
+                return kv
+        return None
+
+    def find_beginning(
+        self, tokens: Sequence[int], stop: int, *, tenant: str = ""
+    ) -> ChunkKV | None:
+        """Return stored KV that is exact for the tokens [0, stop) of a prompt; None if there is
+        none."""
+        if not stop:
             return None
-        return kv
+        beginning = tokens[:stop]
+        kv = self._get(self.key(beginning, tenant=tenant), beginning)
+        is_usable = kv is not None and is_exact(kv, tokens, 0, regime=self.regime_at(len(tokens)))
+        return kv if is_usable else None
 
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
         """Store a chunk. KV that was computed directly after the beginning of a prompt replaces KV
         that has seen other chunks.
-
-        Args:
-            key: the chunk's key.
-            kv: its KV, exact for the prompt that it was computed in.
-            is_first: no other chunk preceded it.
         """
         self.store.put(key, kv)
         if is_first:
             stored = self.store.get(key)
             if stored is not None and stored.base > kv.base:
-                measured = replace(kv, sensitivity=stored.sensitivity, influence=stored.influence)
-                self.store.replace(key, measured)
+                if stored.sensitivity is not None:
+                    measures = {"sensitivity": stored.sensitivity, "influence": stored.influence}
+                    kv = replace(kv, **measures)
+                self.store.replace(key, kv)
         return key in self
 
     def measure(self, key: str, measure: ChunkMeasure) -> None:
@@ -75,5 +133,41 @@ class ChunkLibrary:
         if kv is not None and len(kv.tokens) == len(measure.sensitivity):
             self.store.replace(key, measure.added_to(kv))
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.store
+    def _get(self, key: str, tokens: Sequence[int]) -> ChunkKV | None:
+        """Return the KV of a key. KV of other tokens, or of another shape than the model's, is
+        removed."""
+        kv = self.store.get(key)
+        if kv is None or kv.regime != self.regime_at(kv.length):
+            return None
+        if len(kv.tokens) == len(tokens) and (self._model is None or self._fits(kv, tokens)):
+            return kv
+        logger.warning("removed the KV of chunk %s, which is not of this model", key)
+        self.store.discard(key)
+        return None
+
+    def _fits(self, kv: ChunkKV, tokens: Sequence[int]) -> bool:
+        assert self._model is not None, "checked against a model"
+        shapes, count = self._model.kv_shapes, len(tokens)
+        return (
+            kv.tokens == tuple(tokens)
+            and len(kv.layers) == len(shapes)
+            and all(
+                keys.dtype == values.dtype == self._model.dtype
+                and keys.shape == (1, heads, count, key_dim)
+                and values.shape == (1, heads, count, value_dim)
+                for (keys, values), (heads, key_dim, value_dim) in zip(
+                    kv.layers, shapes, strict=True
+                )
+            )
+        )
+
+
+def is_exact(kv: ChunkKV, tokens: Sequence[int], start: int, *, regime: str) -> bool:
+    """Return True if the KV equals that of an ordinary prefill of a prompt.
+
+    Args:
+        kv: KV of the tokens from `start` on.
+    """
+    if kv.exact_after is None or kv.base != start or kv.regime != regime:
+        return False
+    return kv.exact_after == tokens_digest(tokens[:start])

@@ -11,17 +11,11 @@ from ragboost.errors import ConfigError, import_extra
 
 
 class Loaded(NamedTuple):
-    """A model that passed the self-test.
+    """A model that passed the self-test."""
 
-    Attributes:
-        adapter: the model.
-        tokenizer: None if the directory has none.
-        checked: result of the self-test.
-    """
-
-    adapter: ModelAdapter
-    tokenizer: Any | None
-    checked: SelfTest
+    adapter: ModelAdapter  # the model
+    tokenizer: Any | None  # None if the directory has none
+    checked: SelfTest  # result of the self-test
 
 
 def check_paths(**paths: Path | None) -> None:
@@ -59,12 +53,7 @@ def load_tokenizer(model: Path) -> Any | None:
 
 
 def load(model: Path, *, device: str) -> Loaded:
-    """Load a causal LM and run the self-test of chunk reuse.
-
-    Raises:
-        ConfigError: the device does not exist.
-        UnsupportedModelError: KV of the model cannot be reused.
-    """
+    """Load a causal LM and run the self-test of chunk reuse."""
     check_device(device, option="--device")
     transformers = import_extra("transformers", extra="engine")
     causal_lm = transformers.AutoModelForCausalLM.from_pretrained(

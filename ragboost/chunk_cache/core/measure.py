@@ -1,16 +1,16 @@
 """Measure how a stored chunk depends on other chunks: what Cache-Craft and `hybrid-offline` need.
 
-The chunk is computed behind its neighbours, as in `chunk_cache.precompute.prime`. Knows models and
-assembled prompts. Does not know stores.
+The chunk is computed behind its neighbours. Knows models and assembled prompts. Does not know
+stores.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.attention.backend import AttentionBackend
-from ragboost.chunk_cache.model.change import relative_change
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
@@ -20,19 +20,16 @@ from ragboost.chunk_cache.store.influence import Influence
 
 @dataclass(frozen=True, slots=True)
 class ChunkMeasure:
-    """Measurements of one chunk, see `ChunkKV`.
+    """Measurements of one chunk, see `ChunkKV`."""
 
-    Attributes:
-        sensitivity: dependence of each token's keys on the neighbours, (tokens,).
-        influence: attention of its tokens to them; names no context, as the stored KV has none.
-    """
-
-    sensitivity: torch.Tensor
-    influence: Influence
+    sensitivity: torch.Tensor  # dependence of each token's keys on the neighbours, (tokens,)
+    influence: Influence  # attention of its tokens to them
 
     def added_to(self, kv: ChunkKV) -> ChunkKV:
-        """Return stored KV of the chunk with these measurements."""
-        return replace(kv, sensitivity=self.sensitivity, influence=self.influence)
+        """Return stored KV of the chunk with these measurements. It was computed without the
+        neighbours, so its influence names no context."""
+        influence = replace(self.influence, context=(), inter=())
+        return replace(kv, sensitivity=self.sensitivity, influence=influence)
 
 
 def measure_last_chunk(
@@ -42,9 +39,7 @@ def measure_last_chunk(
     10; FusionRAG eq. 10). Its KV in the assembly is replaced.
 
     Args:
-        model: the model.
         assembly: the prompt, with the stored KV of that chunk, and KV for every token before it.
-        backend: attention backend.
     """
     number = len(assembly.chunks) - 1
     start, stop = assembly.chunks[number]
@@ -52,11 +47,21 @@ def measure_last_chunk(
     old = [layer.keys[:, :, start:stop].clone() for layer in layers]
     observer = InfluenceObserver(assembly.tokens, assembly.chunks, watched=[number])
     rows = torch.arange(start, stop, device=model.device)
-    model.forward(
-        assembly.tokens[start:stop],
-        assembly.cache,
-        plan=ForwardPlan(rows, backend=backend, observe=observer),
-    )
+    plan = ForwardPlan(rows, backend=backend, observe=observer)
+    model.forward(assembly.tokens[start:stop], assembly.cache, plan=plan)
     change = relative_change(old, [layer.keys[:, :, start:stop] for layer in layers])
-    influence = observer.influences()[number]
-    return ChunkMeasure(change.cpu(), replace(influence, context=(), inter=()))
+    return ChunkMeasure(change.cpu(), observer.influences()[number])
+
+
+def relative_change(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the squared change of each token's vectors, relative to the mean squared norm of the
+    old ones, summed over tensors, (tokens,).
+
+    Args:
+        old: tensors of (1, heads, tokens, head_dim).
+    """
+    total = torch.zeros(old[0].shape[2], device=old[0].device)
+    for before, after in zip(old, new, strict=True):
+        size = before.float().square().sum((0, 1, 3)).mean().clamp_min(1e-12)
+        total += (after.float() - before.float()).square().sum((0, 1, 3)) / size
+    return total

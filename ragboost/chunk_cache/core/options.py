@@ -23,33 +23,20 @@ _EXACT, _APPROX = "exact", "approx"
 
 
 class ReuseOptions(NamedTuple):
-    """Options of approximate chunk reuse.
+    """Options of approximate chunk reuse."""
 
-    Attributes:
-        policy: selects the reused tokens to recompute, one of `POLICIES`.
-        ratio: recompute ratio, from 0 to 1.
-        tenant: stored chunks are shared with requests of the same one; empty: of none.
-    """
-
-    policy: str = DEFAULT_POLICY
-    ratio: float = DEFAULT_RATIO
-    tenant: str = ""
+    policy: str = DEFAULT_POLICY  # selects the reused tokens to recompute, one of `POLICIES`
+    ratio: float = DEFAULT_RATIO  # recompute ratio, from 0 to 1
+    tenant: str = ""  # stored chunks are shared with requests of the same one; empty: of none
 
 
 class ReuseDefaults(NamedTuple):
-    """Chunk reuse of requests that do not ask for it.
+    """Chunk reuse of requests that do not ask for it."""
 
-    Attributes:
-        is_approx: they reuse chunks.
-        options: policy and ratio, unless a request gives them.
-        refusal: why this engine cannot reuse chunks; None: it can.
-        policies: names that requests may give.
-    """
-
-    is_approx: bool = False
-    options: ReuseOptions = ReuseOptions()
-    refusal: str | None = None
-    policies: Sequence[str] = tuple(POLICIES)
+    is_approx: bool = False  # they reuse chunks
+    options: ReuseOptions = ReuseOptions()  # policy and ratio, unless a request gives them
+    refusal: str | None = None  # why this engine cannot reuse chunks; None: it can
+    policies: Sequence[str] = tuple(POLICIES)  # names that requests may give
 
     def describe(self) -> dict[str, Any]:
         """Return the answer of `/chunk_reuse`."""
@@ -64,30 +51,23 @@ class ReuseDefaults(NamedTuple):
 
 
 class ChunkPosition(NamedTuple):
-    """Position of a chunk in the text of a message.
+    """Position of a chunk in the text of a message."""
 
-    Attributes:
-        message: its number; 0 for a prompt.
-        start: first character, or first token of a prompt of ids.
-        stop: the one after the last.
-    """
-
-    message: int
-    start: int
-    stop: int
+    message: int  # its number; 0 for a prompt
+    start: int  # first character, or first token of a prompt of ids
+    stop: int  # the one after the last
 
 
-def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
+def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
     """Return the options of a request, or None if it is computed exactly.
 
     Args:
-        given: the `ragboost` object.
-        defaults: of the engine.
+        extension: the `ragboost` object.
 
     Raises:
         RequestError: `reuse` or `tenant` is malformed, or this engine cannot reuse chunks.
     """
-    where, value, tenant = f"{FIELD}.reuse", given.get("reuse"), read_tenant(given)
+    where, value, tenant = f"{FIELD}.reuse", extension.get("reuse"), read_tenant(extension)
     is_default = defaults.is_approx and defaults.refusal is None
     if value == _EXACT or (value is None and not is_default):
         return None
@@ -112,13 +92,13 @@ def read_options(given: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOpti
     return options._replace(tenant=tenant)
 
 
-def read_tenant(given: Mapping[str, Any]) -> str:
+def read_tenant(extension: Mapping[str, Any]) -> str:
     """Return whose stored chunks a request shares, or an empty text.
 
     Raises:
         RequestError: `tenant` is no text of at most 256 characters.
     """
-    tenant = given.get("tenant") or ""
+    tenant = extension.get("tenant") or ""
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         raise RequestError(
             f"{FIELD}.tenant must be a text of at most {MAX_TENANT} characters",
@@ -127,13 +107,13 @@ def read_tenant(given: Mapping[str, Any]) -> str:
     return tenant
 
 
-def read_measure(given: Mapping[str, Any]) -> bool:
+def read_measure(extension: Mapping[str, Any]) -> bool:
     """Return True if the last chunk is to be measured behind the others, see `measure`.
 
     Raises:
         RequestError: `measure` is no truth value.
     """
-    measure = given.get("measure", False)
+    measure = extension.get("measure", False)
     if not isinstance(measure, bool):
         raise RequestError(
             f"{FIELD}.measure must be true or false, got {measure!r}", param=f"{FIELD}.measure"
@@ -141,11 +121,11 @@ def read_measure(given: Mapping[str, Any]) -> bool:
     return measure
 
 
-def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:
+def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:
     """Return the positions of the chunks, ascending and without overlaps.
 
     Args:
-        given: the `ragboost` object.
+        extension: the `ragboost` object.
         is_chat: positions are `[message, start, stop]`, else `[start, stop]`.
 
     Raises:
@@ -153,7 +133,7 @@ def read_positions(given: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosi
     """
     where, width = f"{FIELD}.chunks", 3 if is_chat else 2
     try:
-        rows = msgspec.convert(given.get("chunks") or [], list[list[int]])
+        rows = msgspec.convert(extension.get("chunks") or [], list[list[int]])
     except msgspec.ValidationError as error:
         raise RequestError(f"{where}: {error}", param=where) from None
     if len(rows) > MAX_CHUNKS:

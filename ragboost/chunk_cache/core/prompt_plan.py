@@ -9,9 +9,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
 from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.chunk_cache.core.reuse import is_exact
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.selection.policy import budget
@@ -21,54 +20,49 @@ MIN_CHUNK_TOKENS = 8
 """Shorter chunks cost more to keep than to compute."""
 MAX_MISSING = 0.5
 """Greatest share of the filled tokens that may be missing: beyond it the engine's ordinary prefill,
-which the scheduler paces, is the better way."""
+which the scheduler paces, is the better way. A policy that looks at all tokens computes some layers
+of the missing ones twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """The reuse of chunks in one prompt.
+    """The reuse of chunks in one prompt."""
 
-    Attributes:
-        request: the chunks and options of the request.
-        tokens: token ids of the whole prompt.
-        held: leading tokens whose KV the engine holds.
-        stop: reuse fills the tokens [held, stop); the engine computes those after it.
-        question: position of the first token after the last chunk, at most the last token.
-        stored: the stored KV of each chunk of the request; None if it is missing.
-        approximate: position of the first token whose KV differs from that of an ordinary prefill;
-            None if there is none.
-    """
+    # 0       prefix_tokens         approximate                 stop      question     len(tokens)
+    # |  engine's  |  exact chunks      |  reused and recomputed    |  the engine computes   |
+    # |  prefix    |  copied, missing   |  chunks, missing tokens   |  as ever               |
+    # |            |  tokens computed   |  computed                 |                        |
+    # |  exact KV                       |  approximate KV                                    |
 
     request: EngineChunkRequest
-    tokens: list[int]
-    held: int
-    stop: int
-    question: int
-    stored: tuple[ChunkKV | None, ...]
-    approximate: int | None
+    tokens: list[int]  # of the whole prompt
+    prefix_tokens: int  # leading tokens whose KV the engine holds
+    stop: int  # reuse fills the tokens [prefix_tokens, stop)
+    question: int  # first token after the last chunk, at most the last token
+    stored: tuple[ChunkKV | None, ...]  # of each chunk of the request; None if it is missing
+    exact: tuple[bool, ...]  # of each chunk: its stored KV is that of an ordinary prefill here
+    approximate: int | None  # first token whose KV differs from an ordinary prefill's; None: none
 
     @property
     def num_missing(self) -> int:
-        """Tokens of [held, stop) without stored KV."""
+        """Tokens of [prefix_tokens, stop) without stored KV."""
         found = sum(
-            max(0, min(stop, self.stop) - max(start, self.held))
+            max(0, min(stop, self.stop) - max(start, self.prefix_tokens))
             for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True)
             if kv is not None
         )
-        return self.stop - self.held - found
+        return self.stop - self.prefix_tokens - found
 
     @property
     def counts(self) -> TokenOrigins:
         """Expected report of a filling; without blocks of tokens, which are chosen as a whole."""
-        exact, approximate = self.held, 0
-        for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True):
-            if kv is None:
-                continue
-            count = stop - max(start, self.held)
-            if is_exact(kv, self.tokens[:start]):
-                exact += count
-            else:
-                approximate += count
+        exact, approximate = self.prefix_tokens, 0
+        for (start, stop), kv, is_copied in zip(
+            self.request.chunks, self.stored, self.exact, strict=True
+        ):
+            count = 0 if kv is None else stop - max(start, self.prefix_tokens)
+            exact += count if is_copied else 0
+            approximate += 0 if is_copied else count
         chosen = budget(make_policy(self.request.policy).ratio(self.request.ratio), approximate)
         computed = len(self.tokens) - exact - approximate
         return TokenOrigins(exact, approximate - chosen, chosen, computed)
@@ -79,14 +73,12 @@ class PromptPlan:
         if self.request.measure:
             start, stop = self.request.chunks[-1]
             return self.num_missing + stop - start
-        chosen = self.request.ratio * (self.stop - self.held - self.num_missing)
-        return self.num_missing + round(chosen) + self.num_looked_at(num_layers)
-
-    def num_looked_at(self, num_layers: int) -> int:
-        """Return what the selection computes, counted likewise."""
-        if not self.request.ratio or not make_policy(self.request.policy).looks_at_all:
-            return 0
-        return round(min(2, num_layers) / num_layers * (len(self.tokens) - self.held))
+        chosen = self.request.ratio * (self.stop - self.prefix_tokens - self.num_missing)
+        looked_at = 0
+        if self.request.ratio and make_policy(self.request.policy).looks_at_all:
+            share = min(2, num_layers) / num_layers
+            looked_at = round(share * (len(self.tokens) - self.prefix_tokens))
+        return self.num_missing + round(chosen) + looked_at
 
 
 def find_chunks(
@@ -104,50 +96,81 @@ def plan_prompt(
     request: EngineChunkRequest,
     tokens: list[int],
     *,
-    held: int,
+    prefix_tokens: int,
     keys: dict[int, str],
     library: ChunkLibrary,
 ) -> PromptPlan | str:
-    """Return the plan of a prompt, or the reason to compute it exactly.
+    """Return the plan of a prompt, or the reason to compute it exactly. It is the same as long as
+    `prefix_tokens` and the library's `version` are.
 
     Args:
-        request: its chunks and options.
-        tokens: its token ids.
-        held: leading tokens whose KV the engine holds.
         keys: see `find_chunks`.
-        library: the stored chunks.
     """
-    stored: list[ChunkKV | None] = [None] * len(request.chunks)
-    last = max((end for _, end in request.chunks), default=0)
-    if last <= held:
+    if max((end for _, end in request.chunks), default=0) <= prefix_tokens:
         return "prefix_hit"
-    stop = 0
-    approximate = None
-    is_unmeasured = is_last_exact = False
+    stored: list[ChunkKV | None] = [None] * len(request.chunks)
+    regime = library.regime_at(len(tokens))
+    is_unmeasured = False
     for number, key in keys.items():
         start, end = request.chunks[number]
-        if end <= held or end >= len(tokens):  # held already, or it has the last token
+        if end <= prefix_tokens or end >= len(tokens):  # in the prefix, or it has the last token
             continue
-        kv = library.find(key, tokens[start:end])
+        kv = library.find(key, tokens[start:end], is_first=number == 0)
         if kv is None:
             continue
-        exact = is_exact(kv, tokens[:start])
-        is_last_exact = exact or start < held
-        if not exact and _lacks_measure(request, kv):
+        if _lacks_measure(request, kv) and not is_exact(kv, tokens, start, regime=regime):
             is_unmeasured = True
             continue
-        stored[number], stop = kv, end
-        if approximate is None and not exact:
-            approximate = max(start, held)
-    if not stop:
+        stored[number] = kv
+    plan = plan_stored(request, tokens, prefix_tokens=prefix_tokens, stored=stored, regime=regime)
+    if plan.stop == prefix_tokens:
         return "not_measured" if is_unmeasured else "nothing_stored"
-    if request.measure and (len(stored) < 2 or stored[-1] is None or is_last_exact):
-        return "not_measurable"
-    question = min(last, len(tokens) - 1)
-    plan = PromptPlan(request, tokens, held, stop, question, tuple(stored), approximate)
-    if plan.num_missing > MAX_MISSING * (stop - held):
+    if request.measure:
+        is_behind = len(stored) > 1 and request.chunks[-1][0] >= prefix_tokens
+        if not is_behind or stored[-1] is None or plan.exact[-1]:
+            return "not_measurable"
+    if plan.num_missing > MAX_MISSING * (plan.stop - prefix_tokens):
         return "mostly_missing"
     return plan
+
+
+def plan_stored(
+    request: EngineChunkRequest,
+    tokens: list[int],
+    *,
+    prefix_tokens: int,
+    stored: Sequence[ChunkKV | None],
+    regime: str,
+    is_whole: bool = False,
+) -> PromptPlan:
+    """Return the plan of a prompt that reuses this KV, whether that is worth it or not.
+
+    Args:
+        stored: KV of each chunk; None: it is computed.
+        is_whole: fill to the end of the prompt, not to that of the last stored chunk.
+    """
+    stop, approximate = prefix_tokens, None
+    found: list[ChunkKV | None] = []
+    exact = []
+    for (start, end), kv in zip(request.chunks, stored, strict=True):
+        found.append(kv if end > prefix_tokens else None)
+        exact.append(kv is not None and is_exact(kv, tokens, start, regime=regime))
+        if found[-1] is None:
+            continue
+        stop = end
+        if approximate is None and not exact[-1]:
+            approximate = max(start, prefix_tokens)
+    last = max((end for _, end in request.chunks), default=0)
+    return PromptPlan(
+        request,
+        tokens,
+        prefix_tokens,
+        len(tokens) if is_whole else stop,
+        min(last, len(tokens) - 1),
+        tuple(found),
+        tuple(exact),
+        approximate,
+    )
 
 
 def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
@@ -157,12 +180,11 @@ def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
 
     Args:
         plan: the plan, which begins at the end of a page.
-        page_size: tokens per page.
     """
     stop = plan.stop // page_size * page_size
     if stop == plan.stop:
         return plan
-    if stop <= plan.held:
+    if stop <= plan.prefix_tokens:
         return "below_one_page"
     approximate = plan.approximate
     if approximate is not None and approximate >= stop:

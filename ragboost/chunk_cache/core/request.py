@@ -26,26 +26,20 @@ reuse only chunks that were measured, see `EngineChunkRequest.measure`."""
 
 @dataclass(frozen=True, slots=True)
 class EngineChunkRequest:
-    """The chunks of a prompt and how to reuse them.
+    """The chunks of a prompt and how to reuse them."""
 
-    Attributes:
-        chunks: positions (start, stop) in the prompt, ascending.
-        policy: name of the selection policy.
-        ratio: recompute ratio, 0 to 1.
-        granularity: block size of the selection in tokens.
-        tenant: salt of stored chunks and of approximate blocks; empty for none.
-        measure: compute the last chunk behind the others and store measurements with it, instead of
-            recomputing what the policy selects.
-        reason: why the request is computed exactly; None if it may reuse chunks.
-    """
-
-    chunks: tuple[tuple[int, int], ...] = ()
+    chunks: tuple[tuple[int, int], ...] = ()  # positions (start, stop) in the prompt, ascending
     policy: str = DEFAULT_POLICY
-    ratio: float = DEFAULT_RATIO
-    granularity: int = 1
-    tenant: str = ""
-    reason: str | None = None
-    measure: bool = False
+    ratio: float = DEFAULT_RATIO  # share of the approximate tokens to recompute, 0 to 1
+    granularity: int = 1  # tokens per block of the selection
+    tenant: str = ""  # salt of stored chunks and of approximate blocks
+    reason: str | None = None  # why the request is computed exactly; None: it may reuse chunks
+    measure: bool = False  # compute the last chunk behind the others, and store measurements of it
+
+    @property
+    def beginning(self) -> int:
+        """Tokens before the first chunk."""
+        return self.chunks[0][0] if self.chunks else 0
 
 
 def read_request(
@@ -55,36 +49,34 @@ def read_request(
 
     Args:
         params: the request's `kv_transfer_params`.
-        num_tokens: tokens of its prompt.
-        defaults: options for fields that it leaves out.
     """
-    told = (params or {}).get(PARAMS_KEY)
-    if told is None:
+    fields = (params or {}).get(PARAMS_KEY)
+    if fields is None:
         return None
-    if not isinstance(told, Mapping):
+    if not isinstance(fields, Mapping):
         return EngineChunkRequest(reason="bad_options")
-    if told.get("version", VERSION) != VERSION:
+    if fields.get("version", VERSION) != VERSION:
         return EngineChunkRequest(reason="unknown_version")
-    tenant = told.get("tenant") or ""
+    tenant = fields.get("tenant") or ""
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         return EngineChunkRequest(reason="bad_options")
-    chunks = _read_chunks(told.get("chunks"), num_tokens)
+    chunks = _read_chunks(fields.get("chunks"), num_tokens)
     if chunks is None:
         return EngineChunkRequest(reason="bad_chunks")
-    policy = told.get("policy") or defaults.policy
-    ratio = _share(told.get("ratio"), defaults.ratio)
-    granularity = told.get("granularity") or defaults.granularity
+    policy = fields.get("policy") or defaults.policy
+    ratio = _share(fields.get("ratio"), defaults.ratio)
+    granularity = fields.get("granularity") or defaults.granularity
     is_valid = (
         isinstance(policy, str)
         and policy in SERVED_POLICIES
         and _is_integer(granularity)
         and 1 <= granularity <= num_tokens
-        and isinstance(told.get("measure", False), bool)
+        and isinstance(fields.get("measure", False), bool)
     )
     if not is_valid or ratio is None:
         return EngineChunkRequest(chunks, tenant=tenant, reason="bad_options")
-    reason = None if told.get("reuse", True) is True else "reuse_off"
-    measure = told.get("measure", False)
+    reason = None if fields.get("reuse", True) is True else "reuse_off"
+    measure = fields.get("measure", False)
     return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason, measure)
 
 
@@ -96,14 +88,14 @@ def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunk
     return replace(request, tenant=hashlib.sha256(made_from).hexdigest())
 
 
-def _read_chunks(told: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:
+def _read_chunks(pairs: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:
     """Return ascending, disjoint, non-empty positions; None if they are not."""
-    if not isinstance(told, list | tuple) or len(told) > MAX_CHUNKS:
+    if not isinstance(pairs, list | tuple) or len(pairs) > MAX_CHUNKS:
         return None
-    for pair in told:
+    for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_integer, pair)):
             return None
-    chunks = tuple((start, stop) for start, stop in told)
+    chunks = tuple((start, stop) for start, stop in pairs)
     if any(start >= stop for start, stop in chunks):
         return None
     if any(before[1] > after[0] for before, after in pairwise(chunks)):

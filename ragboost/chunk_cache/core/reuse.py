@@ -1,46 +1,51 @@
-"""Prefill a prompt of system prompt, chunks and question from stored KV, computing the rest.
+"""Chunk reuse with one model in this process: plan, fill and store prompts of system prompt, chunks
+and question.
 
-For every token the exact prefix is preferred to a stored chunk, and a stored chunk to computing.
-Knows token ids, stored KV and policies. Does not know texts, tokenizers or HTTP. Chunks are
-tokenised separately and joined by ids: tokenising the joined text would merge across their borders.
+Knows token ids. Does not know texts, tokenizers or HTTP. Chunks are tokenised separately and joined
+by ids: tokenising the joined text would merge across their borders.
 """
 
-import copy
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.core.chunks import Chunks
-from ragboost.chunk_cache.core.prefill import Counts, Prefill, Timing
+from ragboost.chunk_cache.core.fill import FilledPrompt, assemble_plan, fill_steps
+from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_stored
+from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.snapkv import QuestionWindow, evict
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble
+from ragboost.chunk_cache.model.assemble import Assembly, extract
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.chunk_cache.model.attention.backend import AttentionBackend
-from ragboost.chunk_cache.model.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import Observer, observe_both
-from ragboost.chunk_cache.model.recompute import recompute
-from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.chunk_cache.selection import (
-    DEFAULT_POLICY,
-    DEFAULT_RATIO,
-    MEASURED,
-    POLICIES,
-    make_policy,
-)
-from ragboost.chunk_cache.selection.policy import SelectionPolicy, choose
-from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import Identity, tokens_digest
-from ragboost.errors import ChunkCacheError, ChunkLostError
+from ragboost.chunk_cache.store.keys import Identity
+from ragboost.errors import ChunkCacheError
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A prompt that is ready for decoding."""
+
+    cache: DynamicCache  # owned by the request; decode from position `num_tokens` on
+    logits: torch.Tensor  # of the last token, (vocabulary,)
+    selected: tuple[int, ...]  # positions of the recomputed tokens, ascending
+    counts: TokenOrigins
+    num_publishable: int  # leading tokens with exact KV, which may enter an exact prefix cache
+    seconds: float  # from the look-up on
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return sum(self.counts)
 
 
 class ChunkReuse:
@@ -49,17 +54,12 @@ class ChunkReuse:
     Safe to use from several threads: a request writes only to its own cache.
 
     Args:
-        adapter: the model.
         store: store of the chunk KV; several engines may share one.
         identity: everything besides the tokens that determines the KV; None: the adapter's weights
             and dtype.
         backend: name of the attention backend, see `attention.BACKENDS`; None: the model's own
             attention with a dense mask, bit-identical to an ordinary forward pass.
-        recipes: recipes of prepared chunks, see `Chunks`.
-
-    Attributes:
-        chunks: the stored chunks.
-        backend: the attention backend.
+        recipes: recipes of prepared chunks, see `ChunkLibrary`.
     """
 
     def __init__(
@@ -71,43 +71,64 @@ class ChunkReuse:
         backend: str | None = "tiled",
         recipes: Mapping[str, str] | None = None,
     ) -> None:
-        self.adapter = adapter
-        self.store = store
-        self.identity = identity or Identity(
-            model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
-        )
-        self._recipes = recipes
-        self.backend: AttentionBackend | None = make_backend(backend) if backend else None
-        self.chunks = self._chunks_of(self.identity)
-
-    def _chunks_of(self, identity: Identity) -> Chunks:
-        return Chunks(
-            self.adapter,
-            self.store,
-            identity=identity,
-            backend=self.backend,
-            recipes=self._recipes,
-        )
-
-    @property
-    def policies(self) -> list[str]:
-        """Names of the policies that can be used: those that need measurements only with prepared
-        chunks, which have them."""
-        return [name for name in POLICIES if self._recipes or name not in MEASURED]
-
-    def for_tenant(self, salt: str | None) -> "ChunkReuse":
-        """Return reuse of chunks that are shared only between requests with this salt; None:
-        self."""
-        if not salt:
-            return self
-        own = copy.copy(self)
-        own.identity = replace(self.identity, salt=salt)
-        own.chunks = self._chunks_of(own.identity)
-        return own
+        self.adapter, self.store = adapter, store
+        self.library = ChunkLibrary.of(adapter, store, identity=identity, recipes=recipes)
+        self.backend = make_backend(backend) if backend else None
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
-        """Compute and store missing chunks, see `Chunks.precompute`."""
-        return self.chunks.precompute(system, chunks)
+        """Compute and store the missing KV of the system prompt and of each chunk after it
+        (FusionRAG eq. 5).
+
+        Returns:
+            The number of computed chunks.
+        """
+        self._store_system(system)
+        distinct = [tokens for tokens in dict.fromkeys(map(tuple, chunks)) if tokens]
+        missing = [t for t in distinct if self.library.find(self.library.key(t), t) is None]
+        for tokens in missing:
+            self._store(tokens, self.compute(system, tokens))
+        return len(missing)
+
+    def plain(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
+        """Return a chunk's KV behind the system prompt, computing and storing it if it is
+        missing."""
+        self._store_system(system)
+        prompt, start = [*system, *tokens], len(system)
+        kv = self.library.find(self.library.key(tokens), tokens, is_first=True)
+        regime = self.adapter.regime(len(prompt))
+        if kv is None or not is_exact(kv, prompt, start, regime=regime):
+            kv = self.compute(system, tokens)
+            self._store(tokens, kv)
+        return kv
+
+    def compute(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
+        """Return a chunk's KV behind the system prompt, computed now and not stored."""
+        begin, prompt = time.perf_counter(), [*system, *tokens]
+        before = self.library.find_beginning(prompt, len(system))
+        plan = self._plan(prompt, [], [], prefix_tokens=len(system) if before else 0)
+        filled = at_once(fill_steps(self.adapter, plan, prefix=before, backend=self.backend))
+        kv = self.extract(filled.cache, prompt, len(system), len(prompt), is_exact=True)
+        if self.adapter.device.type == "cuda":
+            torch.cuda.synchronize(self.adapter.device)
+        return replace(kv, compute_s=time.perf_counter() - begin)
+
+    def compute_behind(
+        self, system: Sequence[int], neighbours: Sequence[ChunkKV], own: ChunkKV
+    ) -> tuple[FilledPrompt, ChunkKV]:
+        """Compute a chunk after the stored KV of its neighbours, and measure it there.
+
+        Returns:
+            The prompt, and the KV of the chunk in it.
+        """
+        stored = [*neighbours, own]
+        tokens, chunks = _join(system, [kv.tokens for kv in stored])
+        before = self.library.find_beginning(tokens, len(system))
+        plan = self._plan(tokens, chunks, stored, prefix_tokens=len(system) if before else 0)
+        plan = replace(plan, request=replace(plan.request, measure=True))
+        filled = at_once(fill_steps(self.adapter, plan, prefix=before, backend=self.backend))
+        start, stop = chunks[-1]
+        is_exact = plan.approximate is None or plan.approximate >= start
+        return filled, self.extract(filled.cache, tokens, start, stop, is_exact=is_exact)
 
     def prefill(
         self,
@@ -126,8 +147,10 @@ class ChunkReuse:
     ) -> Prefill:
         """Fill the KV of a prompt and return the logits of its last token.
 
+        For every token the exact prefix is preferred to a stored chunk, and a stored chunk to
+        computing.
+
         Args:
-            system, chunks, question: token ids; the question has at least one.
             policy: selects the reused tokens to recompute; an instance or a name.
             ratio: share of the approximate tokens to recompute, 0 to 1.
             granularity: block size of the selection in tokens; 1: single tokens.
@@ -137,76 +160,78 @@ class ChunkReuse:
                 `snapkv.evict`; None: all.
             stored: KV of each chunk, None to compute it; None: look all of them up.
             observe: observer of the pass that computes the prompt, see `ForwardPlan`.
-            keep: store the chunks of this prompt that are not stored, see `Chunks.take`.
+            keep: store the chunks of this prompt that are not stored.
 
         Raises:
             ChunkCacheError: an empty question, a prefix with other tokens, or an invalid ratio.
         """
-        attempt = partial(
-            self._prefill,
-            (system, chunks, question),
-            prefix=prefix,
-            policy=make_policy(policy) if isinstance(policy, str) else policy,
-            ratio=ratio,
-            granularity=granularity,
-            keep_tokens=keep_tokens,
-            observe=observe,
-            keep=keep,
-        )
-        try:
-            return attempt(stored=stored)
-        except ChunkLostError:  # from KV that was still loading
-            logger.warning("stored KV was lost while in use; the prompt is computed again")
-            return attempt(stored=[None] * len(chunks))
-
-    def _prefill(
-        self,
-        prompt: tuple[Sequence[int], Sequence[Sequence[int]], Sequence[int]],
-        *,
-        policy: SelectionPolicy,
-        ratio: float,
-        granularity: int,
-        prefix: ChunkKV | None,
-        keep_tokens: int | None,
-        stored: Sequence[ChunkKV | None] | None,
-        observe: Observer | None,
-        keep: bool,
-    ) -> Prefill:
         begin = time.perf_counter()
-        system, _, question = prompt
-        assembly = self.assemble(*prompt, prefix=prefix, stored=stored)
-        assembled = time.perf_counter()
-        selected = self.select(assembly, policy=policy, ratio=ratio, granularity=granularity)
-        chosen = time.perf_counter()
+        plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
+        options = replace(plan.request, ratio=ratio, granularity=granularity)
         window = QuestionWindow(len(question)) if keep_tokens is not None else None
-        logits = recompute(
-            self.adapter,
-            assembly,
-            selected=selected,
-            backend=self.backend,
-            observe=observe_both(window, observe),
-        )
-        counts = Counts.of(assembly, selected)
-        if keep:
-            self.chunks.take(
-                assembly.cache,
-                assembly.tokens,
-                num_system=len(system),
-                spans=assembly.unstored,
-                num_exact=counts.num_publishable,
+        filled = at_once(
+            fill_steps(
+                self.adapter,
+                replace(plan, request=options),
+                prefix=prefix,
+                backend=self.backend,
+                policy=make_policy(policy) if isinstance(policy, str) else policy,
+                observe=observe_both(window, observe),
             )
-        cache: DynamicCache = assembly.cache
-        if window is not None and keep_tokens is not None:
-            documents = (len(system), assembly.question)
-            cache = evict(assembly.cache, window, documents=documents, capacity=keep_tokens)
-        done = time.perf_counter()
-        return Prefill(
-            **asdict(counts),
-            cache=cache,
-            logits=logits,
-            selected=tuple(selected.tolist()),
-            timing=Timing(assembled - begin, chosen - assembled, done - chosen),
         )
+        publishable = len(plan.tokens)
+        if filled.counts.reused:
+            publishable = plan.approximate or 0
+        if keep:
+            missing = zip(plan.request.chunks, plan.stored, strict=True)
+            spans = [(start, stop) for (start, stop), kv in missing if kv is None and start < stop]
+            self.keep(
+                filled.cache, plan.tokens, spans, num_system=len(system), num_exact=publishable
+            )
+        cache: DynamicCache = filled.cache
+        if window is not None and keep_tokens is not None:
+            documents = (len(system), len(plan.tokens) - len(question))
+            cache = evict(filled.cache, window, documents=documents, capacity=keep_tokens)
+        if filled.logits is None:
+            raise AssertionError("nothing was computed, or the observer stopped the final pass")
+        return Prefill(
+            cache,
+            filled.logits,
+            filled.selected,
+            filled.counts,
+            publishable,
+            time.perf_counter() - begin,
+        )
+
+    def keep(
+        self,
+        cache: DynamicCache,
+        tokens: Sequence[int],
+        chunks: Sequence[tuple[int, int]],
+        *,
+        num_system: int,
+        num_exact: int,
+        tenant: str = "",
+    ) -> int:
+        """Store chunks of a computed prompt, and its system prompt, from copies of their KV.
+
+        Args:
+            cache: KV of the prompt, with slot and position equal.
+            num_exact: leading tokens whose KV is that of an ordinary forward pass.
+
+        Returns:
+            The number of stored chunks.
+        """
+        library, num_stored = self.library, 0
+        spans = [(0, num_system)] if 0 < num_system <= num_exact else []
+        for start, stop in [*spans, *chunks]:
+            key = library.key(tokens[start:stop], tenant=tenant)
+            is_first = start == num_system
+            if is_first or key not in library:
+                is_exact = stop <= num_exact
+                kv = self.extract(cache, tokens, start, stop, is_exact=is_exact)
+                num_stored += library.add(key, kv, is_first=is_first) and start >= num_system
+        return num_stored
 
     def assemble(
         self,
@@ -215,104 +240,87 @@ class ChunkReuse:
         question: Sequence[int],
         *,
         prefix: ChunkKV | None = None,
-        into: RequestCache | None = None,
-        num_held: int = 0,
         stored: Sequence[ChunkKV | None] | None = None,
     ) -> Assembly:
-        """Assemble the stored KV of a prompt.
+        """Return a prompt with its stored KV; arguments are those of `prefill`."""
+        plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
+        return assemble_plan(self.adapter, plan, prefix=prefix)
 
-        Args:
-            system, chunks, question, prefix, stored: as for `prefill`.
-            into: cache with a slot for each token to fill; None: a new one.
-            num_held: leading slots of `into` that hold exact KV and are left unchanged.
-        """
+    def extract(
+        self, cache: DynamicCache, tokens: Sequence[int], start: int, stop: int, *, is_exact: bool
+    ) -> ChunkKV:
+        """Return a copy of the KV at [start, stop), see `assemble.extract`."""
+        return extract(self.adapter, cache, tokens, start=start, stop=stop, is_exact=is_exact)
+
+    def _plan_prompt(
+        self,
+        system: Sequence[int],
+        chunks: Sequence[Sequence[int]],
+        question: Sequence[int],
+        *,
+        prefix: ChunkKV | None,
+        stored: Sequence[ChunkKV | None] | None,
+    ) -> tuple[PromptPlan, ChunkKV | None]:
+        """Return the plan, and the KV of its first `prefix_tokens` tokens."""
         if not question:
             raise ChunkCacheError("question must have at least one token")
-        tokens = [*system, *(token for chunk in chunks for token in chunk), *question]
-        regime = self.adapter.regime(len(tokens))
-        covered = max(num_held, self._check_prefix(prefix, tokens, regime))
-        spans = [ChunkSpan(0, covered, TokenSource.EXACT, prefix)] if covered else []
+        tokens, spans = _join(system, chunks)
+        tokens += question
         if stored is None:
             stored = [
-                self.chunks.find(system, chunk, is_first=number == 0)
-                for number, chunk in enumerate(chunks)
+                self.library.find(self.library.key(each), each, is_first=number == 0)
+                if each
+                else None
+                for number, each in enumerate(chunks)
             ]
-        borders = []
-        start = 0
-        for number, (part, kv) in enumerate(
-            zip([system, *chunks], [self.chunks.find((), system), *stored], strict=True)
-        ):
-            stop = start + len(part)
-            if number > 0:
-                borders.append((start, stop))
-            if stop > covered:
-                exact = is_exact(kv, tokens[:start])
-                spans.append(_span(start, stop, covered, kv, is_exact=exact, regime=regime))
-            start = stop
-        source = torch.zeros(len(tokens), dtype=torch.int8)
-        sensitivity = torch.zeros(len(tokens))
-        for span in spans:
-            source[span.start : span.stop] = span.source
-            if span.kv is not None and span.kv.sensitivity is not None:
-                sensitivity[span.start : span.stop] = span.kv.sensitivity
-        device = self.adapter.device
-        cache = assemble(self.adapter, spans, length=len(tokens), into=into, num_held=num_held)
-        return Assembly(
-            tokens,
-            cache,
-            source.to(device),
-            borders,
-            start,
-            sensitivity.to(device),
-            list(stored),
-        )
+        regime = self.adapter.regime(len(tokens))
+        prefix_tokens = 0
+        if prefix is not None:
+            prefix_tokens = len(prefix.tokens)
+            if prefix.base != 0 or list(prefix.tokens) != tokens[:prefix_tokens]:
+                raise ChunkCacheError(
+                    f"the prefix of {prefix_tokens} tokens is not the beginning of the prompt"
+                )
+            # The last token is always computed, for its logits.
+            prefix_tokens = min(prefix_tokens, len(tokens) - 1) if prefix.regime == regime else 0
+        if prefix_tokens < len(system):
+            before = self.library.find_beginning(tokens, len(system))
+            if before is not None:
+                prefix, prefix_tokens = before, len(system)
+        plan = self._plan(tokens, spans, stored, prefix_tokens=prefix_tokens)
+        return plan, prefix if prefix_tokens else None
 
-    def select(
+    def _plan(
         self,
-        assembly: Assembly,
+        tokens: list[int],
+        chunks: Sequence[tuple[int, int]],
+        stored: Sequence[ChunkKV | None],
         *,
-        policy: SelectionPolicy,
-        ratio: float,
-        granularity: int = 1,
-        pace: Pace = AT_ONCE,
-    ) -> torch.Tensor:
-        """Return the positions of the tokens to recompute, ascending."""
-        candidates = assembly.candidates
-        num_tokens = policy.num_tokens(assembly, ratio)
-        if num_tokens in (0, len(candidates)):
-            return candidates[:num_tokens]
-        view = SelectionView(
-            self.adapter, assembly, budget=num_tokens, backend=self.backend, pace=pace
+        prefix_tokens: int,
+    ) -> PromptPlan:
+        return plan_stored(
+            EngineChunkRequest(tuple(chunks)),
+            tokens,
+            prefix_tokens=prefix_tokens,
+            stored=stored,
+            regime=self.adapter.regime(len(tokens)),
+            is_whole=True,
         )
-        scores = policy.score(view)
-        return choose(assembly, scores, num_tokens=num_tokens, granularity=granularity)
 
-    def _check_prefix(self, prefix: ChunkKV | None, tokens: list[int], regime: str) -> int:
-        if prefix is None:
-            return 0
-        length = len(prefix.tokens)
-        if prefix.base != 0 or list(prefix.tokens) != tokens[:length]:
-            raise ChunkCacheError(
-                f"the prefix of {length} tokens is not the beginning of the prompt"
-            )
-        # The last token is always computed, for its logits.
-        return min(length, len(tokens) - 1) if prefix.regime == regime else 0
+    def _store_system(self, system: Sequence[int]) -> None:
+        if system and self.library.find_beginning(system, len(system)) is None:
+            self._store(system, self.compute((), system))
+
+    def _store(self, tokens: Sequence[int], kv: ChunkKV) -> None:
+        self.library.add(self.library.key(tokens), kv, is_first=True)
 
 
-def is_exact(kv: ChunkKV | None, before: Sequence[int]) -> bool:
-    """Return True if the KV equals that of an ordinary forward pass after these tokens."""
-    if kv is None or kv.exact_after is None or kv.base != len(before):
-        return False
-    return kv.exact_after == tokens_digest(before)
-
-
-def _span(
-    start: int, stop: int, covered: int, kv: ChunkKV | None, *, is_exact: bool, regime: str
-) -> ChunkSpan:
-    """Return the part of a system prompt or chunk that the exact prefix does not cover."""
-    first = max(start, covered)
-    is_same_regime = kv is not None and kv.regime == regime
-    if kv is None or (start == 0 and not is_same_regime):
-        return ChunkSpan(first, stop, TokenSource.MISSING)
-    source = TokenSource.EXACT if is_exact and is_same_regime else TokenSource.APPROXIMATE
-    return ChunkSpan(first, stop, source, kv.without_first(first - start))
+def _join(
+    system: Sequence[int], chunks: Sequence[Sequence[int]]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the joined token ids, and the positions of the chunks."""
+    tokens, spans = list(system), []
+    for chunk in chunks:
+        spans.append((len(tokens), len(tokens) + len(chunk)))
+        tokens += chunk
+    return tokens, spans

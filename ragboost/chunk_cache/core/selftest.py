@@ -7,7 +7,7 @@ import torch
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import UnsupportedModelError
 
 LENGTH = 64
@@ -17,17 +17,11 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Measured errors, relative to the largest value.
+    """Measured errors, relative to the largest value."""
 
-    Attributes:
-        full_error: error of the logits with every token computed through the reuse path.
-        resumed_error: error of the logits with stored system prompt and first chunk.
-        moved_error: error of moved keys against keys computed at the same position.
-    """
-
-    full_error: float
-    resumed_error: float
-    moved_error: float
+    full_error: float  # of the logits with every token computed through the reuse path
+    resumed_error: float  # of the logits with stored system prompt and first chunk
+    moved_error: float  # of moved keys against keys computed at the same position
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -42,7 +36,7 @@ def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTe
     tokens = [(31 * i * i + 7 * i + 3) % vocabulary for i in range(LENGTH)]
     ids = torch.tensor([tokens], device=adapter.device)
     ordinary = adapter.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=backend)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=backend)
     system, chunk, question = tokens[:8], tokens[8:40], tokens[40:]
     full = reuse.prefill(system, [chunk], question, ratio=1.0)
     reuse.precompute(system, [chunk])
@@ -83,5 +77,5 @@ def _moved_error(
     return max(errors)
 
 
-def _relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((got.float() - wanted.float()).abs().max() / wanted.float().abs().max())
+def _relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.float() - expected.float()).abs().max() / expected.float().abs().max())

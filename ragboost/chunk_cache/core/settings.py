@@ -21,47 +21,37 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineChunkSettings:
-    """Settings of chunk reuse inside an engine.
+    """Settings of chunk reuse inside an engine."""
 
-    Attributes:
-        reuse: `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not.
-        host_bytes: capacity of the store in host memory.
-        directory: folder of the store's disk tier; empty for none.
-        disk_bytes: capacity of the disk tier.
-        eviction: eviction policy of the store, see `EVICTION_POLICIES`.
-        policy, ratio, granularity: selection for requests that do not name one.
-        step_tokens: maximum tokens that reuse computes in one step of the engine, beside the
-            scheduler's own; 0: as many as the scheduler's. A prompt that needs more is filled over
-            several steps.
-        backend: attention backend of the recomputation, see `BACKENDS`.
-    """
-
+    # `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not
     reuse: str = "exact"
-    host_bytes: int = 4 * _GIB
-    directory: str = ""
-    disk_bytes: int = 64 * _GIB
-    eviction: str = "heat"
-    policy: str = DEFAULT_POLICY
+    host_bytes: int = 4 * _GIB  # capacity of the store in host memory
+    directory: str = ""  # folder of the store's disk tier; empty for none
+    disk_bytes: int = 64 * _GIB  # capacity of the disk tier
+    eviction: str = "heat"  # eviction policy of the store, see `EVICTION_POLICIES`
+    policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
     granularity: int = 1
+    # maximum tokens that reuse computes in one step of the engine, beside the scheduler's own; 0:
+    # as many as the scheduler's. A prompt that needs more is filled over several steps
     step_tokens: int = 0
-    backend: str = "tiled"
+    backend: str = "tiled"  # attention backend of the recomputation, see `BACKENDS`
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "EngineChunkSettings":
+    def read(cls, values: Mapping[str, Any]) -> "EngineChunkSettings":
         """Return the settings in a mapping of names to values.
 
         Raises:
             ConfigError: an unknown name, or a value of another type or out of range.
         """
         types = {field.name: type(field.default) for field in fields(cls)}
-        for name, value in told.items():
+        for name, value in values.items():
             if name not in types:
                 raise ConfigError(f"unknown setting {name!r}; known are {', '.join(types)}")
-            wanted = (int, float) if types[name] is float else types[name]
-            if isinstance(value, bool) or not isinstance(value, wanted):
+            allowed = (int, float) if types[name] is float else types[name]
+            if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
-        settings = cls(**told)
+        settings = cls(**values)
         if settings.reuse not in ("exact", "approx"):
             raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
         if settings.policy not in SERVED_POLICIES:

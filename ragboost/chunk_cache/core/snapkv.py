@@ -68,13 +68,8 @@ def evict(
     highest pooled attention. Layers with a sliding window are not shortened.
 
     Args:
-        cache: cache of the prefilled prompt.
-        window: observer of the pass that filled it.
         documents: positions (start, stop) between system prompt and question.
         capacity: tokens, at least those of system prompt and question.
-
-    Raises:
-        ChunkCacheError: system prompt and question exceed the capacity.
     """
     start, stop = documents
     length = int(cache.layers[0].keys.shape[2])

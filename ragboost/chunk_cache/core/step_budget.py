@@ -13,9 +13,6 @@ class StepBudget:
     """Tokens that may be computed in the current step.
 
     The first prompt of a step is admitted whatever its size, so that none waits forever.
-
-    Args:
-        tokens: tokens per step.
     """
 
     def __init__(self, tokens: int) -> None:

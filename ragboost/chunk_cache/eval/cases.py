@@ -14,24 +14,15 @@ SYSTEM = "Answer the question from the documents, in as few words as possible.\n
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt in token ids with its correct answer.
+    """A prompt in token ids with its correct answer."""
 
-    Attributes:
-        system, question: token ids.
-        chunks: token ids of each document.
-        task: the group that results are averaged over.
-        answer: id of the correct next token; None: use `answers`.
-        answers: correct texts; empty: use full attention's answer.
-        dependent: positions that an oracle would recompute, if known.
-    """
-
-    system: tuple[int, ...]
-    chunks: tuple[tuple[int, ...], ...]
+    system: tuple[int, ...]  # token ids
+    chunks: tuple[tuple[int, ...], ...]  # token ids of each document
     question: tuple[int, ...]
-    task: str = "data"
-    answer: int | None = None
-    answers: tuple[str, ...] = ()
-    dependent: tuple[int, ...] = ()
+    task: str = "data"  # the group that results are averaged over
+    answer: int | None = None  # id of the correct next token; None: use `answers`
+    answers: tuple[str, ...] = ()  # correct texts; empty: use full attention's answer
+    dependent: tuple[int, ...] = ()  # positions that an oracle would recompute, if known
 
 
 def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -> list[Case]:
@@ -42,9 +33,7 @@ def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -
     `text` and `title`, or all are token ids and `answer` is the id of the next token.
 
     Args:
-        path: the file.
         tokenizer: tokenizer of the model; None if the file has token ids.
-        limit: maximum number of lines.
 
     Raises:
         RequestError: the file cannot be read, or a line is invalid; the message names both.
@@ -71,8 +60,8 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
         )
     if tokenizer is None:
         raise RequestError(f"{where}: has texts, but the model has no tokenizer")
-    given = row.get("answers", row.get("answer")) or ()
-    answers = (given,) if isinstance(given, str) else tuple(str(answer) for answer in given)
+    correct = row.get("answers", row.get("answer")) or ()
+    answers = (correct,) if isinstance(correct, str) else tuple(str(answer) for answer in correct)
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_special_tokens=False))

@@ -11,7 +11,7 @@ from ragboost.chunk_cache.eval.cases import Case, read_cases
 from ragboost.chunk_cache.eval.runner import evaluate
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, make_policy
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot
 
@@ -32,14 +32,7 @@ def run(
     plot_path: Path | None,
     as_json: bool,
 ) -> str:
-    """Evaluate, and return a table or JSON.
-
-    Raises:
-        ConfigError: a path does not exist.
-        ChunkCacheError: an unknown policy or an invalid ratio.
-        RequestError: an invalid line of the data.
-        UnsupportedModelError: KV of the model cannot be reused.
-    """
+    """Evaluate, and return a table or JSON."""
     check_paths(model=model, data=data)
     if plot_path is not None:
         check_plot(plot_path)
@@ -52,7 +45,7 @@ def run(
             )
     cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
     adapter, tokenizer, checked = load(model, device=device)
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=4 << 30))
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=4 << 30))
     if MEASURED & set(policies):
         _measure(reuse, cases)
     rows = evaluate(

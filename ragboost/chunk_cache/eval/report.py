@@ -50,7 +50,6 @@ def plot(rows: Sequence[EvalRow], path: Path, *, task: str) -> None:
     attention at 1.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         RequestError: `path` is not a .png or .svg, or cannot be written.
     """
     line_plot(

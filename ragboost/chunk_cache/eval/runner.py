@@ -5,10 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from ragboost.chunk_cache.core.prefill import Prefill
-from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
 from ragboost.chunk_cache.selection import make_policy
@@ -18,27 +15,18 @@ from ragboost.text_scores import word_f1
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One policy at one ratio on one task.
-
-    Attributes:
-        score: mean accuracy or F1.
-        error: standard error of the score over cases.
-        normalised: recovered share of full reuse's loss; NaN if it loses nothing.
-        kl: mean KL divergence of the first token from full attention, in nats.
-        recomputed: share of the prompt's tokens that were computed, including the question.
-        ttft_s: mean seconds to the first logits, including the selection.
-    """
+    """One policy at one ratio on one task."""
 
     task: str
     policy: str
     ratio: float
     num_cases: int
-    score: float
-    error: float
-    normalised: float
-    kl: float
-    recomputed: float
-    ttft_s: float
+    score: float  # mean accuracy or F1
+    error: float  # standard error of the score over cases
+    normalised: float  # recovered share of full reuse's loss; NaN if it loses nothing
+    kl: float  # mean KL divergence of the first token from full attention, in nats
+    recomputed: float  # share of the prompt's tokens that were computed, including the question
+    ttft_s: float  # mean seconds to the first logits, including the selection
 
 
 @dataclass(slots=True)
@@ -67,13 +55,10 @@ def evaluate(
     Chunks are stored first, outside the timing.
 
     Args:
-        reuse: the model and its store.
-        cases: the prompts.
         policies: names; `full` and `reuse` are always measured.
         ratios: ratios in (0, 1).
         granularity: block size of the selection in tokens; 1: single tokens.
         tokenizer: decodes text answers; None: cases have the id of the next token.
-        max_new_tokens: maximum length of text answers.
         store: stores the chunks of a case; None: each is computed alone.
     """
     plans = [("full", 1.0), ("reuse", 0.0)]
@@ -110,12 +95,11 @@ class AnswerScorer:
         self._full_text = ""
 
     def __call__(self, case: Case, result: Prefill, full: Prefill) -> EvalOutcome:
-        timing = result.timing
         return EvalOutcome(
             score=self._score(case, result, is_full=result is full),
             kl=kl_divergence(result.logits, full.logits),
-            recomputed=(result.num_recomputed + result.num_computed) / result.num_tokens,
-            ttft_s=timing.assemble_s + timing.select_s + timing.compute_s,
+            recomputed=(result.counts.recomputed + result.counts.computed) / result.num_tokens,
+            ttft_s=result.seconds,
         )
 
     def _score(self, case: Case, result: Prefill, *, is_full: bool) -> float:
@@ -130,28 +114,17 @@ class AnswerScorer:
         return word_f1(text, case.answers or (self._full_text,))
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[int]:
     """Decode greedily after a prefill up to an end token, appending to its cache."""
-    model = reuse.adapter.model
-    end = model.generation_config.eos_token_id if model.generation_config else None
-    stops = set(end) if isinstance(end, list) else {end}
-    token = int(result.logits.argmax())
-    tokens: list[int] = []
-    while token not in stops and len(tokens) < max_new_tokens:
-        tokens.append(token)
-        if len(tokens) == max_new_tokens:
-            break
-        out = model(
-            torch.tensor([[token]], device=reuse.adapter.device),
-            position_ids=torch.tensor(
-                [[result.num_tokens + len(tokens) - 1]], device=reuse.adapter.device
-            ),
-            past_key_values=result.cache,
-            use_cache=True,
-        )
-        token = int(out.logits[0, -1].argmax())
-    return tokens
+    config = reuse.adapter.model.generation_config
+    end = config.eos_token_id if config else None
+    return reuse.adapter.decode(
+        result.cache,
+        result.logits,
+        position=result.num_tokens,
+        max_tokens=max_new_tokens,
+        stop_ids=end if isinstance(end, list) else [end],
+    )
 
 
 def _policy(name: str, case: Case) -> SelectionPolicy:

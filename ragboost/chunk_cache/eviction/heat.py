@@ -27,9 +27,6 @@ def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
 class Heat(EvictionPolicy):
     """Ranking by log2(heat * cost / size), with all heats extrapolated to one moment: they decay
     alike, so the order needs no clock.
-
-    Args:
-        tau_s: half-life of heat in seconds.
     """
 
     def __init__(self, *, tau_s: float = TAU_S) -> None:

@@ -11,20 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One use of an entry by a request.
+    """One use of an entry by a request."""
 
-    Attributes:
-        now: seconds on the caller's clock, non-decreasing from use to use.
-        size: tokens or bytes, above 0; the same unit for all entries of a cache.
-        cost: seconds to compute the entry in this request.
-        is_hit: the entry was cached; False: this use stores it.
-        cfo: share of its tokens that reuse recomputes (Cache-Craft eq. 12); 0 for an exact hit.
-    """
-
-    now: float
-    size: float
-    cost: float
-    is_hit: bool
+    now: float  # seconds on the caller's clock, non-decreasing from use to use
+    size: float  # tokens or bytes, above 0; the same unit for all entries of a cache
+    cost: float  # seconds to compute the entry in this request
+    is_hit: bool  # the entry was cached; False: this use stores it
+    # share of its tokens that reuse recomputes (Cache-Craft eq. 12); 0 for an exact hit
     cfo: float = 0.0
 
 

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragboost.chunk_cache.core.options import FIELD
+from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError
 
 TIMEOUT_S = 600.0
@@ -90,7 +90,7 @@ class ChunkClient:
             "messages": messages,
             "max_tokens": 1,
             "temperature": 0,
-            FIELD: ours,
+            PARAMS_KEY: ours,
         }
         if self._cache_salt:
             body["cache_salt"] = self._cache_salt

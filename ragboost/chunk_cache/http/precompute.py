@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.chunk_cache.core.options import FIELD
+from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 
 SEPARATOR = "\n\n"
@@ -72,12 +72,12 @@ def prepare(
         for done, (number, usage) in enumerate(threads.map(store, numbers), 1):
             lengths[number] = int(usage.get("prompt_tokens", 0))
             outcome.num_tokens += lengths[number]
-            outcome.num_stored += FIELD in usage
+            outcome.num_stored += PARAMS_KEY in usage
             on_progress("documents", done, len(numbers))
         measured = [number for number in numbers if neighbours[number]]
         for done, (_, usage) in enumerate(threads.map(measure, measured), 1):
             outcome.num_tokens += int(usage.get("prompt_tokens", 0))
-            outcome.num_measured += usage.get(FIELD, {}).get("recomputed_tokens", 0) > 0
+            outcome.num_measured += usage.get(PARAMS_KEY, {}).get("recomputed_tokens", 0) > 0
             on_progress("measures", done, len(measured))
     return outcome
 

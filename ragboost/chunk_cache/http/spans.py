@@ -15,7 +15,8 @@ from ragboost.bounded_map import BoundedMap
 Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]
 MIN_TOKENS = 16
 _MAX_TEXTS = 100_000
-_TRIMS = (0, 1, 2, 4)
+# Tokens that are left out at the beginning and at the end.
+_TRIMS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 2), (4, 4))
 _ITEM = np.dtype(np.int32).itemsize
 
 
@@ -37,27 +38,42 @@ class ChunkFinder:
             texts: of the chunks, in prompt order.
             tokenize: returns the ids of a text without special tokens; None: it failed.
         """
-        hay, cursor = np.asarray(prompt, dtype=np.int32).tobytes(), 0
-        spans: list[tuple[int, int]] = []
-        for text in texts:
-            span = _find(hay, await self._encode(text, tokenize), start=cursor)
-            if span is not None:
-                spans.append(span)
-                cursor = span[1]
-        return spans
+        return find_spans(prompt, [await self._encode(text, tokenize) for text in texts])
 
     async def _encode(self, text: str, tokenize: Tokenize) -> bytes:
         ids = self._ids.get(text)
         if ids is None:
-            ids = np.asarray(await tokenize(text) or (), dtype=np.int32).tobytes()
+            ids = pack_ids(await tokenize(text) or ())
             if ids:
                 self._ids.put(text, ids, size=sys.getsizeof(text) + len(ids))
         return ids
 
 
+def find_spans(prompt: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Return start and stop of each chunk that is found, in tokens, ascending.
+
+    Args:
+        prompt: token ids.
+        chunks: ids of each chunk by itself, in prompt order, see `pack_ids`.
+    """
+    hay, cursor = pack_ids(prompt), 0
+    spans: list[tuple[int, int]] = []
+    for ids in chunks:
+        span = _find(hay, ids, start=cursor)
+        if span is not None:
+            spans.append(span)
+            cursor = span[1]
+    return spans
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Return token ids as bytes, which are searched fast."""
+    return np.asarray(ids, dtype=np.int32).tobytes()
+
+
 def _find(hay: bytes, ids: bytes, *, start: int) -> tuple[int, int] | None:
-    for trim in _TRIMS:
-        needle = ids[trim * _ITEM : len(ids) - trim * _ITEM]
+    for first, last in _TRIMS:
+        needle = ids[first * _ITEM : len(ids) - last * _ITEM]
         if len(needle) < MIN_TOKENS * _ITEM:
             return None
         at = hay.find(needle, start * _ITEM)

@@ -6,13 +6,12 @@ Knows stored chunks and positions. Does not know which tokens will be recomputed
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 
 import torch
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.model.plan import Hidden
-from ragboost.chunk_cache.model.request_cache import RequestCache, RequestLayer
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.model.rope import KeyRotation
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -32,53 +31,34 @@ class TokenSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """A part of the prompt: the system prompt, a chunk, or the question.
-
-    Attributes:
-        start, stop: positions.
-        source: source of its tokens.
-        kv: stored KV, from the first token of the span; None if missing.
-    """
+    """A part of the prompt at [start, stop)."""
 
     start: int
     stop: int
     source: TokenSource
-    kv: ChunkKV | None = None
+    kv: ChunkKV | None = None  # from the first token of the span
 
 
 @dataclass(slots=True)
 class Assembly:
-    """A prompt with its stored KV.
+    """A prompt with its stored KV. Later passes begin where the selection computed `hidden`."""
 
-    Attributes:
-        tokens: token ids of the whole prompt.
-        cache: the cache of the request; zeros for missing tokens.
-        source: `TokenSource` of each token, (tokens,) int8.
-        chunks: positions (start, stop) of each chunk.
-        question: position of the question's first token.
-        sensitivity: offline scores, (tokens,); 0 if unmeasured.
-        stored: the stored KV of each chunk, even if it is only partly used; None if missing.
-        hidden: inputs of layers that the selection computed, the deepest first; later passes begin
-            there.
-    """
+    tokens: list[int]  # of the whole prompt
+    cache: RequestCache  # zeros for missing tokens
+    source: torch.Tensor  # `TokenSource` of each token, (tokens,) int8
+    chunks: list[tuple[int, int]]  # positions (start, stop)
+    question: int  # position of its first token
+    sensitivity: torch.Tensor  # offline scores, (tokens,); 0 if unmeasured
+    stored: list[ChunkKV | None] = field(default_factory=list)  # of each chunk, whole
+    hidden: list[Hidden] = field(default_factory=list)  # inputs of layers, the deepest first
 
-    tokens: list[int]
-    cache: RequestCache
-    source: torch.Tensor
-    chunks: list[tuple[int, int]]
-    question: int
-    sensitivity: torch.Tensor
-    stored: list[ChunkKV | None] = field(default_factory=list)
-    hidden: list[Hidden] = field(default_factory=list)
-
-    @property
-    def unstored(self) -> list[tuple[int, int]]:
-        """Positions of the chunks without stored KV, once for equal chunks."""
-        missing: dict[tuple[int, ...], tuple[int, int]] = {}
-        for (start, stop), kv in zip(self.chunks, self.stored, strict=True):
-            if kv is None and start < stop:
-                missing.setdefault(tuple(self.tokens[start:stop]), (start, stop))
-        return list(missing.values())
+    def rows_to_compute(self, selected: torch.Tensor) -> torch.Tensor:
+        """Return the positions of missing and selected tokens and the question, ascending. Exact
+        tokens are excluded even if selected."""
+        chosen = self.source == TokenSource.MISSING
+        chosen[selected] = True
+        chosen &= self.source != TokenSource.EXACT
+        return torch.nonzero(chosen).flatten()
 
     def begin(self, rows: torch.Tensor, *, deepest: int | None = None) -> Hidden | None:
         """Return the deepest known input of a layer for these positions; None: a pass over them
@@ -102,7 +82,7 @@ class Assembly:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def assemble(
-    adapter: ReusableModel,
+    model: ReusableModel,
     spans: Sequence[ChunkSpan],
     *,
     length: int,
@@ -112,17 +92,13 @@ def assemble(
     """Return a cache of `length` slots with the KV of the spans, its keys rotated to their
     positions (FusionRAG eq. 6).
 
-    Stored KV is not modified. If some of it is still loading, the layers of a new cache are filled
-    on first access.
+    Stored KV is not modified.
 
     Args:
-        adapter: the model.
-        spans: spans with their stored KV.
-        length: tokens of the prompt.
         into: cache of this length to fill; None: a new one.
         num_held: leading slots of `into` to leave unchanged.
     """
-    cache = adapter.empty_cache(length) if into is None else into
+    cache = model.empty_cache(length) if into is None else into
     if into is not None:
         for empty in into.layers:  # masked values take part in sums, so they must be finite
             empty.keys[:, :, num_held:] = 0
@@ -130,47 +106,31 @@ def assemble(
     stored = [(span, span.kv) for span in spans if span.kv is not None]
     if not stored:
         return cache
-    device = adapter.device
-    frequencies = {kv.length: adapter.frequencies(kv.length) for _, kv in stored}
+    device = model.device
+    frequencies = {kv.length: model.frequencies(kv.length) for _, kv in stored}
     rotation = KeyRotation(
         stored=torch.cat(
             [torch.arange(kv.base, kv.base + s.stop - s.start, device=device) for s, kv in stored]
         ),
-        wanted=torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in stored]),
+        target=torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in stored]),
         old=[(frequencies[kv.length], s.stop - s.start) for s, kv in stored],
-        new=adapter.frequencies(length),
-        layouts=adapter.layouts,
+        new=model.frequencies(length),
+        layouts=model.layouts,
     )
-    is_loading = into is None and any(not isinstance(kv.layers, tuple) for _, kv in stored)
     for layer, target in enumerate(cache.layers):
-        fill = partial(_fill, target, stored, layer, rotation=rotation)
-        if is_loading:
-            target.fill_later(fill)
-        else:
-            fill()
+        keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in stored], 2)
+        moved = rotation.apply(keys, layer)
+        offset = 0
+        for span, kv in stored:
+            count = span.stop - span.start
+            target.keys[:, :, span.start : span.stop] = moved[:, :, offset : offset + count]
+            target.values[:, :, span.start : span.stop] = kv.layers[layer][1][:, :, :count]
+            offset += count
     return cache
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def _fill(
-    target: RequestLayer,
-    stored: Sequence[tuple[ChunkSpan, ChunkKV]],
-    layer: int,
-    *,
-    rotation: KeyRotation,
-) -> None:
-    keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in stored], 2)
-    moved = rotation.apply(keys, layer)
-    offset = 0
-    for span, kv in stored:
-        count = span.stop - span.start
-        target.keys[:, :, span.start : span.stop] = moved[:, :, offset : offset + count]
-        target.values[:, :, span.start : span.stop] = kv.layers[layer][1][:, :, :count]
-        offset += count
-
-
 def extract(
-    adapter: ReusableModel,
+    model: ReusableModel,
     cache: DynamicCache,
     tokens: Sequence[int],
     *,
@@ -181,10 +141,7 @@ def extract(
     """Return a copy of the KV of the tokens [start, stop) of a computed prompt.
 
     Args:
-        adapter: the model.
         cache: KV of the prompt, with slot and position equal.
-        tokens: token ids of the whole prompt.
-        start, stop: positions.
         is_exact: the KV equals that of an ordinary forward pass over the prompt.
     """
     return ChunkKV(
@@ -194,7 +151,7 @@ def extract(
             (layer.keys[:, :, start:stop].clone(), layer.values[:, :, start:stop].clone())
             for layer in cache.layers
         ),
-        regime=adapter.regime(len(tokens)),
+        regime=model.regime(len(tokens)),
         length=len(tokens),
         exact_after=tokens_digest(tokens[:start]) if is_exact else None,
     )

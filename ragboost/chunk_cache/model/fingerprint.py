@@ -21,7 +21,6 @@ def weights_digest(config: str, parameters: Iterable[tuple[str, torch.Tensor]]) 
 
     Args:
         config: the model's configuration as JSON; where it was loaded from does not count.
-        parameters: weight tensors with their names.
     """
     digest = hashlib.sha256(_without_places(config).encode())
     keys: dict[torch.device, torch.Tensor] = {}

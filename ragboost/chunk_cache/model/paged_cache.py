@@ -20,9 +20,6 @@ class PagedLayer:
     """The blocks of one layer.
 
     Args:
-        cache: the layer's part of the paged cache.
-        write: the engine's writer.
-        num_slots: tokens that the cache holds.
         block_size: tokens of the engine's blocks; its kernels may divide them further.
         shapes: (kv heads, head_dim) of the keys, and of the values.
 

@@ -29,17 +29,11 @@ class StopForwardError(Exception):
 
 
 class Hidden(NamedTuple):
-    """The input of a decoder layer for some rows of a prompt.
+    """The input of a decoder layer for some rows of a prompt."""
 
-    Attributes:
-        layer: number of the layer, from 0.
-        positions: positions of the rows, (rows,), ascending.
-        states: hidden states, (1, rows, hidden size).
-    """
-
-    layer: int
-    positions: torch.Tensor
-    states: torch.Tensor
+    layer: int  # number of the layer, from 0
+    positions: torch.Tensor  # positions of the rows, (rows,), ascending
+    states: torch.Tensor  # hidden states, (1, rows, hidden size)
 
     def of(self, positions: torch.Tensor) -> "Hidden":
         """Return the part for these positions, (n,), a subset of `self.positions`."""
@@ -49,35 +43,37 @@ class Hidden(NamedTuple):
 
 @dataclass(slots=True)
 class ForwardPlan:
-    """A forward pass over some rows of a prompt.
+    """A forward pass over some rows of a prompt."""
 
-    Attributes:
-        positions: slots of the rows, (rows,), ascending.
-        backend: attention backend; None: the model's own attention with a dense exact mask, if it
-            accepts one.
-        visible: mask of the keys that any row may see, (keys,) bool; None: all keys.
-        observe: called in each layer, see `Observer`.
-        windows: window of each layer, recorded during the pass.
-        memo: cache of masks shared by all layers, filled during the pass.
-        kept: indices of the rows that are kept after others were dropped.
-        num_rows: number of rows before that.
-        keep: layer whose input to record in `hidden`; None: none.
-        hidden: the recorded input.
-        begin: input of a layer from an earlier pass. The layers before it are not recomputed; their
-            observers see a single row.
-    """
-
-    positions: torch.Tensor
+    positions: torch.Tensor  # slots of the rows, (rows,), ascending
+    # attention backend; None: the model's own attention with a dense exact mask, if it accepts one
     backend: AttentionBackend | None = None
+    # mask of the keys that any row may see, (keys,) bool; None: all keys
     visible: torch.Tensor | None = None
-    observe: Observer | None = None
+    observe: Observer | None = None  # called in each layer, see `Observer`
+    # window of each layer, recorded during the pass
     windows: dict[int, int | None] = field(default_factory=dict)
+    # cache of masks shared by all layers, filled during the pass
     memo: dict[Hashable, Any] = field(default_factory=dict)
-    kept: torch.Tensor | None = None
-    num_rows: int | None = None
-    keep: int | None = None
-    hidden: Hidden | None = None
+    kept: torch.Tensor | None = None  # indices of the rows that are kept after others were dropped
+    num_rows: int | None = None  # number of rows before that
+    keep: int | None = None  # layer whose input to record in `hidden`; None: none
+    hidden: Hidden | None = None  # the recorded input
+    # input of a layer from an earlier pass. The layers before it are not recomputed; their
+    # observers see a single row
     begin: Hidden | None = None
+
+    def attend(self, layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
+        """Observe the attention of a layer, and compute it by the backend, (1, heads, rows,
+        head_dim); None if there is none, or if it lacks what this layer needs."""
+        self.windows[layer] = inputs.window
+        if self.observe is not None:
+            kept = self.observe(layer, inputs)
+            if kept is not None:
+                self.kept = kept
+        if self.backend is None or not self.backend.supports(inputs):
+            return None
+        return self.backend.attend(inputs)
 
     def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
         """Return the dense mask, (1, 1, rows, num_keys) bool, cached for the pass."""

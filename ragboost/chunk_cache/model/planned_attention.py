@@ -50,7 +50,6 @@ def _planned(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     window: int | None = kwargs.get("sliding_window")
-    plan.windows[module.layer_idx] = window
     scaling = kwargs.get("scaling")
     inputs = AttentionInputs(
         query,
@@ -64,14 +63,11 @@ def _planned(
         visible=plan.visible,
         memo=plan.memo,
     )
-    if plan.observe is not None:
-        kept = plan.observe(module.layer_idx, inputs)
-        if kept is not None:
-            plan.kept = kept
-    if plan.backend is not None and plan.backend.supports(inputs):
-        return plan.backend.attend(inputs).transpose(1, 2).contiguous(), None
-    if original not in ("eager", "sdpa"):
-        return DenseAttention().attend(inputs).transpose(1, 2).contiguous(), None
+    done = plan.attend(module.layer_idx, inputs)
+    if done is None and original not in ("eager", "sdpa"):
+        done = DenseAttention().attend(inputs)
+    if done is not None:
+        return done.transpose(1, 2).contiguous(), None
     mask = plan.mask(key.shape[2], window)
     if original == "eager":
         floor = torch.finfo(query.dtype).min

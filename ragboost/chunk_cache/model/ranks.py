@@ -18,11 +18,7 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """The ranks of one model. All of them call every method in the same order.
-
-    Attributes:
-        size: number of ranks.
-    """
+    """The ranks of one model. All of them call every method in the same order."""
 
     size: int
 
@@ -90,12 +86,7 @@ ONE_RANK = OneRank()
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> T:
-    """Return the result of something that each rank does by itself.
-
-    Raises:
-        ChunkCacheError: it failed on another rank.
-        Exception: it failed on this one.
-    """
+    """Return the result of something that each rank does by itself."""
     try:
         result = work()
     except Exception:

@@ -5,46 +5,37 @@ Knows positions and caches. Does not know how the tokens were selected.
 
 import torch
 
-from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.attention.backend import AttentionBackend
-from ragboost.chunk_cache.model.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.plan import ForwardPlan, Observer
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 
 
-def rows_to_compute(assembly: Assembly, selected: torch.Tensor) -> torch.Tensor:
-    """Return the positions of missing and selected tokens and the question, ascending. Exact tokens
-    are excluded even if selected."""
-    chosen = assembly.source == TokenSource.MISSING
-    chosen[selected] = True
-    chosen &= assembly.source != TokenSource.EXACT
-    return torch.nonzero(chosen).flatten()
-
-
 def recompute(
-    adapter: ReusableModel,
+    model: ReusableModel,
     assembly: Assembly,
+    rows: torch.Tensor,
     *,
-    selected: torch.Tensor,
     backend: AttentionBackend | None = None,
     observe: Observer | None = None,
-    pace: Pace = AT_ONCE,
-) -> torch.Tensor:
-    """Compute the missing and selected tokens layer by layer, each row over all earlier keys.
+    pace: Pace | None = None,
+) -> Steps[torch.Tensor | None]:
+    """Compute rows layer by layer, each over all earlier keys, a piece per step.
 
     The rows of a layer see each other's new keys and values: the result for every row is that of a
-    token-by-token loop over the same cache. The pass begins with `assembly.hidden`, unless an
+    token-by-token loop over the same cache. A pass begins with `assembly.hidden`, unless an
     observer needs to see every layer.
 
     Returns:
-        Logits of the last token, (vocabulary,).
+        Logits of the last row, (vocabulary,); None if there is none, or if the observer stopped
+        the pass.
     """
     logits = None
-    for rows in pace.pieces(rows_to_compute(assembly, selected)):
-        tokens = [assembly.tokens[position] for position in rows.tolist()]
-        begin = assembly.begin(rows) if observe is None else None
-        plan = ForwardPlan(rows, backend=backend, observe=observe, begin=begin)
-        logits = adapter.forward(tokens, assembly.cache, plan=plan)
-    if logits is None:
-        raise AssertionError("nothing was computed, or the observer stopped the final pass")
+    for piece in (pace or Pace()).pieces(rows):
+        tokens = [assembly.tokens[position] for position in piece.tolist()]
+        begin = assembly.begin(piece) if observe is None else None
+        plan = ForwardPlan(piece, backend=backend, observe=observe, begin=begin)
+        logits = model.forward(tokens, assembly.cache, plan=plan)
+        yield len(piece)
     return logits

@@ -3,7 +3,7 @@
 The slot of a token is its position unless `RequestCache.positions` says otherwise.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,9 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
     """A layer whose `update` writes to given slots inside a `RequestCache.writing` block, and
-    appends like any dynamic layer otherwise. It can be filled on first access."""
-
-    _fill: Callable[[], None] | None = None
+    appends like any dynamic layer otherwise."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -22,36 +20,6 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
         self.rows: torch.Tensor | None = None
-
-    @property
-    def keys(self) -> torch.Tensor:
-        """(1, kv heads, tokens, head_dim)."""
-        self._fill_now()
-        return self._keys
-
-    @keys.setter
-    def keys(self, keys: torch.Tensor) -> None:
-        self._keys = keys
-
-    @property
-    def values(self) -> torch.Tensor:
-        """(1, kv heads, tokens, head_dim)."""
-        self._fill_now()
-        return self._values
-
-    @values.setter
-    def values(self, values: torch.Tensor) -> None:
-        self._values = values
-
-    def fill_later(self, fill: Callable[[], None]) -> None:
-        """Call `fill` at the next access to keys or values, such as when the model reaches this
-        layer. The access raises what `fill` raises."""
-        self._fill = fill
-
-    def _fill_now(self) -> None:
-        if self._fill is not None:
-            fill, self._fill = self._fill, None
-            fill()
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object

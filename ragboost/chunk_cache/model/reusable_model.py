@@ -1,53 +1,180 @@
-"""The interface of models that can compute selected tokens of a prompt.
+"""Models that can compute selected tokens of a prompt, and whose KV can be moved.
 
-`ModelAdapter` implements it for transformers, `NestedModel` for the models of engines.
+What a class name does not tell reliably, such as the dimensions that RoPE pairs, is measured on a
+few tokens. Knows RoPE and KV shapes. Does not know chunks, policies or stores; a subclass runs the
+model of transformers or of an engine.
 """
 
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.model.ranks import Ranks
+from ragboost.chunk_cache.model.fingerprint import weights_digest
+from ragboost.chunk_cache.model.plan import ForwardPlan, StopForwardError
+from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks, together
 from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout
+from ragboost.chunk_cache.model.rope import Frequencies, RotaryLayout, find_layouts
+
+PROBE_LENGTH = 8
+_PROBE_SHIFT = 5
 
 
-class ReusableModel(Protocol):
+class ReusableModel(ABC):
     """A causal LM whose KV can be moved and recomputed token by token.
 
+    A subclass sets what its methods need and calls `measure` at the end of its constructor.
+
     Attributes:
-        name: the class of the model, for messages.
-        num_layers, device, dtype: properties of the model.
-        layouts: RoPE layout of each layer's keys.
+        kv_shapes: KV heads, dimension of keys and dimension of values of each layer.
         can_resume: a pass may begin with the hidden states of an earlier one.
-        ranks: the processes that hold it together.
     """
 
-    name: str
-    num_layers: int
-    device: torch.device
-    dtype: torch.dtype
+    kv_shapes: Sequence[tuple[int, int, int]]
     layouts: tuple[RotaryLayout, ...]
-    can_resume: bool
-    ranks: Ranks
+    can_resume = False
 
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_layers: int,
+        vocabulary: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ONE_RANK,
+    ) -> None:
+        self.model, self.ranks = model, ranks
+        self.name = type(model).__name__
+        self.num_layers, self.dtype, self.device = num_layers, dtype, device
+        self._vocabulary = vocabulary
+        self._last_regime: tuple[tuple[Frequencies, ...], str] | None = None
+
+    @abstractmethod
+    def run(
+        self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan
+    ) -> torch.Tensor:
+        """Run the model with the attention of `plan`, and return the last row's output: its logits,
+        or its hidden states, which every rank has.
+
+        Records `plan.hidden` and begins at `plan.begin`, if `supports_resuming`.
+
+        Args:
+            ids: token ids, (rows,).
+            positions: their positions for RoPE, (rows,).
+            cache: KV of the prompt, prepared for writing the rows.
+        """
+
+    @abstractmethod
+    def supports_resuming(self) -> bool:
+        """Return True if `run` may record and begin at the input of a layer."""
+
+    @abstractmethod
+    def config_text(self) -> str:
+        """Return the model's configuration as JSON."""
+
+    @abstractmethod
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
-        """Return the RoPE frequencies of each layer in a prompt of `length` tokens."""
-        ...
+        """Return the RoPE frequencies of each layer in a prompt of `length` tokens. Layers with
+        equal frequencies share an object."""
 
     def regime(self, length: int) -> str:
         """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
-        ...
+        frequencies = self.frequencies(length)
+        if self._last_regime is None or self._last_regime[0] is not frequencies:
+            digests = "".join(layer.digest for layer in frequencies)
+            regime = hashlib.sha256(digests.encode()).hexdigest()[:16]
+            self._last_regime = (frequencies, regime)
+            return regime
+        return self._last_regime[1]
+
+    def fingerprint(self) -> str:
+        """Return a digest of the configuration and of all weights, see `weights_digest`."""
+        return weights_digest(self.config_text(), self.model.named_parameters())
 
     def empty_cache(self, length: int) -> RequestCache:
         """Return a cache with `length` zeroed slots."""
-        ...
+        like = {"dtype": self.dtype, "device": self.device}
+        return RequestCache(
+            [
+                (
+                    torch.zeros(1, heads, length, key_dim, **like),
+                    torch.zeros(1, heads, length, value_dim, **like),
+                )
+                for heads, key_dim, value_dim in self.kv_shapes
+            ]
+        )
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def forward(
         self, tokens: Sequence[int], cache: RequestCache, *, plan: ForwardPlan
     ) -> torch.Tensor | None:
-        """Compute the rows of `plan`, write their KV to `cache`, and return the last row's logits,
-        (vocabulary,); None if an observer stopped the pass."""
-        ...
+        """Compute the rows of `plan` and write their KV to `cache`, which has a slot for each token
+        of the prompt.
+
+        Returns:
+            Logits of the last row, (vocabulary,); None if an observer stopped the pass.
+        """
+        rows = plan.positions
+        positions = rows if cache.positions is None else cache.positions[rows]
+        ids = torch.tensor(list(tokens), device=self.device)
+        with cache.writing(rows):
+            try:
+                return self.run(ids, positions, cache, plan)
+            except StopForwardError:
+                return None
+
+    def measure(self) -> None:
+        """Determine `layouts` and `can_resume`."""
+        # Attention depends on distances only, so in every layer the keys of a moved text must be
+        # its original keys, rotated.
+        keys = self._probe_keys(0), self._probe_keys(_PROBE_SHIFT)
+        frequencies = self.frequencies(PROBE_LENGTH + _PROBE_SHIFT)
+        self.layouts = together(
+            self.ranks,
+            lambda: find_layouts(
+                *keys,
+                frequencies,
+                shift=_PROBE_SHIFT,
+                tolerance=self._tolerance,
+                model=self.name,
+            ),
+        )
+        self.can_resume = self.ranks.agree(self._measure_resuming())
+
+    def _probe_keys(self, shift: int) -> list[torch.Tensor]:
+        rows = torch.arange(PROBE_LENGTH, device=self.device)
+        cache = self.empty_cache(PROBE_LENGTH)
+        cache.positions = rows + shift
+        self.forward(self._probe_tokens(), cache, plan=ForwardPlan(rows))
+        return [layer.keys for layer in cache.layers]
+
+    def _measure_resuming(self) -> bool:
+        """Compare a pass with one that begins at its second layer. They differ if the layers get
+        more than hidden states from the earlier ones."""
+        if self.num_layers < 2 or not self.supports_resuming():
+            return False
+        rows = torch.arange(PROBE_LENGTH, device=self.device)
+        cache, tokens = self.empty_cache(PROBE_LENGTH), self._probe_tokens()
+        whole = ForwardPlan(rows, keep=1)
+        want = self.forward(tokens, cache, plan=whole)
+        if whole.hidden is None or want is None:
+            return False
+        got = self.forward(tokens, cache, plan=ForwardPlan(rows, begin=whole.hidden))
+        assert got is not None, "no observer stops this pass"
+        limit = self._tolerance * float(want.float().abs().max())
+        return bool((got.float() - want.float()).abs().max() <= limit)
+
+    def _probe_tokens(self) -> list[int]:
+        return probe_tokens(PROBE_LENGTH, self._vocabulary)
+
+    @property
+    def _tolerance(self) -> float:
+        return 1e-3 if self.dtype == torch.float32 else 0.05
+
+
+def probe_tokens(count: int, vocabulary: int) -> list[int]:
+    """Return token ids for measurements."""
+    return [(17 * i * i + 5 * i + 3) % vocabulary for i in range(count)]

@@ -22,12 +22,9 @@ LAYOUTS: tuple[RotaryLayout, ...] = ("half", "interleaved", "none")
 
 @dataclass(frozen=True, slots=True)
 class Frequencies:
-    """The RoPE frequencies of one kind of layer, in radians per position, for one length regime.
+    """The RoPE frequencies of one kind of layer, in radians per position, for one length regime."""
 
-    Attributes:
-        inverse: (pairs,) float64. Dynamic NTK and LongRoPE change it with the sequence length.
-    """
-
+    # (pairs,) float64. Dynamic NTK and LongRoPE change it with the sequence length
     inverse: torch.Tensor
 
     @property
@@ -37,7 +34,7 @@ class Frequencies:
 
 
 def rotation_angles(
-    old: Frequencies, new: Frequencies, *, stored: torch.Tensor, wanted: torch.Tensor
+    old: Frequencies, new: Frequencies, *, stored: torch.Tensor, target: torch.Tensor
 ) -> torch.Tensor:
     """Return the angles by which stored keys must rotate, (tokens, pairs) float64.
 
@@ -46,10 +43,10 @@ def rotation_angles(
 
     Args:
         old, new: frequencies that the keys were computed with, and of the prompt they move to.
-        stored, wanted: old and new positions, (tokens,).
+        stored, target: old and new positions, (tokens,).
     """
     return (
-        wanted.double()[:, None] * new.inverse[None, :]
+        target.double()[:, None] * new.inverse[None, :]
         - stored.double()[:, None] * old.inverse[None, :]
     )
 
@@ -65,7 +62,6 @@ def rotate(
     Args:
         keys: (..., tokens, head_dim).
         cos, sin: cosine and sine of the angles, (tokens, pairs), float32.
-        layout: pairing of the dimensions.
     """
     if layout == "none":
         return keys
@@ -89,22 +85,20 @@ class KeyRotation:
 
     Args:
         stored: positions that the keys were computed at, (tokens,).
-        wanted: positions to rotate them to, (tokens,).
+        target: positions to rotate them to, (tokens,).
         old: for each run of keys, the frequencies by layer it was computed with and its length.
-        new: frequencies by layer of the prompt.
-        layouts: pairing of the dimensions by layer.
     """
 
     def __init__(
         self,
         *,
         stored: torch.Tensor,
-        wanted: torch.Tensor,
+        target: torch.Tensor,
         old: Sequence[tuple[tuple[Frequencies, ...], int]],
         new: tuple[Frequencies, ...],
         layouts: Sequence[RotaryLayout],
     ) -> None:
-        self._stored, self._wanted = stored, wanted
+        self._stored, self._target = stored, target
         self._old, self._new, self._layouts = old, new, layouts
         self._cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -119,8 +113,8 @@ class KeyRotation:
             parts, start = [], 0
             for old, count in self._old:
                 part = slice(start, start + count)
-                stored, wanted = self._stored[part], self._wanted[part]
-                parts.append(rotation_angles(old[layer], new, stored=stored, wanted=wanted))
+                stored, target = self._stored[part], self._target[part]
+                parts.append(rotation_angles(old[layer], new, stored=stored, target=target))
                 start += count
             angles = torch.cat(parts)
             self._cos_sin[id(new)] = (angles.cos().float(), angles.sin().float())
@@ -140,18 +134,11 @@ def find_layouts(
 
     Args:
         before, after: by layer, keys of the same text from position 0 and from `shift` on.
-        frequencies: by layer.
-        shift: positions that the text was moved by.
-        tolerance: greatest relative error.
-        model: name for errors.
-
-    Raises:
-        UnsupportedModelError: no layout moves the keys of a layer.
     """
     near = torch.arange(before[0].shape[-2], device=before[0].device)
     layouts = []
     for layer, speeds in enumerate(frequencies):
-        angles = rotation_angles(speeds, speeds, stored=near, wanted=near + shift)
+        angles = rotation_angles(speeds, speeds, stored=near, target=near + shift)
         cos, sin = angles.cos().float(), angles.sin().float()
         if 2 * cos.shape[-1] > before[layer].shape[-1]:
             raise UnsupportedModelError(
@@ -161,8 +148,8 @@ def find_layouts(
         errors: dict[RotaryLayout, float] = {}
         for layout in LAYOUTS:
             moved = rotate(before[layer], cos, sin, layout=layout).float()
-            wanted = after[layer].float()
-            errors[layout] = float((moved - wanted).norm() / wanted.norm())
+            target = after[layer].float()
+            errors[layout] = float((moved - target).norm() / target.norm())
         best = min(LAYOUTS, key=lambda layout: errors[layout])
         if not errors[best] < tolerance:
             raise UnsupportedModelError(

@@ -34,23 +34,14 @@ def recipe_of(neighbours: Sequence[Sequence[int]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """A prepared document.
+    """A prepared document."""
 
-    Attributes:
-        document: identity in the corpus, independent of its text.
-        plain: key of the chunk's plain KV.
-        recipe: see `recipe_of`.
-        key: key of the stored KV.
-        num_tokens: tokens of the chunk.
-        size_bytes: bytes of its KV.
-    """
-
-    document: str
-    plain: str
-    recipe: str
-    key: str
-    num_tokens: int
-    size_bytes: int
+    document: str  # identity in the corpus, independent of its text
+    plain: str  # key of the chunk's plain KV
+    recipe: str  # see `recipe_of`
+    key: str  # key of the stored KV
+    num_tokens: int  # tokens of the chunk
+    size_bytes: int  # bytes of its KV
 
 
 class ChunkCatalog(Mapping[str, str]):

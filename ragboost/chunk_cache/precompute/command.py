@@ -12,8 +12,7 @@ from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
 from ragboost.chunk_cache.precompute.sources import Sources, document_key, find_neighbours
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.keys import Identity
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Document
@@ -42,8 +41,6 @@ def run(
     Raises:
         ConfigError: a path does not exist, or there are several sources of neighbours.
         ChunkCacheError: the capacity is too small, or the model has no tokenizer.
-        RequestError: an invalid line of a file.
-        UnsupportedModelError: KV of the model cannot be reused.
     """
     check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
     documents = Corpus.read(corpus)
@@ -57,10 +54,7 @@ def run(
         CorpusChunk(_identity(document), _ids(tokenizer, template, document))
         for document in documents
     ]
-    identity = Identity(
-        model=adapter.fingerprint(), dtype=str(adapter.dtype).removeprefix("torch.")
-    )
-    reuse = ChunkReuse(adapter, ChunkStore(capacity_bytes=working_bytes), identity=identity)
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=working_bytes))
     catalog = ChunkCatalog(out)
     outcome = precompute(
         reuse,

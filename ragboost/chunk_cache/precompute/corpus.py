@@ -16,38 +16,23 @@ from ragboost.errors import ChunkCacheError
 
 @dataclass(frozen=True, slots=True)
 class CorpusChunk:
-    """A document as token ids.
+    """A document as token ids."""
 
-    Attributes:
-        document: identity in the corpus, independent of its text.
-        tokens: token ids as in the prompts.
-    """
-
-    document: str
-    tokens: tuple[int, ...]
+    document: str  # identity in the corpus, independent of its text
+    tokens: tuple[int, ...]  # token ids as in the prompts
 
 
 @dataclass(slots=True)
 class PrecomputeOutcome:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        num_computed: chunks computed by this run.
-        num_stale: those of them whose text or neighbours had changed.
-        num_current: chunks that were up to date.
-        num_removed: documents that were removed from the corpus and so from the disk.
-        num_tokens: tokens of the computed chunks.
-        seconds: duration of computing and writing.
-        num_lost: chunks whose KV was evicted since the capacity is too small for all.
-    """
-
-    num_computed: int = 0
-    num_stale: int = 0
-    num_current: int = 0
-    num_removed: int = 0
-    num_tokens: int = 0
-    seconds: float = 0.0
-    num_lost: int = 0
+    num_computed: int = 0  # chunks computed by this run
+    num_stale: int = 0  # those of them whose text or neighbours had changed
+    num_current: int = 0  # chunks that were up to date
+    num_removed: int = 0  # documents that were removed from the corpus and so from the disk
+    num_tokens: int = 0  # tokens of the computed chunks
+    seconds: float = 0.0  # duration of computing and writing
+    num_lost: int = 0  # chunks whose KV was evicted since the capacity is too small for all
 
 
 def precompute(
@@ -65,14 +50,11 @@ def precompute(
 
     Args:
         reuse: the model, with a store for plain KV during the run.
-        disk: destination of the KV.
-        catalog: the prepared documents.
         system: token ids of the system prompt that will precede the chunks.
         chunks: the corpus; documents with equal tokens share KV.
         neighbours: for each chunk, indices in the corpus, the closest last.
         max_tokens: context length of the model; neighbours that do not fit are left out, the least
             close first.
-        on_progress: called with the number of processed chunks.
 
     Raises:
         ChunkCacheError: the number of neighbour lists differs from that of chunks, or a chunk
@@ -111,7 +93,7 @@ def _update(
     outcome: PrecomputeOutcome,
 ) -> None:
     recipe = recipe_of(neighbours)
-    key = reuse.chunks.key(system, chunk.tokens, recipe=recipe)
+    key = reuse.library.key(chunk.tokens, recipe=recipe)
     old = catalog.entry(chunk.document)
     is_new = old is None or old.key != key
     if key in disk and not is_new:
@@ -130,7 +112,7 @@ def _update(
         outcome.num_computed += 1
         outcome.num_stale += old is not None and is_new
         outcome.num_tokens += len(chunk.tokens)
-    plain = reuse.chunks.key(system, chunk.tokens)
+    plain = reuse.library.key(chunk.tokens)
     catalog.record(PreparedChunk(chunk.document, plain, recipe, key, len(chunk.tokens), size))
     if old is not None and is_new and not catalog.keeps(old.key):
         disk.remove(old.key)
@@ -139,9 +121,9 @@ def _update(
 def _keep_system(reuse: ChunkReuse, disk: DiskTier, system: Sequence[int]) -> None:
     """Write the KV of the system prompt, which is exact in every prompt."""
     if system:
-        key = reuse.chunks.key((), system)
+        key = reuse.library.key(system)
         if key not in disk:
-            disk.save(key, reuse.chunks.plain((), system))
+            disk.save(key, reuse.plain((), system))
 
 
 def _drop(disk: DiskTier, catalog: ChunkCatalog, document: str) -> None:

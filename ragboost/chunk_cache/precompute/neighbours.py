@@ -24,11 +24,6 @@ def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: 
     """Query a retriever with the title and text of each document.
 
     Documents with equal content are not neighbours of each other.
-
-    Args:
-        retriever: a retriever over these documents.
-        documents: the corpus.
-        top_n: maximum neighbours.
     """
     first = {document.key: number for number, document in reversed(list(enumerate(documents)))}
     queries = [searchable_text(document) for document in documents]
@@ -48,11 +43,9 @@ def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
 
     Args:
         vectors: (documents, dimension); unit vectors for cosine similarity.
-        top_n: maximum neighbours.
 
     Raises:
         ChunkCacheError: the vectors are not a matrix of finite numbers.
-        MissingExtraError: faiss-cpu is not installed.
     """
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
@@ -81,8 +74,6 @@ def by_edges(
 
     Args:
         edges: directed edges (document, neighbour, weight); weights of parallel edges are added.
-        num_documents: size of the corpus.
-        top_n: maximum neighbours, by descending weight.
     """
     weight: list[Counter[int]] = [Counter() for _ in range(num_documents)]
     for source, target, value in edges:
@@ -94,13 +85,7 @@ def by_edges(
 def by_cooccurrence(
     requests: Iterable[Sequence[int]], *, num_documents: int, top_n: int
 ) -> Neighbours:
-    """Count the requests that two documents were retrieved for together.
-
-    Args:
-        requests: the documents of each earlier request.
-        num_documents: size of the corpus.
-        top_n: maximum neighbours, by descending count.
-    """
+    """Count the requests that two documents were retrieved for together."""
     counts: list[Counter[int]] = [Counter() for _ in range(num_documents)]
     for documents in requests:
         for one, other in combinations(sorted(set(documents)), 2):

@@ -28,29 +28,22 @@ from ragboost.types import DocumentId
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The source of neighbours: at most one; BM25 if there is none.
+    """The source of neighbours: at most one; BM25 if there is none."""
 
-    Attributes:
-        vectors: .npy file of (documents, dimension), in the order of the corpus.
-        edges: JSONL file of {"source", "target", "weight"} by document id.
-        trace: JSONL file of requests with `doc_ids`.
-    """
-
-    vectors: Path | None = None
-    edges: Path | None = None
-    trace: Path | None = None
+    vectors: Path | None = None  # .npy file of (documents, dimension), in the order of the corpus
+    edges: Path | None = None  # JSONL file of {"source", "target", "weight"} by document id
+    trace: Path | None = None  # JSONL file of requests with `doc_ids`
 
 
 def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbours:
-    """Return the neighbours of each document by the given source, or by BM25.
+    """Return the neighbours of each document by the named source, or by BM25.
 
     Raises:
         ConfigError: several sources, or vectors that do not match the corpus.
-        RequestError: a line names an unknown document.
     """
-    given = [name for name, path in asdict(sources).items() if path is not None]
-    if len(given) > 1:
-        raise ConfigError(f"neighbours come from one source, got --{' and --'.join(given)}")
+    names = [name for name, path in asdict(sources).items() if path is not None]
+    if len(names) > 1:
+        raise ConfigError(f"neighbours come from one source, got --{' and --'.join(names)}")
     if top_n == 0:
         return [()] * len(corpus)
     if sources.vectors is not None:

@@ -39,9 +39,6 @@ def make_policy(name: str, **options: Any) -> "SelectionPolicy":
     Args:
         name: one of `POLICIES`.
         options: arguments of the policy's constructor, such as `seed` of `random`.
-
-    Raises:
-        ChunkCacheError: an unknown name.
     """
     if name not in POLICIES:
         raise ChunkCacheError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")

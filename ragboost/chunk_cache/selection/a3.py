@@ -2,6 +2,7 @@
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
@@ -12,5 +13,5 @@ class A3(SelectionPolicy):
 
     looks_at_all = True
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        return view.fresh_layer().attention[view.candidates]
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        return (yield from view.fresh_layer()).attention[view.candidates]

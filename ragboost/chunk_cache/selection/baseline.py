@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
@@ -11,7 +12,8 @@ from ragboost.chunk_cache.selection.view import SelectionView
 class _Constant(SelectionPolicy):
     _ratio = 0.0
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
         return torch.zeros(len(view.candidates), device=view.candidates.device)
 
     def ratio(self, asked: float) -> float:
@@ -34,7 +36,8 @@ class Random(SelectionPolicy):
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
         generator = torch.Generator().manual_seed(self.seed)
         return torch.rand(len(view.candidates), generator=generator).to(view.candidates.device)
 
@@ -45,6 +48,7 @@ class Oracle(SelectionPolicy):
     def __init__(self, positions: Collection[int] = ()) -> None:
         self.positions = positions
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        wanted = torch.tensor(list(self.positions), device=view.candidates.device)
-        return torch.isin(view.candidates, wanted).float()
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
+        chosen = torch.tensor(list(self.positions), device=view.candidates.device)
+        return torch.isin(view.candidates, chosen).float()

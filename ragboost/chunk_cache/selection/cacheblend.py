@@ -3,6 +3,7 @@
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
@@ -12,8 +13,8 @@ class CacheBlend(SelectionPolicy):
 
     looks_at_all = True
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        return view.fresh_layer().key_change[view.candidates]
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        return (yield from view.fresh_layer()).key_change[view.candidates]
 
 
 class CacheBlendValues(SelectionPolicy):
@@ -21,5 +22,5 @@ class CacheBlendValues(SelectionPolicy):
 
     looks_at_all = True
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        return view.fresh_layer().value_change[view.candidates]
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        return (yield from view.fresh_layer()).value_change[view.candidates]

@@ -8,6 +8,7 @@ prompt; `craft.reuse` works with a fixed alpha.
 import torch
 
 from ragboost.chunk_cache.model.assemble import Assembly
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy, require_measured
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store.influence import Order, chunk_name
@@ -18,7 +19,6 @@ class CacheCraft(SelectionPolicy):
     exceeds k, counted from 0.
 
     Args:
-        order: order of the tokens within a chunk.
         literal: use eq. 11 as printed, see `context_impact`.
     """
 
@@ -26,7 +26,8 @@ class CacheCraft(SelectionPolicy):
         self.order: Order = order
         self.literal = literal
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
         require_measured(view.assembly, "influence", policy="cachecraft")
         return -self._needed_alpha(view.assembly)[view.candidates]
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
@@ -10,7 +11,8 @@ class Epic(SelectionPolicy):
     """Selection by the distance to the chunk's start; the budget is spread evenly over the
     chunks."""
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
         starts = torch.tensor([start for start, _ in view.assembly.chunks])
         starts = starts.to(view.candidates.device)
         chunk = torch.searchsorted(starts, view.candidates, right=True) - 1

@@ -6,6 +6,7 @@ more. `fusionrag` is the latter.
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 
@@ -13,20 +14,20 @@ from ragboost.chunk_cache.selection.view import SelectionView
 class FusionRAG(SelectionPolicy):
     """Selection by the last layer's attention of the question over the reused KV."""
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        return view.question_attention()[-1, view.candidates]
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        return (yield from view.question_attention())[-1, view.candidates]
 
 
 class FusionRAGLiteral(SelectionPolicy):
     """Selection by the last layer's attention of a question that has seen only the system prompt
     and itself, with a softmax per chunk."""
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        return view.question_alone_attention()[-1, view.candidates]
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        return (yield from view.question_alone_attention())[-1, view.candidates]
 
 
 class MeanLayers(SelectionPolicy):
     """Selection like `FusionRAG`, averaged over all layers."""
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        return view.mean_question_attention()[view.candidates]
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        return (yield from view.mean_question_attention())[view.candidates]

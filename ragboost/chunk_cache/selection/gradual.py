@@ -10,6 +10,7 @@ looked at again, too, read or not (CacheBlend). The second look, one layer deepe
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.policy import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.view import CHECK_LAYER, SelectionView
@@ -24,10 +25,10 @@ class Gradual(SelectionPolicy):
 
     looks_at_all = True
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         here = view.candidates
-        fresh = view.fresh_layer()
-        reused = view.mean_question_attention()
+        fresh = yield from view.fresh_layer()
+        reused = yield from view.mean_question_attention()
         read = torch.maximum(rank(fresh.attention[here]), rank(reused[here]))
         changed = rank(fresh.value_change[here])
         first = rank(read + changed)
@@ -38,6 +39,6 @@ class Gradual(SelectionPolicy):
             torch.maximum(first, changed),
             num_tokens=min(len(here), WIDTH * view.budget),
         )
-        deeper = view.deeper_layer(promising)
+        deeper = yield from view.deeper_layer(promising)
         second = deeper.attention[here] * deeper.value_change[here].sqrt()
         return torch.maximum(first, rank(second))

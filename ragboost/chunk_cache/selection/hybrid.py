@@ -5,6 +5,7 @@ The two measures have no common scale, so their ranks are added.
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy, require_measured
 from ragboost.chunk_cache.selection.view import SelectionView
 
@@ -14,17 +15,18 @@ class Hybrid(SelectionPolicy):
 
     looks_at_all = True
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        change = view.fresh_layer().key_change[view.candidates]
-        return rank(view.mean_question_attention()[view.candidates]) + rank(change)
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        change = (yield from view.fresh_layer()).key_change[view.candidates]
+        attention = (yield from view.mean_question_attention())[view.candidates]
+        return rank(attention) + rank(change)
 
 
 class HybridOffline(SelectionPolicy):
     """Selection like `Hybrid` with a sensitivity that was measured when the chunk was stored."""
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         require_measured(view.assembly, "sensitivity", policy="hybrid-offline")
-        attention = view.mean_question_attention()[view.candidates]
+        attention = (yield from view.mean_question_attention())[view.candidates]
         return rank(attention) + rank(view.assembly.sensitivity[view.candidates])
 
 

@@ -19,7 +19,6 @@ class InfluenceObserver:
     """An observer of a forward pass (see `ForwardPlan`) that computes `Influence`s.
 
     Args:
-        tokens: token ids of the whole prompt.
         chunks: positions (start, stop) of each chunk, ascending and disjoint.
         watched: indices of the chunks to measure; all of their rows must be in the pass.
     """

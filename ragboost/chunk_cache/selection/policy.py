@@ -10,23 +10,45 @@ from typing import Literal
 import torch
 
 from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
+from ragboost.chunk_cache.model.attention.backend import AttentionBackend
+from ragboost.chunk_cache.model.pace import Pace, Steps
+from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.errors import ChunkCacheError
 
 
 class SelectionPolicy(ABC):
-    """An estimate of the benefit of recomputing each reused token.
+    """An estimate of the benefit of recomputing each reused token."""
 
-    Attributes:
-        looks_at_all: the policy first computes some layers of the whole prompt, so that it saves
-            nothing if few tokens are reused.
-    """
-
-    looks_at_all = False
+    looks_at_all = False  # the policy first computes some layers of the whole prompt
 
     @abstractmethod
-    def score(self, view: SelectionView) -> torch.Tensor:
-        """Return the score of each candidate, (candidates,) float; the highest are recomputed."""
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        """Return the score of each candidate, (candidates,) float; the highest are recomputed. A
+        policy that looks at nothing yields nothing."""
+
+    def select(
+        self,
+        model: ReusableModel,
+        assembly: Assembly,
+        *,
+        ratio: float,
+        granularity: int = 1,
+        backend: AttentionBackend | None = None,
+        pace: Pace | None = None,
+    ) -> Steps[torch.Tensor]:
+        """Return the positions of the tokens to recompute, ascending.
+
+        Args:
+            granularity: block size of the selection, see `choose`.
+            pace: length of the pieces; None: everything in one.
+        """
+        num_tokens, candidates = self.num_tokens(assembly, ratio), assembly.candidates
+        if num_tokens in (0, len(candidates)):
+            return candidates[:num_tokens]
+        view = SelectionView(model, assembly, budget=num_tokens, backend=backend, pace=pace)
+        scores = yield from self.score(view)
+        return choose(assembly, scores, num_tokens=num_tokens, granularity=granularity)
 
     def ratio(self, asked: float) -> float:
         """Return the effective recompute ratio for a requested one."""
@@ -51,11 +73,7 @@ def budget(ratio: float, num_candidates: int) -> int:
 def require_measured(
     assembly: Assembly, measure: Literal["sensitivity", "influence"], *, policy: str
 ) -> None:
-    """Check that a measure is stored with every chunk that has candidates.
-
-    Raises:
-        ChunkCacheError: a chunk lacks it.
-    """
+    """Check that a measure is stored with every chunk that has candidates."""
     is_candidate = assembly.source == TokenSource.APPROXIMATE
     stored = assembly.stored or [None] * len(assembly.chunks)
     for number, ((start, stop), kv) in enumerate(zip(assembly.chunks, stored, strict=True)):
@@ -73,9 +91,7 @@ def choose(
     """Return the positions of the best candidates, ascending. Ties go to the earlier token.
 
     Args:
-        assembly: the prompt.
         scores: scores of its candidates, (candidates,).
-        num_tokens: number of positions.
         granularity: block size in tokens, counted from the start of each chunk. A block has the
             score of its best token and is chosen if at least half of it fits; 1: single tokens.
     """

@@ -6,6 +6,7 @@ The first half is computed twice, so this costs half a budget more than other po
 
 import torch
 
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection.policy import SelectionPolicy, choose
 from ragboost.chunk_cache.selection.view import SelectionView
 
@@ -13,9 +14,9 @@ from ragboost.chunk_cache.selection.view import SelectionView
 class TwoStage(SelectionPolicy):
     """Selection by the attention averaged over the layers, in both rounds."""
 
-    def score(self, view: SelectionView) -> torch.Tensor:
-        first = view.mean_question_attention()[view.candidates]
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        first = (yield from view.mean_question_attention())[view.candidates]
         chosen = choose(view.assembly, first, num_tokens=view.budget // 2)
-        view.repair(chosen)
-        second = view.mean_question_attention()[view.candidates]
+        yield from view.repair(chosen)
+        second = (yield from view.mean_question_attention())[view.candidates]
         return second.masked_fill(torch.isin(view.candidates, chosen), float("inf"))

@@ -1,7 +1,7 @@
 """Measurements for selection policies: the question's attention to the reused KV, and freshly
 computed layers.
 
-Each costs a partial forward pass, runs on demand and is cached for the request.
+Each costs a partial forward pass, runs on demand, piece by piece, and is cached for the request.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from ragboost.chunk_cache.model.attention.backend import (
     exact_mask,
 )
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
-from ragboost.chunk_cache.model.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
-from ragboost.chunk_cache.model.recompute import recompute, rows_to_compute
+from ragboost.chunk_cache.model.recompute import recompute
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.errors import ChunkCacheError
 
@@ -31,59 +31,60 @@ _ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class FreshLayer:
-    """One layer computed for every token, compared with its reused KV.
+    """One layer computed for every token, compared with its reused KV."""
 
-    Attributes:
-        key_change, value_change: squared distance between computed and reused, (tokens,).
-        attention: attention of the question, summed over heads and question tokens, (tokens,).
-    """
-
-    key_change: torch.Tensor
+    key_change: torch.Tensor  # squared distance between computed and reused, (tokens,)
     value_change: torch.Tensor
-    attention: torch.Tensor
+    attention: torch.Tensor  # of the question, summed over heads and question tokens, (tokens,)
 
 
 class SelectionView:
     """One request before its recomputation.
 
+    Args:
+        pace: length of the pieces; None: everything in one.
+
     Attributes:
-        assembly: the prompt with its reused KV.
-        budget: number of tokens to recompute.
         candidates: positions to choose from, (candidates,), ascending.
-        num_layers: layers of the model.
     """
 
     def __init__(
         self,
-        adapter: ReusableModel,
+        model: ReusableModel,
         assembly: Assembly,
         *,
         budget: int,
         backend: AttentionBackend | None = None,
-        pace: Pace = AT_ONCE,
+        pace: Pace | None = None,
     ) -> None:
         self.assembly = assembly
         self.budget = budget
         self.candidates = assembly.candidates
-        self.num_layers = adapter.num_layers
-        self._adapter, self._backend, self._pace = adapter, backend, pace
+        self.num_layers = model.num_layers
+        self._model, self._backend, self._pace = model, backend, pace or Pace()
         self._attention: torch.Tensor | None = None
         self._fresh: FreshLayer | None = None
 
-    def question_attention(self) -> torch.Tensor:
+    def question_attention(self) -> Steps[torch.Tensor]:
         """Return the attention of the question, run over the reused KV, to each token in each
         layer, (layers, tokens), summed over heads and question tokens; 0 for missing tokens."""
         if self._attention is None:
             visible = self.assembly.source != TokenSource.MISSING
             visible[self.assembly.question :] = True
-            self._attention = self._adapter.ranks.sum(self._question_pass(visible))
+            mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
+            for rows in self._pace.pieces(self._question_rows()):
+                recorder = _WeightRecorder(self.num_layers)
+                self._run(rows, ForwardPlan(rows, backend=recorder, visible=visible))
+                mass += torch.stack(recorder.mass)
+                yield len(rows)
+            self._attention = self._model.ranks.sum(mass)
         return self._attention
 
-    def mean_question_attention(self) -> torch.Tensor:
+    def mean_question_attention(self) -> Steps[torch.Tensor]:
         """Return `question_attention` averaged over the layers, (tokens,)."""
-        return self.question_attention().mean(0)
+        return (yield from self.question_attention()).mean(0)
 
-    def question_alone_attention(self) -> torch.Tensor:
+    def question_alone_attention(self) -> Steps[torch.Tensor]:
         """Return the same for a question that attends only to the system prompt and itself. Its
         queries meet the keys of each chunk in a separate softmax."""
         visible = torch.zeros(len(self.assembly.tokens), dtype=torch.bool)
@@ -100,70 +101,54 @@ class SelectionView:
 
         for rows in self._pace.pieces(self._question_rows()):
             self._run(rows, ForwardPlan(rows, visible=visible, observe=observe))
-        return self._adapter.ranks.sum(mass)
+            yield len(rows)
+        return self._model.ranks.sum(mass)
 
-    def repair(self, positions: torch.Tensor) -> None:
+    def repair(self, positions: torch.Tensor) -> Steps[None]:
         """Recompute these tokens in the reused KV; later measurements see the result."""
-        recompute(
-            self._adapter,
-            self.assembly,
-            selected=positions,
-            backend=self._backend,
-            pace=self._pace,
+        rows = self.assembly.rows_to_compute(positions)
+        yield from recompute(
+            self._model, self.assembly, rows, backend=self._backend, pace=self._pace
         )
         self._attention = self._fresh = None
 
-    def fresh_layer(self) -> FreshLayer:
+    def fresh_layer(self) -> Steps[FreshLayer]:
         """Return layer `CHECK_LAYER` computed for all tokens that are not exact, at the cost of
         that many layers of a full prefill. The KV of this layer and those before it is that of an
         ordinary forward pass, and replaces the reused KV (A3 eq. 4): the tokens that are not
         selected keep it. The layer's input is stored in the assembly, so that later passes begin
         there.
-
-        Raises:
-            ChunkCacheError: the model has too few layers.
         """
         if self._fresh is None:
             rows = torch.nonzero(self.assembly.source != TokenSource.EXACT).flatten()
-            self._fresh = self._fresh_pass(rows, CHECK_LAYER)
+            self._fresh = yield from self._fresh_pass(rows, CHECK_LAYER)
             self._attention = None
         return self._fresh
 
-    def deeper_layer(self, positions: torch.Tensor) -> FreshLayer:
+    def deeper_layer(self, positions: torch.Tensor) -> Steps[FreshLayer]:
         """Return the layer after `CHECK_LAYER` computed for some candidates, the missing tokens and
         the question over the reused KV of the others, whose change is 0. Behind `fresh_layer` its
         input is that of an ordinary forward pass; so is the KV of these tokens, which replaces the
         reused KV.
-
-        Raises:
-            ChunkCacheError: the model has too few layers.
         """
-        self.fresh_layer()
-        return self._fresh_pass(rows_to_compute(self.assembly, positions), CHECK_LAYER + 1)
-
-    def _question_pass(self, visible: torch.Tensor) -> torch.Tensor:
-        """Run the question over the visible tokens, (tokens,) bool, and return its attention."""
-        mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
-        for rows in self._pace.pieces(self._question_rows()):
-            recorder = _WeightRecorder(self.num_layers)
-            self._run(rows, ForwardPlan(rows, backend=recorder, visible=visible))
-            mass += torch.stack(recorder.mass)
-        return mass
+        yield from self.fresh_layer()
+        rows = self.assembly.rows_to_compute(positions)
+        return (yield from self._fresh_pass(rows, CHECK_LAYER + 1))
 
     def _question_rows(self) -> torch.Tensor:
         total = len(self.assembly.tokens)
-        return torch.arange(self.assembly.question, total, device=self._adapter.device)
+        return torch.arange(self.assembly.question, total, device=self._model.device)
 
     def _run(self, rows: torch.Tensor, plan: ForwardPlan) -> None:
         tokens = [self.assembly.tokens[position] for position in rows.tolist()]
-        self._adapter.forward(tokens, self.assembly.cache, plan=plan)
+        self._model.forward(tokens, self.assembly.cache, plan=plan)
 
-    def _fresh_pass(self, rows: torch.Tensor, layer: int) -> FreshLayer:
+    def _fresh_pass(self, rows: torch.Tensor, layer: int) -> Steps[FreshLayer]:
         """Compute a layer for some rows, replace their KV up to this layer, and keep the layer's
         input if the model can resume from it."""
-        if self._adapter.num_layers <= layer:
+        if self._model.num_layers <= layer:
             raise ChunkCacheError(
-                f"{self._adapter.name} has {self._adapter.num_layers} layers; this policy needs "
+                f"{self._model.name} has {self._model.num_layers} layers; this policy needs "
                 f"layer {layer}"
             )
         question, first = self.assembly.question, self.assembly.begin(rows, deepest=layer)
@@ -178,21 +163,22 @@ class SelectionView:
                 attention.add_(attention_mass(inputs, num_rows=num_rows))
                 raise StopForwardError
 
-        num_run = layer + 1 - (first.layer if first is not None else 0)
-        for piece in self._pace.pieces(rows, share=num_run / self._adapter.num_layers):
+        share = (layer + 1 - (first.layer if first is not None else 0)) / self.num_layers
+        for piece in self._pace.pieces(rows, share=share):
             plan = ForwardPlan(piece, backend=self._backend, observe=observe)
             plan.begin = first.of(piece) if first is not None else None
-            plan.keep = layer if self._adapter.can_resume else None
+            plan.keep = layer if self._model.can_resume else None
             self._run(piece, plan)
             if plan.hidden is not None:
                 kept.append(plan.hidden)
+            yield max(1, round(share * len(piece)))
         if kept:
             states = torch.cat([part.states for part in kept], 1)
             self.assembly.hidden.insert(0, Hidden(layer, rows, states))
         keys, values = (torch.zeros_like(attention) for _ in reused)
         keys[rows] = _squared_distance(old.keys[:, :, rows], reused[0])
         values[rows] = _squared_distance(old.values[:, :, rows], reused[1])
-        return FreshLayer(*self._adapter.ranks.sum(torch.stack((keys, values, attention))))
+        return FreshLayer(*self._model.ranks.sum(torch.stack((keys, values, attention))))
 
 
 def _squared_distance(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
@@ -241,7 +227,6 @@ def attention_mass(
     """Return the attention of the last rows to each key, summed over heads and rows, (keys,).
 
     Args:
-        inputs: attention inputs of one layer.
         num_rows: number of the last rows; None: all.
         first, last: range [first, last) of the keys in the softmax.
     """

@@ -170,7 +170,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         assert self.scheduler is not None, "chunk reuse is off"
         steps = request.steps
         if steps is None:
-            steps = self._filler.begin(plan, prefix_slots(self, req)[: plan.held])
+            steps = self._filler.begin(plan, prefix_slots(self, req)[: plan.prefix_tokens])
         filled: FilledPrompt | None = self._filler.advance(steps, rows=rows)
         if filled is None:
             self.scheduler.pause(request, plan, steps)

@@ -112,7 +112,7 @@ class PoolScheduler:
         plan = plan_prompt(
             request.options,
             request.tokens,
-            held=request.prefix_tokens,
+            prefix_tokens=request.prefix_tokens,
             keys=request.keys,
             library=self._filler.library,
         )
@@ -241,4 +241,4 @@ def _identity(plan: PromptPlan | str) -> object:
     if isinstance(plan, str):
         return plan
     versions = [None if kv is None else (kv.base, kv.exact_after) for kv in plan.stored]
-    return (plan.held, plan.stop, plan.approximate, versions)
+    return (plan.prefix_tokens, plan.stop, plan.approximate, versions)

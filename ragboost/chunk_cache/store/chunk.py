@@ -1,6 +1,6 @@
 """The KV of one chunk, with the position and context it was computed in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,29 +11,18 @@ from ragboost.errors import ChunkCacheError
 
 @dataclass(frozen=True, slots=True)
 class ChunkKV:
-    """The KV of a run of tokens. Tensors are shared between requests and must not be written to.
-
-    Attributes:
-        tokens: token ids.
-        base: position of the first token when the KV was computed.
-        layers: keys (after RoPE) and values per layer, (1, kv heads, tokens, head_dim) each.
-        regime: identity of the RoPE frequencies, see `ModelAdapter.regime`.
-        length: tokens of the prompt it was computed in, which determine the RoPE frequencies.
-        sensitivity: dependence of each token's keys on other chunks, (tokens,); None if unmeasured.
-        influence: attention of its tokens to the preceding chunks; None if unmeasured.
-        exact_after: `tokens_digest` of all preceding tokens if the KV equals that of an ordinary
-            forward pass over them and the chunk; None if it is approximate everywhere, such as
-            after neighbours that had not seen each other.
-        compute_s: seconds it took to compute; None if unmeasured.
-    """
+    """The KV of a run of tokens. Tensors are shared between requests and must not be written to."""
 
     tokens: tuple[int, ...]
-    base: int
-    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    regime: str
-    length: int
-    sensitivity: torch.Tensor | None = None
-    influence: Influence | None = None
+    base: int  # position of the first token when the KV was computed
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # keys (after RoPE) and values
+    regime: str  # identity of the RoPE frequencies, see `ReusableModel.regime`
+    length: int  # tokens of the prompt it was computed in, which decide the frequencies
+    sensitivity: torch.Tensor | None = None  # dependence of each token on other chunks, (tokens,)
+    influence: Influence | None = None  # attention of its tokens to the preceding chunks
+    # `tokens_digest` of all preceding tokens if the KV equals that of an ordinary forward pass over
+    # them and the chunk; None if it is approximate everywhere, such as after neighbours that had
+    # not seen each other.
     exact_after: str | None = None
     compute_s: float | None = None
 

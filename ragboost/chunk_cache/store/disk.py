@@ -43,10 +43,8 @@ class DiskTier:
         directory: created if absent; must not be used for anything else.
         capacity_bytes: maximum bytes of all files, including those of other processes.
         codec: encoding of new files, see `CODECS`; files of any codec are readable.
-        clock: returns seconds since the epoch.
 
     Attributes:
-        num_refused: corrupt or foreign files that were removed.
         num_failed: writes that failed, such as on a full disk.
 
     Raises:

@@ -10,7 +10,6 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +37,6 @@ def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
 
     Args:
         key: key of the chunk; reading the file under another key fails.
-        chunk: the KV.
         codec: a name in `CODECS`.
     """
     tensors: dict[str, torch.Tensor] = {}
@@ -150,14 +148,10 @@ class ChunkFile:
     """An open chunk file with a valid header.
 
     Attributes:
-        num_layers: layers of the chunk.
-        size_bytes: bytes of the file.
-        num_tokens: tokens of the chunk.
         compute_s: seconds it took to compute; None if unmeasured.
 
     Raises:
         ChunkCacheError: the file is not a valid file of this key; the message names the reason.
-        OSError: it cannot be read.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -182,7 +176,7 @@ class ChunkFile:
         """Return the file descriptor."""
         return self._file.fileno()
 
-    def chunk(self, layers: Sequence[KV]) -> ChunkKV:
+    def chunk(self, layers: tuple[KV, ...]) -> ChunkKV:
         """Return the chunk with these layers."""
         fields = self._fields
         sensitivity, influence = fields.sensitivity, fields.influence
@@ -199,12 +193,7 @@ class ChunkFile:
         )
 
     def read_layer(self, number: int) -> KV:
-        """Read the keys and values of one layer.
-
-        Raises:
-            ChunkCacheError: the layer is corrupt.
-            OSError: the file cannot be read.
-        """
+        """Read the keys and values of one layer."""
         packed = {}
         checksum = 0
         names = [name for name in self._ranges if int(name[:4]) == number]

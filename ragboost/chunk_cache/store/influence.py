@@ -31,7 +31,6 @@ def prefix_overlap(inter: Mapping[str, float], prefix: Sequence[str]) -> float:
 
     Args:
         inter: attention to each chunk of the old context, by chunk name.
-        prefix: names of the chunks that precede it now.
     """
     if not inter:
         return 0.0
@@ -87,8 +86,6 @@ def fix_overhead(impact: float, overlap: float, *, alpha: float = 1.0) -> float:
     """Return the Cache Fix Overhead (CFO, eq. 12): the share of a chunk's tokens to recompute.
 
     Args:
-        impact: CCI.
-        overlap: beta'.
         alpha: scale, at least 0.
     """
     if alpha < 0.0:
@@ -106,23 +103,18 @@ def num_to_fix(overhead: float, num_tokens: int) -> int:
 class Influence:
     """Attention of a chunk to its context, averaged over heads and layers (Cache-Craft eq. 3-5, 9,
     10). The system prompt precedes every chunk and is not part of a context.
-
-    Attributes:
-        context: names of the preceding chunks when its KV was computed, in order; empty if the KV
-            was computed without them, even if their influence was measured.
-        inter: summed attention of its tokens to each of them.
-        a: inter-attention per pair of tokens, summed over chunks (eq. 9).
-        b: intra-attention to earlier tokens of the chunk, divided by its squared length (eq. 10).
-        order: its tokens by descending inter-attention; ties by position.
-        peak_order: its tokens by the highest attention weight of any head in any layer to a token
-            of another chunk, descending.
     """
 
+    # names of the preceding chunks when its KV was computed, in order; empty if the KV was computed
+    # without them, even if their influence was measured
     context: tuple[str, ...]
-    inter: tuple[float, ...]
-    a: float
+    inter: tuple[float, ...]  # summed attention of its tokens to each of them
+    a: float  # inter-attention per pair of tokens, summed over chunks (eq. 9)
+    # intra-attention to earlier tokens of the chunk, divided by its squared length (eq. 10)
     b: float
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # its tokens by descending inter-attention; ties by position
+    # its tokens by the highest attention weight of any head in any layer to a token of another
+    # chunk, descending
     peak_order: tuple[int, ...] = ()
 
     def only_first(self, count: int) -> "Influence":

@@ -16,23 +16,14 @@ _KEY = re.compile(r"[A-Za-z0-9 _-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Everything besides the tokens that determines the KV of a chunk.
+    """Everything besides the tokens that determines the KV of a chunk."""
 
-    Attributes:
-        model: digest of the weights, such as `ModelAdapter.fingerprint()`.
-        tokenizer: identity of the tokenizer; empty where callers pass token ids.
-        dtype: dtype of the KV.
-        lora: active LoRA adapter; empty for none.
-        recipe: preparation of the chunk, such as its neighbours; empty for plain KV.
-        salt: tenant whose KV is not shared with others; empty for none.
-    """
-
-    model: str
-    tokenizer: str = ""
-    dtype: str = ""
-    lora: str = ""
-    recipe: str = ""
-    salt: str = ""
+    model: str  # digest of the weights, such as `ModelAdapter.fingerprint()`
+    tokenizer: str = ""  # identity of the tokenizer; empty where callers pass token ids
+    dtype: str = ""  # dtype of the KV
+    lora: str = ""  # active LoRA adapter; empty for none
+    recipe: str = ""  # preparation of the chunk, such as its neighbours; empty for plain KV
+    salt: str = ""  # tenant whose KV is not shared with others; empty for none
 
 
 def tokens_digest(tokens: Sequence[int]) -> str:
@@ -54,11 +45,7 @@ def chunk_key(
 
 
 def check_key(key: str) -> str:
-    """Return a key that can be the name of a file in a directory.
-
-    Raises:
-        ChunkCacheError: it could name a file elsewhere.
-    """
+    """Return a key that can be the name of a file in a directory."""
     if not _KEY.fullmatch(key):
         raise ChunkCacheError(f"{key!r} is not the key of a chunk")
     return key

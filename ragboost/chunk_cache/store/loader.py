@@ -1,7 +1,6 @@
-"""Read chunk files in the background, the chunks of one request together and layer by layer.
+"""Read chunk files in the background, the chunks of one request together.
 
-All first layers are read before all second ones, so that a request can be computed while its later
-layers load: one pass over the layers, where Cache-Craft's algorithm 2 reloads layers at each step.
+A request that waits for a load knows how much of it is left, and whether computing is faster.
 """
 
 import threading
@@ -13,64 +12,68 @@ import torch
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.files import ChunkFile
 from ragboost.chunk_cache.store.speeds import Speeds
-from ragboost.chunk_cache.store.stream import LayerStream
 from ragboost.errors import ChunkCacheError
 
 
 class ChunkLoad:
     """The load of one chunk, queued or running.
 
-    Attributes:
-        key: key of the chunk.
+    Args:
         group: ascending number of the request that the chunk is loaded for.
         is_awaited: a request is blocked on the load, which therefore must not take longer than
             computing; False for a prefetch.
-        is_cancelled: the result is not needed any more and is dropped.
     """
 
     def __init__(self, key: str, group: int, *, is_awaited: bool) -> None:
         self.key, self.group, self.is_awaited = key, group, is_awaited
-        self.is_cancelled = False
-        self._opened = threading.Event()
-        self._stream: LayerStream | None = None
+        self.is_cancelled = False  # the result is not needed any more and is dropped
+        self.num_read = 0  # layers
+        self._file: ChunkFile | None = None
+        self._chunk: ChunkKV | None = None
+        self._has_opened, self._has_ended = threading.Event(), threading.Event()
 
     @property
     def unread_bytes(self) -> int:
         """Bytes still to read; 0 until the file is open."""
-        stream = self._stream
-        if stream is None or stream.is_done:
+        file = self._file
+        if file is None or self._has_ended.is_set():
             return 0
-        return stream.size_bytes * (len(stream) - stream.num_read) // len(stream)
+        return file.size_bytes * (file.num_layers - self.num_read) // file.num_layers
 
     @property
     def num_unread_tokens(self) -> int:
         """Tokens to compute if the load were abandoned; 0 once it is complete."""
-        stream = self._stream
-        return 0 if stream is None or stream.is_done else len(stream.chunk.tokens)
+        return 0 if self._file is None or self._has_ended.is_set() else self._file.num_tokens
 
-    def opened(self, stream: LayerStream | None) -> None:
-        """Set the open file; None if there is none, or if loading it is not worthwhile."""
-        self._stream = stream
-        self._opened.set()
+    def open(self, file: ChunkFile) -> None:
+        """Begin to read a file."""
+        self._file = file
+        self._has_opened.set()
 
-    def stream(self) -> LayerStream | None:
-        """Wait until the file is open and return its stream, see `opened`."""
-        self._opened.wait()
-        return self._stream
+    def end(self, chunk: ChunkKV | None) -> None:
+        """End the load, unless it has ended; None: it failed, or is not worthwhile."""
+        if not self._has_ended.is_set():
+            self._chunk = chunk
+            self._has_ended.set()
+            self._has_opened.set()
+
+    def has_opened(self) -> bool:
+        """Wait until the file is open; return False if there is none to read."""
+        self._has_opened.wait()
+        return self._file is not None
 
     def chunk(self) -> ChunkKV | None:
-        """Wait for the whole chunk and return it; None if it cannot be loaded."""
-        stream = self.stream()
-        return stream.whole() if stream is not None and stream.wait(len(stream)) else None
+        """Wait for the chunk and return it; None if it cannot be loaded."""
+        self._has_ended.wait()
+        return self._chunk
 
 
 class Loader:
     """Two loading threads, so that a long load does not block a request that waits for a short one.
 
     Args:
-        disk: the directory of the files.
-        device: device of the loaded tensors.
         speeds: records every load, and decides whether one is worthwhile.
         done: called in a loader thread for every finished load with its chunk, None if it failed.
     """
@@ -95,58 +98,50 @@ class Loader:
         self._threads.shutdown()
 
     def _run(self, loads: Sequence[ChunkLoad]) -> None:
-        streams: dict[ChunkLoad, LayerStream] = {}
         try:
-            for load in loads:
-                stream = self._open(load)
-                if stream is None:
-                    self._done(load, None)
-                else:
-                    streams[load] = stream
-                load.opened(stream)
-            self._read(dict(streams))
+            files = [(load, file) for load in loads if (file := self._open(load)) is not None]
+            begin, num_bytes = time.perf_counter(), 0
+            for load, file in files:
+                with file:
+                    chunk = self._read(load, file)
+                self._end(load, chunk)
+                num_bytes += 0 if chunk is None else file.size_bytes
+            if num_bytes:  # only the time of all of them together is meaningful
+                self._speeds.loaded(num_bytes, time.perf_counter() - begin)
         finally:  # whatever happens, no request may wait forever
             for load in loads:
-                load.opened(streams.get(load))
-            for stream in streams.values():
-                if not stream.is_done:
-                    stream.fail(ChunkCacheError("the loader has stopped"))
+                load.end(None)
 
-    def _read(self, streams: dict[ChunkLoad, LayerStream]) -> None:
-        # The chunks are read alternately, so only the time of all of them together is meaningful.
-        begin, num_bytes = time.perf_counter(), 0
-        while streams:
-            for load, stream in list(streams.items()):
-                self._read_layer(load, stream)
-                if stream.error is None:
-                    num_bytes += stream.size_bytes // len(stream)
-                if stream.is_done:
-                    del streams[load]
-        if num_bytes:
-            self._speeds.loaded(num_bytes, time.perf_counter() - begin)
-
-    def _read_layer(self, load: ChunkLoad, stream: LayerStream) -> None:
-        """Read one layer. A corrupt file is removed before waiting requests learn of the error, so
-        that a retry does not find it again."""
-        if load.is_cancelled:
-            self._done(load, None)
-            stream.fail(ChunkCacheError("the load was cancelled"))
-            return
-        try:
-            stream.read_next()
-        except (ChunkCacheError, OSError) as error:
-            self._disk.refuse(load.key, error)
-            self._done(load, None)
-            stream.fail(error)
-            return
-        if stream.is_done:
-            self._done(load, stream.whole())
-
-    def _open(self, load: ChunkLoad) -> LayerStream | None:
+    def _open(self, load: ChunkLoad) -> ChunkFile | None:
         file = None if load.is_cancelled else self._disk.open(load.key)
         if file is None:
-            return None
-        if load.is_awaited and not self._speeds.is_worth_loading(file.size_bytes, file.num_tokens):
+            self._end(load, None)
+        elif load.is_awaited and not self._speeds.is_worth_loading(
+            file.size_bytes, file.num_tokens
+        ):
             file.close()
+            self._end(load, None)
             return None
-        return LayerStream(file, self._device)
+        else:
+            load.open(file)
+        return file
+
+    def _read(self, load: ChunkLoad, file: ChunkFile) -> ChunkKV | None:
+        """Read a chunk. A corrupt file is removed before waiting requests learn of the error, so
+        that they do not find it again."""
+        layers = []
+        try:
+            for number in range(file.num_layers):
+                if load.is_cancelled:
+                    return None
+                keys, values = file.read_layer(number)
+                layers.append((keys.to(self._device), values.to(self._device)))
+                load.num_read += 1
+        except (ChunkCacheError, OSError) as error:
+            self._disk.refuse(load.key, error)
+            return None
+        return file.chunk(tuple(layers))
+
+    def _end(self, load: ChunkLoad, chunk: ChunkKV | None) -> None:
+        self._done(load, chunk)
+        load.end(chunk)

@@ -26,14 +26,7 @@ class Evicted(NamedTuple):
 
 
 class MemoryTier:
-    """A bounded map from keys to KV on one device.
-
-    Args:
-        capacity_bytes: maximum bytes of stored KV.
-        device: device of its tensors.
-        policy: ranks the entries for eviction.
-        clock: returns seconds.
-    """
+    """A bounded map from keys to KV on one device."""
 
     def __init__(
         self,

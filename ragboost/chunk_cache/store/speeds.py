@@ -1,25 +1,9 @@
-"""Measured speeds of loading and computing KV, and the number of layers to preload."""
+"""Measured speeds of loading and computing KV."""
 
-import math
 import threading
 
 _WEIGHT = 0.2
 _RETRY_EVERY = 32
-
-
-def preload_depth(num_layers: int, *, prefill_s: float, load_s: float) -> int:
-    """Return the number of layers to load before computing the first, so that the forward pass
-    waits for none: the others load meanwhile (Cache-Craft eq. 16).
-
-    Args:
-        num_layers: layers of the model, at least 1.
-        prefill_s: seconds to compute all layers.
-        load_s: seconds to load all layers.
-    """
-    if load_s <= prefill_s:
-        return 1
-    depth = (num_layers - 1) * (1 - prefill_s / load_s) + 1
-    return min(num_layers, math.ceil(round(depth, 9)))
 
 
 class Speeds:

@@ -18,7 +18,7 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.loader import ChunkLoad, Loader
 from ragboost.chunk_cache.store.memory import Evicted, MemoryTier
-from ragboost.chunk_cache.store.speeds import Speeds, preload_depth
+from ragboost.chunk_cache.store.speeds import Speeds
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +32,11 @@ class TieredStore:
     share the disk tier.
 
     Args:
-        host_bytes: capacity in host memory.
         disk: tier that all KV is written to in the background; None: KV evicted from memory is
             dropped.
         accelerator_bytes: capacity on `device`; 0: use host memory only.
         device: device of the KV returned by `get`.
-        is_layerwise: let `get` return KV whose later layers are still loading, as soon as the
-            layers of Cache-Craft eq. 16 are there. Access to a layer then waits for it, and raises
-            `ChunkLostError` if it cannot be read. Only for callers that retry, as
-            `ChunkReuse.prefill` does.
         speeds: initial estimates of the speeds of loading and computing.
-        make_policy: returns the eviction policy of a memory tier.
-        clock: returns seconds.
 
     Attributes:
         num_hits, num_misses: outcomes of `get`.
@@ -53,11 +46,10 @@ class TieredStore:
     def __init__(
         self,
         *,
-        host_bytes: int,
+        host_bytes: int = 1 << 30,
         disk: DiskTier | None = None,
         accelerator_bytes: int = 0,
         device: torch.device | str = "cpu",
-        is_layerwise: bool = False,
         speeds: Speeds | None = None,
         make_policy: Callable[[], EvictionPolicy] = Heat,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +58,6 @@ class TieredStore:
         self.disk = disk
         self.speeds = speeds or Speeds()
         self._device = torch.device(device)
-        self._is_layerwise = is_layerwise
         places = [(accelerator_bytes, self._device)] if accelerator_bytes else []
         self.memory = [
             MemoryTier(capacity_bytes=size, device=place, policy=make_policy(), clock=clock)
@@ -79,8 +70,9 @@ class TieredStore:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ragboost-write")
         self._loader = None
         if disk is not None:
-            place = self._device if is_layerwise else self.memory[0].device
-            self._loader = Loader(disk, place, speeds=self.speeds, done=self._loaded)
+            self._loader = Loader(
+                disk, self.memory[0].device, speeds=self.speeds, done=self._loaded
+            )
 
     def __contains__(self, key: str) -> bool:
         with self._lock:
@@ -107,7 +99,7 @@ class TieredStore:
                 self.num_misses += 1
                 return None
             self.num_hits += 1
-        return chunk.to(self._device) if isinstance(chunk.layers, tuple) else chunk
+        return chunk.to(self._device)
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
         """Store KV and record the speed of computing it. KV that is stored already is kept, but a
@@ -272,8 +264,7 @@ class TieredStore:
 
     def _await(self, load: ChunkLoad) -> ChunkKV | None:
         """Wait for a load and return its chunk; None if it failed or computing is faster."""
-        stream = load.stream()
-        if stream is None:
+        if not load.has_opened():
             return None
         # The chunks of a request load together, so they are waited for together, or not at all.
         with self._lock:
@@ -285,16 +276,11 @@ class TieredStore:
         if load_s is not None and prefill_s is not None and load_s > prefill_s:
             with self._lock:
                 self.num_late += 1
-                if stream.num_read == 0 and self._loads.get(load.key) is load:
+                if load.num_read == 0 and self._loads.get(load.key) is load:
                     del self._loads[load.key]
                     load.is_cancelled = True
             return None
-        if not self._is_layerwise:
-            return load.chunk()
-        depth = 1
-        if load_s is not None and prefill_s is not None:
-            depth = preload_depth(len(stream), prefill_s=prefill_s, load_s=load_s)
-        return stream.chunk if stream.wait(depth) else None
+        return load.chunk()
 
 
 def _log_failure(written: "Future[None]") -> None:

@@ -245,7 +245,7 @@ class ChunkScheduler:
             plan = plan_prompt(
                 asked.options,
                 asked.tokens,
-                held=prefix_tokens,
+                prefix_tokens=prefix_tokens,
                 keys=asked.keys,
                 library=self._library,
             )

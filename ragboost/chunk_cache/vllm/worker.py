@@ -26,7 +26,7 @@ from ragboost.chunk_cache.model.ranks import Ranks, together
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.codec import KV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm.compat import engine_forward, find_ranks, paged_layer
 from ragboost.chunk_cache.vllm.connector import ChunkConnector
 from ragboost.chunk_cache.vllm.data import (
@@ -172,12 +172,12 @@ class BlockFiller(SlotFiller):
         try:
             steps = self._steps if fill.is_paced else None
             if steps is None:
-                steps = self.begin(plan, self.slots(fill.blocks, 0, plan.held))
+                steps = self.begin(plan, self.slots(fill.blocks, 0, plan.prefix_tokens))
             if fill.is_paced:
                 self._steps = steps
             filled = self.advance(steps, rows=rows)
             if filled is not None:
-                self.finish(plan, filled, self.slots(fill.blocks, plan.held, plan.stop))
+                self.finish(plan, filled, self.slots(fill.blocks, plan.prefix_tokens, plan.stop))
         except Exception:
             logger.exception("the KV of a prompt could not be filled")
             is_fine = False
@@ -190,7 +190,10 @@ class BlockFiller(SlotFiller):
 
     def _fail(self, fill: PromptFill) -> None:
         """Let vLLM compute the blocks of a filling that failed."""
-        first, last = fill.plan.held // self.block_size, (fill.plan.stop - 1) // self.block_size
+        first, last = (
+            fill.plan.prefix_tokens // self.block_size,
+            (fill.plan.stop - 1) // self.block_size,
+        )
         self.failed_blocks.update(fill.blocks[first : last + 1])
         self.failed_requests.add(fill.request_id)
         self.outcomes.pop(fill.request_id, None)
@@ -246,7 +249,7 @@ class RankFiller(BlockFiller):
             logger.warning("several workers keep chunks in memory only, not in `directory`")
         # The scheduler bounds the store; twice as much leaves room for a step's chunks, and bounds
         # what is left of a report that got lost.
-        return ChunkStore(capacity_bytes=2 * settings.host_bytes)
+        return TieredStore(host_bytes=2 * settings.host_bytes)
 
     def _with_kv(self, fill: PromptFill) -> PromptFill | None:
         """Return a filling with this rank's KV in its plan; None if it fails on a rank."""

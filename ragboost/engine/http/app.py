@@ -16,7 +16,7 @@ from ragboost.engine.http import responses as replies
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.routes import body_schemas, router
 from ragboost.engine.http.sse import ClientLeftError
-from ragboost.engine.loading import load_model, make_engine
+from ragboost.engine.loading import load_model, make_engine, served_policies
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
 from ragboost.version import __version__
@@ -37,7 +37,6 @@ def make_app(*, has_docs: bool = True, **options: Any) -> EngineApp:
 
     Args:
         has_docs: whether to serve `/openapi.json` and `/docs`.
-        options: for FastAPI.
     """
     app = EngineApp(
         title="RAGBoost engine",
@@ -77,7 +76,7 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
             is_approx=settings.reuse == "approx",
             options=ReuseOptions(settings.reuse_policy, settings.reuse_ratio),
             refusal=loaded.reuse_refusal,
-            policies=engine.chunk_scheduler.reuse.policies if engine.chunk_scheduler else (),
+            policies=served_policies(engine.chunk_filler.reuse) if engine.chunk_filler else (),
         ),
         keep_tokens=settings.reuse_keep_tokens,
         default_max_tokens=settings.default_max_tokens,

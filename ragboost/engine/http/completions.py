@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.http.fields import read_fields
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
-from ragboost.engine.http.protocol import ApiError, GenerationRequest, read_fields
+from ragboost.engine.http.protocol import ApiError, GenerationRequest
 from ragboost.engine.http.responses import Kind, ResponseBuilder, TextPiece
 from ragboost.engine.http.schemas import ChatCompletionRequest, CompletionRequest
 from ragboost.engine.loading import LoadedModel
@@ -36,14 +37,11 @@ class CompletionService:
     """Answers completion requests with one engine.
 
     Args:
-        engine, loaded: the engine and its model.
         reuse, keep_tokens: defaults of chunk reuse, see `Prompts`.
         default_max_tokens: for chat requests without `max_tokens`.
-        max_body_bytes: larger bodies are rejected.
 
     Attributes:
         prompts: builds prompts; call it through `in_thread`.
-        metrics: of the engine.
     """
 
     def __init__(
@@ -111,24 +109,24 @@ class CompletionService:
         body = await self.read_body(request)
         if body.get("session_id") is None:
             body["session_id"] = request.headers.get("x-session-id") or None
-        wanted: ChatCompletionRequest | CompletionRequest
+        fields: ChatCompletionRequest | CompletionRequest
         if kind == "chat":
-            wanted = read_fields(ChatCompletionRequest, body)
+            fields = read_fields(ChatCompletionRequest, body)
         else:
-            wanted = read_fields(CompletionRequest, body)
-        prompt = await self.in_thread(lambda: self.prompts.build(wanted))
+            fields = read_fields(CompletionRequest, body)
+        prompt = await self.in_thread(lambda: self.prompts.build(fields))
         num_prompt_tokens = len(prompt.token_ids)
-        max_tokens = self._max_tokens(wanted, num_prompt_tokens)
+        max_tokens = self._max_tokens(fields, num_prompt_tokens)
         builder = ResponseBuilder(kind, self.loaded.name, num_prompt_tokens=num_prompt_tokens)
-        pieces = self._generate(prompt, wanted, max_tokens=max_tokens)
-        if wanted.stream:
-            return sse.EventStreamResponse(_events(pieces, builder, has_usage=wanted.include_usage))
+        pieces = self._generate(prompt, fields, max_tokens=max_tokens)
+        if fields.stream:
+            return sse.EventStreamResponse(_events(pieces, builder, has_usage=fields.include_usage))
         whole = await sse.unless_disconnected(_whole(pieces, builder), request.receive)
         return Response(orjson.dumps(whole), media_type="application/json")
 
-    def _max_tokens(self, wanted: GenerationRequest, num_prompt_tokens: int) -> int:
+    def _max_tokens(self, fields: GenerationRequest, num_prompt_tokens: int) -> int:
         limit = min(self.loaded.runner.max_length, self.engine.scheduler.max_running_tokens)
-        room, asked = limit - num_prompt_tokens, wanted.num_tokens
+        room, asked = limit - num_prompt_tokens, fields.num_tokens
         if room >= 1 and (asked is None or asked <= room):
             return min(self._default_max_tokens, room) if asked is None else asked
         also = f" and {asked} tokens were asked for" if asked is not None else ""
@@ -142,7 +140,7 @@ class CompletionService:
         )
 
     async def _generate(
-        self, prompt: PromptTokens, wanted: GenerationRequest, *, max_tokens: int
+        self, prompt: PromptTokens, fields: GenerationRequest, *, max_tokens: int
     ) -> AsyncGenerator[TextPiece, None]:
         """Yield a piece per token. Closing the generator early aborts the request.
 
@@ -157,11 +155,11 @@ class CompletionService:
 
         request = EngineRequest(
             prompt,
-            wanted.sampling(max_tokens),
+            fields.sampling(max_tokens),
             emit=emit,
             stop_ids=self.loaded.stop_ids,
-            salt=wanted.cache_salt,
-            session_id=wanted.session_id,
+            salt=fields.cache_salt,
+            session_id=fields.session_id,
         )
         begin = time.perf_counter()
         if not self.engine.submit(request):
@@ -170,11 +168,11 @@ class CompletionService:
             ended = ("the engine has stopped; see its log for the reason", "engine_stopped")
             message, code = full if self.engine.is_healthy else ended
             raise ApiError(message, status=503, code=code)
-        stream = TextStream(self.loaded.tokenizer, stop=wanted.stop)
+        stream = TextStream(self.loaded.tokenizer, stop=fields.stop)
         count, reason = 0, None
         try:
             while reason is None:
-                token, reason, cached, reused = await outputs.get()
+                token, reason, cached, origins = await outputs.get()
                 if token is None:
                     raise ApiError("the engine failed", status=500, code="internal_error")
                 count += 1
@@ -186,7 +184,7 @@ class CompletionService:
                 if count == 1:
                     self.metrics.ttft.observe(time.perf_counter() - begin)
                 self.metrics.generated_tokens.inc()
-                yield TextPiece(text, reason, count, cached, reused)
+                yield TextPiece(text, reason, count, cached, origins)
         finally:
             self.engine.abort(request)  # no effect if it has ended by itself
             self.metrics.finished.labels(reason or "abort").inc()

@@ -37,32 +37,26 @@ class _EngineState(Collector):
         )
         info.add_metric(list(shape.values()), 1)
         yield info
-        if engine.chunk_scheduler is None:
+        if engine.chunk_filler is None:
             return
-        totals = engine.chunk_scheduler.totals
+        chunks = engine.chunk_filler
         tokens = CounterMetricFamily(
             f"{_PREFIX}reuse_prompt_tokens",
-            "Prompt tokens of requests with chunk reuse, by source of their KV: exact, "
-            "approximate, recomputed or computed.",
+            "Prompt tokens of requests with chunk reuse, by source of their KV: exact, reused, "
+            "recomputed or computed.",
             labels=["source"],
         )
-        for source in ("exact", "approximate", "recomputed", "computed"):
-            tokens.add_metric([source], getattr(totals, source))
+        for source, count in chunks.totals._asdict().items():
+            tokens.add_metric([source], count)
         yield tokens
-        yield _counter("chunks_stored", "Chunks stored.", totals.chunks_stored)
+        yield _counter("chunks_stored", "Chunks stored.", chunks.num_stored)
         yield _counter(
-            "evicted_prompt_tokens", "Prompt tokens evicted before decoding.", totals.evicted
+            "evicted_prompt_tokens", "Prompt tokens evicted before decoding.", chunks.num_evicted
         )
 
 
 class EngineMetrics:
-    """All metrics of one engine, in a registry of their own.
-
-    Attributes:
-        generated_tokens: counter of tokens sent to clients.
-        finished: counter of requests, labelled `finished_reason`.
-        ttft: histogram of seconds.
-    """
+    """All metrics of one engine, in a registry of their own."""
 
     def __init__(self, engine: Engine) -> None:
         self._registry = registry = CollectorRegistry()

@@ -1,25 +1,28 @@
-"""Build the prompt of a request in token ids, cut at its chunks if they are to be reused.
+"""Build the prompt of a request in token ids, with the positions of its chunks.
 
 Knows requests and the tokenizer. Does not know the engine. Tokenising takes time: call it in the
 tokenizer's thread. An invalid field raises `RequestError`, which names it.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.http.spans import find_spans, pack_ids
 from ragboost.engine.http.extension import KEEP, Extension, check_inside, parse_extension
 from ragboost.engine.http.protocol import check_token_ids
 from ragboost.engine.http.schemas import ChatCompletionRequest, ChatFields, CompletionRequest
 from ragboost.engine.loading import LoadedModel
-from ragboost.engine.runtime.prompt import CutPrompt, PromptTokens
-from ragboost.engine.text.cutting import cut_text, cut_tokens, find_documents, find_in_messages
+from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.errors import RequestError
+from ragboost.graph.conversation import GraphPrompt
 
 
 class Prompts:
     """Builds the prompts of one model.
 
     Args:
-        loaded: the model.
-        reuse: defaults of chunk reuse.
         keep_tokens: tokens that remain of a prompt with chunk reuse, unless a request says; None:
             all.
     """
@@ -37,66 +40,77 @@ class Prompts:
         """Return the ids of a conversation, without chunk reuse."""
         return self._encode(self._render(chat))
 
-    def build(self, wanted: ChatCompletionRequest | CompletionRequest) -> PromptTokens:
+    def build(self, fields: ChatCompletionRequest | CompletionRequest) -> PromptTokens:
         """Return the prompt of a chat or text completion."""
-        is_chat = isinstance(wanted, ChatCompletionRequest)
-        extension = parse_extension(wanted.ragboost, self._reuse, is_chat=is_chat)
-        if isinstance(wanted, ChatCompletionRequest):
-            return self._chat(wanted, extension)
-        return self._text(wanted.prompt, extension)
+        is_chat = isinstance(fields, ChatCompletionRequest)
+        extension = parse_extension(fields.ragboost, self._reuse, is_chat=is_chat)
+        if isinstance(fields, ChatCompletionRequest):
+            return self._chat(fields, extension)
+        return self._text(fields.prompt, extension)
 
     def _chat(self, chat: ChatCompletionRequest, extension: Extension) -> PromptTokens:
-        messages, by_message = chat.messages, extension.spans
+        messages, positions = chat.messages, extension.positions
         if extension.graph is not None:
             if chat.documents:
                 raise RequestError(
                     "documents and ragboost.graph exclude each other", param="documents"
                 )
-            return self._graphs.prompt(
+            graph = self._graphs.prompt(
                 extension.graph, messages, template_kwargs=chat.template_kwargs
             )
-        for number, spans in by_message.items():
+            if isinstance(graph, GraphPrompt):
+                return PromptTokens(graph.layout.tokens, graph=graph)
+            return PromptTokens(graph)
+        for number, _, stop in positions:
             if number >= len(messages):
                 raise RequestError(
                     f"ragboost.chunks names message {number} of {len(messages)}",
                     param="ragboost.chunks",
                 )
-            check_inside(spans, len(messages[number]["content"]))
+            check_inside(stop, len(messages[number]["content"]))
         text = self._render(chat)
-        if extension.reuse is None:
-            return PromptTokens(self._encode(text))
-        found = find_in_messages(text, messages, by_message)
-        if not by_message and chat.documents:
-            found = find_documents(text, chat.documents)
-        # Stored chunks of a conversation were computed before it had a history.
-        question = next((n for n, m in enumerate(messages) if m["role"] == "user"), 0)
-        is_later = bool(by_message) and min(by_message) > question
-        end = text.find(messages[question]["content"]) if is_later else -1
-        cut = cut_text(text, found, self._encode, system_end=end if end >= 0 else None)
-        return self._reusing(cut, extension)
+        texts = [messages[number]["content"][start:stop] for number, start, stop in positions]
+        if not positions and chat.documents:
+            texts = document_texts(text, chat.documents)
+        return self._found(self._encode(text), texts, extension)
 
     def _text(self, prompt: str | list[int], extension: Extension) -> PromptTokens:
-        spans, whole = extension.spans.get(0, ()), self._tokenizer.encode
-        check_inside(spans, len(prompt))
-        if isinstance(prompt, list):
-            prompt = check_token_ids(prompt, "prompt", vocab_size=self._vocab_size)
-        if extension.reuse is None:
-            return PromptTokens(whole(prompt) if isinstance(prompt, str) else prompt)
-        if isinstance(prompt, list):
-            return self._reusing(cut_tokens(prompt, spans), extension)
-        return self._reusing(cut_text(prompt, spans, self._encode, encode_first=whole), extension)
+        positions = extension.positions
+        check_inside(positions[-1].stop if positions else 0, len(prompt))
+        if isinstance(prompt, str):
+            texts = [prompt[start:stop] for _, start, stop in positions]
+            return self._found(self._tokenizer.encode(prompt), texts, extension)
+        tokens = check_token_ids(prompt, "prompt", vocab_size=self._vocab_size)
+        return self._reusing(tokens, [(start, stop) for _, start, stop in positions], extension)
 
-    def _reusing(self, cut: CutPrompt, extension: Extension) -> PromptTokens:
-        least, keep = len(cut.system) + len(cut.question), extension.keep_tokens
+    def _found(self, tokens: list[int], texts: Sequence[str], extension: Extension) -> PromptTokens:
+        """Return the prompt with the chunks of these texts, those that are found in its tokens."""
+        if extension.reuse is None:
+            return PromptTokens(tokens)
+        chunks = [pack_ids(self._encode(text)) for text in texts]
+        return self._reusing(tokens, find_spans(tokens, chunks), extension)
+
+    def _reusing(
+        self, tokens: list[int], spans: Sequence[tuple[int, int]], extension: Extension
+    ) -> PromptTokens:
+        options = extension.reuse
+        if options is None:
+            return PromptTokens(tokens)
+        chunks = EngineChunkRequest(
+            tuple(spans), options.policy, options.ratio, tenant=options.tenant
+        )
+        keep, least = extension.keep_tokens, len(tokens)
+        if spans:
+            least -= spans[-1][1] - chunks.beginning
         if keep is not None and keep < least:
             raise RequestError(
-                f"{KEEP} must be at least {least}, the tokens of system prompt and question, "
+                f"{KEEP} must be at least {least}, the tokens before and after the chunks, "
                 f"got {keep}",
                 param=KEEP,
             )
         if keep is None and self._keep_tokens is not None:
             keep = max(self._keep_tokens, least)
-        return PromptTokens(cut.token_ids, cut, extension.reuse, keep_tokens=keep)
+        return PromptTokens(tokens, chunks, keep_tokens=keep)
 
     def _render(self, chat: ChatFields) -> str:
         return self._tokenizer.render_chat(
@@ -105,3 +119,21 @@ class Prompts:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def document_texts(text: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the texts of the documents in a rendered conversation, each with the title directly
+    before it."""
+    texts: list[str] = []
+    cursor = 0
+    for document in documents:
+        body, title = document.get("text") or document.get("content"), document.get("title")
+        if not isinstance(body, str) or (begin := text.find(body, cursor)) < 0:
+            continue
+        stop = begin + len(body)
+        if isinstance(title, str) and title:
+            before = text[cursor:begin].rstrip()
+            begin = cursor + len(before) - len(title) if before.endswith(title) else begin
+        texts.append(text[begin:stop])
+        cursor = stop
+    return texts

@@ -5,10 +5,11 @@ Knows JSON shapes. Does not know the engine or HTTP. An invalid field raises `Re
 names it.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from ragboost.chunk_cache.http.fields import Fields, Text, show
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.errors import RequestError
 
@@ -37,22 +38,6 @@ class ApiError(RequestError):
         super().__init__(message, param=param)
         self.status = status
         self.code = code
-
-
-class Fields(BaseModel):
-    """Fields of a request object; null counts as absent."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_null(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
-
-
-Text = Annotated[str, Field(min_length=1)]
 
 
 class GenerationRequest(Fields):
@@ -86,16 +71,16 @@ class GenerationRequest(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unsupported(cls, given: Any) -> Any:
+    def _refuse_unsupported(cls, body: Any) -> Any:
         for neutral, names in _UNSUPPORTED:
             for name in names.split():
-                if given.get(name) is not None and given[name] not in neutral:
+                if body.get(name) is not None and body[name] not in neutral:
                     raise RequestError(
-                        f"{name}={given[name]!r} is not supported by the embedded engine; "
+                        f"{name}={body[name]!r} is not supported by the embedded engine; "
                         "leave it out",
                         param=name,
                     )
-        return given
+        return body
 
     @property
     def num_tokens(self) -> int | None:
@@ -111,37 +96,6 @@ class GenerationRequest(Fields):
         """Return the sampling parameters for a resolved number of tokens."""
         names = ("temperature", "top_p", "seed", "ignore_eos")
         return SamplingParams(max_tokens, **{name: getattr(self, name) for name in names})
-
-
-M = TypeVar("M", bound=Fields)
-
-
-def read_fields(model: type[M], given: Any, *, name: str = "") -> M:
-    """Validate a request object.
-
-    Args:
-        model: its fields.
-        given: the JSON value.
-        name: path of the object in the body; empty for the body.
-    """
-    try:
-        return model.model_validate(given)
-    except ValidationError as caught:
-        error = caught.errors(include_url=False)[0]
-    where = name
-    for part in error["loc"]:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
-    if error["type"] == "missing":
-        raise RequestError(f"{where} is required", param=where)
-    if error["type"] == "extra_forbidden":
-        raise RequestError(
-            f"{where} is unknown; known are {', '.join(model.model_fields)}", param=where
-        )
-    expected = "must be an object"
-    if error["type"] != "model_type":
-        expected = str(error.get("ctx", {}).get("error") or error["msg"])
-        expected = expected.replace("Input should be", "must be")
-    raise RequestError(f"{where} {expected}, got {show(error['input'])}", param=where)
 
 
 def check_token_ids(ids: list[Any], name: str, *, vocab_size: int) -> list[int]:
@@ -176,12 +130,6 @@ def read_prompt(prompt: Any) -> str | list[Any]:
         f"prompt must be a non-empty string or list of token ids, got {show(prompt)}",
         param="prompt",
     )
-
-
-def show(value: object) -> str:
-    """Return a value as it appears in error messages."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

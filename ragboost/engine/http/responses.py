@@ -4,28 +4,21 @@ import time
 import uuid
 from typing import Any, Literal, NamedTuple
 
-from ragboost.engine.runtime.request import ReusedTokens
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.http.usage import with_origins
 from ragboost.errors import RequestError
 
 Kind = Literal["chat", "text"]
 
 
 class TextPiece(NamedTuple):
-    """Text that has become final, and the counts of its request so far.
-
-    Attributes:
-        text: possibly empty.
-        finish_reason: set on the last piece.
-        completion_tokens: number of generated tokens.
-        cached_tokens: prompt tokens served from exact cached KV.
-        reused: other reused prompt tokens; None if the request is exact.
-    """
+    """Text that has become final, possibly empty, and the counts of its request so far."""
 
     text: str
-    finish_reason: str | None
+    finish_reason: str | None  # set on the last piece
     completion_tokens: int
-    cached_tokens: int
-    reused: ReusedTokens | None = None
+    cached_tokens: int  # prompt tokens served from exact cached KV
+    origins: TokenOrigins | None = None  # of the prompt, if it reuses chunks or has a graph
 
 
 def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:
@@ -44,13 +37,7 @@ def request_error(problem: RequestError) -> dict[str, Any]:
 
 
 class ResponseBuilder:
-    """Builds the response objects of one completion.
-
-    Args:
-        kind: chat or text completion.
-        model: name in the API.
-        num_prompt_tokens: length of the prompt.
-    """
+    """Builds the response objects of one completion; `model` is its name in the API."""
 
     def __init__(self, kind: Kind, model: str, *, num_prompt_tokens: int) -> None:
         self._is_chat = kind == "chat"
@@ -86,21 +73,14 @@ class ResponseBuilder:
         return {**head, "choices": choices, **usage}
 
     def _usage(self, last: TextPiece) -> dict[str, Any]:
-        num_prompt, cached, reused = self._num_prompt_tokens, last.cached_tokens, last.reused
+        num_prompt, cached, origins = self._num_prompt_tokens, last.cached_tokens, last.origins
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": last.completion_tokens,
             "total_tokens": num_prompt + last.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        if reused is not None:
-            usage["ragboost"] = {
-                "exact_cached_tokens": cached,
-                "approx_cached_tokens": reused.approximate,
-                "recomputed_tokens": reused.recomputed,
-                "computed_tokens": num_prompt - cached - sum(reused),
-            }
-        return usage
+        return usage if origins is None else with_origins(usage, origins)
 
 
 def _choice(content: dict[str, Any], piece: TextPiece) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
+from ragboost.chunk_cache.http.fields import read_fields
 from ragboost.engine.http import schemas
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.metrics import CONTENT_TYPE
-from ragboost.engine.http.protocol import check_token_ids, read_fields
+from ragboost.engine.http.protocol import check_token_ids
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
 
@@ -31,8 +32,8 @@ router = APIRouter(responses=_ERRORS)
 
 def body_schemas() -> dict[str, Any]:
     """Return the schemas of request bodies, which the routes read themselves."""
-    _, found = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
-    definitions: dict[str, Any] = found["$defs"]
+    _, schema = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
+    definitions: dict[str, Any] = schema["$defs"]
     return definitions
 
 
@@ -143,15 +144,7 @@ async def kv_event_sources(request: Request) -> dict[str, schemas.EventEndpoint]
 @router.get("/chunk_reuse")
 async def chunk_reuse(request: Request) -> schemas.ChunkReuseInfo:
     """Return whether requests may ask for chunk reuse, and what they get by default."""
-    defaults = _service(request).reuse
-    return schemas.ChunkReuseInfo(
-        is_possible=defaults.refusal is None,
-        refusal=defaults.refusal,
-        default="approx" if defaults.is_approx else "exact",
-        policy=defaults.options.policy,
-        ratio=defaults.options.ratio,
-        policies=list(defaults.policies),
-    )
+    return schemas.ChunkReuseInfo(**_service(request).reuse.describe())
 
 
 @router.post("/reset_prefix_cache", response_class=Response)

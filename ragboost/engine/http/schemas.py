@@ -13,8 +13,9 @@ from pydantic import (
     model_validator,
 )
 
+from ragboost.chunk_cache.http.fields import Fields
 from ragboost.engine.http.extension import RagboostFields
-from ragboost.engine.http.protocol import Fields, GenerationRequest, read_messages, read_prompt
+from ragboost.engine.http.protocol import GenerationRequest, read_messages, read_prompt
 from ragboost.errors import RequestError
 
 Objects = list[dict[str, Any]]
@@ -53,23 +54,20 @@ class ChatFields(Fields):
 
     @model_validator(mode="before")
     @classmethod
-    def _find_documents(cls, given: Any) -> Any:
-        names = given.get("chat_template_kwargs")
-        if isinstance(names, dict) and given.get("documents") is None:
-            return {**given, "documents": names.get("documents")}
-        return given
+    def _find_documents(cls, body: Any) -> Any:
+        names = body.get("chat_template_kwargs")
+        if isinstance(names, dict) and body.get("documents") is None:
+            return {**body, "documents": names.get("documents")}
+        return body
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template, without the documents."""
-        given = {
-            name: getattr(self, name)
-            for name in ("tools", "add_generation_prompt", "continue_final_message")
-            if getattr(self, name) is not None
-        }
-        names = {**self.chat_template_kwargs, **given}
-        names.pop("documents", None)
-        return names
+        names = ("tools", "add_generation_prompt", "continue_final_message")
+        fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        variables = {**self.chat_template_kwargs, **fields}
+        variables.pop("documents", None)
+        return variables
 
 
 class ChatCompletionRequest(ChatFields, GenerationRequest):

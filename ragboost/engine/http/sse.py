@@ -64,11 +64,7 @@ class EventStreamResponse(Response):
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Await `work`; cancel it when the client disconnects.
-
-    Raises:
-        ClientLeftError: the client disconnected first.
-    """
+    """Await `work`; cancel it when the client disconnects."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_until_disconnect(receive))
     try:

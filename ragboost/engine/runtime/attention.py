@@ -25,28 +25,16 @@ IMPLEMENTATION = "ragboost_ragged"
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """The rows of one request in a packed batch.
-
-    Attributes:
-        token_ids: tokens to compute.
-        positions: of the tokens, ascending, (len(token_ids),). `kv` must hold every other position
-            below the last one.
-        num_keys: keys that the last row sees, its position + 1.
-        kv: the request's KV; the rows' keys and values are written to it.
-        wants_logits: whether the last row's logits are needed.
-        windows: sliding windows that the layers have asked for.
-        observe: called with the number and the inputs of each layer's attention; None: nothing is.
-        memo: masks that the layers share.
-    """
+    """The rows of one request in a packed batch."""
 
     token_ids: Sequence[int]
-    positions: Tensor
-    num_keys: int
-    kv: RequestKV
-    wants_logits: bool = True
-    observe: Observer | None = None
-    windows: set[int | None] = field(default_factory=set)
-    memo: dict[Hashable, Any] = field(default_factory=dict)
+    positions: Tensor  # ascending, (rows,); `kv` holds every other one below the last
+    num_keys: int  # that the last row sees, its position + 1
+    kv: RequestKV  # the rows' keys and values are written to it
+    wants_logits: bool = True  # of the last row
+    observe: Observer | None = None  # called in each layer
+    windows: set[int | None] = field(default_factory=set)  # that the layers have asked for
+    memo: dict[Hashable, Any] = field(default_factory=dict)  # masks that the layers share
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
@@ -112,15 +100,8 @@ def ragged_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention of a packed batch, in the signature of transformers.
 
-    Args:
-        module: the attention layer; only its `layer_idx` is read.
-        query: (1, query heads, rows, dim), the segments' rows one after the other.
-        key, value: not read; `PackedCache` has written them to the requests' KV.
-        attention_mask: not read; masks come from positions.
-        ragged: the batch.
-        scaling: factor on the scores; None: 1 / sqrt(dim).
-        sliding_window: keys that a row sees, itself included; None: all before it.
-        softcap: bound of the scores by tanh (Gemma 2).
+    `query`, (1, query heads, rows, dim), has the segments' rows one after the other. `key` and
+    `value` are in the requests' KV already, by `PackedCache`, and masks come from positions.
 
     Returns:
         (1, rows, query heads, value dim), and no attention weights.

@@ -21,10 +21,6 @@ class Engine:
         scheduler: computes the steps, from the start on in this thread.
         max_waiting: requests that may wait; further ones are rejected.
         publish: called in the engine thread with the cache events of each step.
-
-    Attributes:
-        runner, store, chunk_scheduler: those of the scheduler.
-        max_pending: requests that may run or wait.
     """
 
     def __init__(
@@ -36,7 +32,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.runner, self.store = scheduler.runner, scheduler.store
-        self.chunk_scheduler = scheduler.chunk_scheduler
+        self.chunk_filler = scheduler.chunk_filler
         self.max_pending = scheduler.max_running + max_waiting
         self._publish = publish
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -31,11 +31,11 @@ class KVLayout(NamedTuple):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of all keys and values of one token."""
-        numbers = sum(
+        size = sum(
             shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim
             for shape in self.layers
         )
-        return numbers * int(self.dtype.itemsize)
+        return size * int(self.dtype.itemsize)
 
     def allocate(self, *size: int) -> list[tuple[Tensor, Tensor]]:
         """Return empty (keys, values) per layer, each (*size[:-1], heads, size[-1], dim)."""
@@ -51,20 +51,18 @@ class KVLayout(NamedTuple):
 
 
 class RequestKV:
-    """Private KV of one running request; slot i of a layer holds position i + evicted[layer] behind
-    the prompt, and i in it unless some of the prompt was evicted.
+    """Private KV of one running request."""
 
-    Attributes:
-        layers: per layer (keys, values), each (heads, slots, dim); keys are post-RoPE.
-        capacity: positions that fit; `reserve` grows it.
-        evicted: prompt tokens of each layer that were evicted, see `shorten`.
-    """
+    # position 0                 num_tokens             capacity
+    #          |  prompt         |  generated           |
+    # slot     0        num_tokens - evicted[layer]
+    #          | kept   |  generated                    |    once the prompt is shortened
 
     def __init__(self, layout: KVLayout, capacity: int) -> None:
         self._layout = layout
-        self.capacity = capacity
-        self.layers = layout.allocate(capacity)
-        self.evicted = [0] * len(self.layers)
+        self.capacity = capacity  # positions that fit
+        self.layers = layout.allocate(capacity)  # (heads, slots, dim); keys are post-RoPE
+        self.evicted = [0] * len(self.layers)  # prompt tokens of each layer
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for `num_tokens` positions, keeping what was written."""
@@ -84,12 +82,8 @@ class RequestKV:
         self.layers[layer][1].index_copy_(1, slots, values)
 
     def shorten(self, kept: Sequence[tuple[Tensor, Tensor]], *, num_tokens: int) -> None:
-        """Replace the KV of a prompt of `num_tokens` tokens by fewer, in the same room for more.
-
-        Args:
-            kept: keys and values per layer, each (heads, tokens, dim).
-            num_tokens: length of the prompt.
-        """
+        """Replace the KV of a prompt of `num_tokens` tokens by fewer, each (heads, tokens, dim), in
+        the same room for more."""
         room, layers = self.capacity - num_tokens, []
         for pair in kept:
             keys, values = (F.pad(tensor, (0, 0, 0, room)) for tensor in pair)
@@ -99,10 +93,8 @@ class RequestKV:
 
 
 class KVPool:
-    """Keys and values of cached blocks, one row ("slot") per block.
-
-    On a CPU the memory is reserved at once; the operating system commits it as rows are written.
-    """
+    """Keys and values of cached blocks, one row ("slot") per block. On a CPU the memory is reserved
+    at once; the operating system commits it as rows are written."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size

@@ -32,8 +32,7 @@ def wire_hash(key: bytes) -> int:
 
 
 def to_wire(event: Event, *, block_size: int) -> wire.Event:
-    """Translate an event of the prefix cache. The medium is "GPU", as engines report it on a CPU
-    too."""
+    """Translate an event. The medium is "GPU", as engines report it on a CPU too."""
     match event:
         case Stored():
             # Only the first block of a prompt carries the salt; the rest inherit it by hash.
@@ -63,11 +62,6 @@ class EventPublisher:
 
     Attributes:
         endpoint, replay_endpoint: as bound, with the real port in place of a wildcard.
-        topic: of every message.
-        num_dropped: batches dropped so far.
-
-    Raises:
-        ConfigError: an address cannot be bound.
     """
 
     def __init__(
@@ -103,8 +97,8 @@ class EventPublisher:
 
     def publish(self, events: Sequence[Event]) -> None:
         """Queue a batch without blocking. Call from one thread only."""
-        translated = [to_wire(event, block_size=self._block_size) for event in events]
-        batch = wire.EventBatch(time.time(), translated, dp_rank=0)
+        wire_events = [to_wire(event, block_size=self._block_size) for event in events]
+        batch = wire.EventBatch(time.time(), wire_events, dp_rank=0)
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         try:
             self._queue.put_nowait((seq, batch))

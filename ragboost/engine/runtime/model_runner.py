@@ -32,11 +32,6 @@ class ModelRunner:
         model: a causal LM; its attention implementation is replaced.
         max_length: longest prompt and answer together, in tokens; None: the model's.
 
-    Attributes:
-        layout: shapes of the model's KV cache.
-        max_length: as above, resolved.
-        vocab_size: width of the logits.
-
     Raises:
         ConfigError: the model's attention cannot be computed over packed segments.
     """
@@ -77,11 +72,9 @@ class ModelRunner:
         """Return rows of a request whose other positions, up to the last row, are in `kv`.
 
         Args:
-            token_ids: of the rows.
             kv: of the request; grows as needed.
             start: position of the first row, if they are consecutive.
             positions: of the rows, (rows,), ascending; None: consecutive from `start` on.
-            wants_logits: whether the last row's logits are needed.
             observe: see `Segment`.
         """
         if positions is None:
@@ -166,15 +159,17 @@ class ModelRunner:
         logger.info("self-test passed: logits differ by %.2g at most", difference)
 
 
-def _max_length(config: Any, wanted: int | None) -> int:
+def _max_length(config: Any, requested: int | None) -> int:
     limit = int(getattr(config, "max_position_embeddings", None) or 0)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         # Beyond this length these RoPE types rotate all keys differently, cached ones too.
         limit = int(rope.get("original_max_position_embeddings") or limit)
-    if wanted is not None and limit and wanted > limit:
-        raise ConfigError(f"engine.max_model_len must be at most {limit} (the model), got {wanted}")
-    return wanted or limit or 32_768
+    if requested is not None and limit and requested > limit:
+        raise ConfigError(
+            f"engine.max_model_len must be at most {limit} (the model), got {requested}"
+        )
+    return requested or limit or 32_768
 
 
 def has_window(config: Any) -> bool:

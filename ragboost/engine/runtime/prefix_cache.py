@@ -21,13 +21,8 @@ _ROOT = b"ragboost-prefix-cache"
 def block_key(parent: bytes | None, tokens: Sequence[int], *, salt: str | None = None) -> bytes:
     """Hash a block, chained to its parent, so that equal keys mean equal token prefixes.
 
-    Args:
-        parent: key of the preceding block; None for the first block.
-        tokens: ids of a full block.
-        salt: namespace (`cache_salt`). Read for the first block only; the rest inherit it.
-
-    Returns:
-        32 bytes.
+    The salt (`cache_salt`) is read for the first block only, which has no parent: the rest inherit
+    it.
     """
     digest = hashlib.sha256(parent if parent is not None else _ROOT)
     if parent is None and salt is not None:
@@ -39,36 +34,21 @@ def block_key(parent: bytes | None, tokens: Sequence[int], *, salt: str | None =
 
 @dataclass(slots=True, eq=False)
 class CacheBlock:
-    """One cached block.
-
-    Attributes:
-        key: chained hash, see `block_key`.
-        slot: row of the KV pool with its keys and values.
-        parent: the preceding block; None at the root.
-        num_children: cached blocks that continue this one; only leaves are evicted.
-        num_users: running requests that hold it; a held block is never evicted.
-        last_used: tick of the cache's clock. A free block is never newer than its parent.
-    """
+    """One cached block."""
 
     key: bytes
-    slot: int
-    parent: "CacheBlock | None"
-    num_children: int = 0
-    num_users: int = 0
-    last_used: int = 0
+    slot: int  # row of the KV pool
+    parent: "CacheBlock | None"  # None at the root
+    num_children: int = 0  # only leaves are evicted
+    num_users: int = 0  # running requests that hold it; a held block is never evicted
+    last_used: int = 0  # a free block is never newer than its parent
 
 
 class Inserted(NamedTuple):
-    """Result of `insert`: blocks now held by the caller.
-
-    Attributes:
-        blocks: in the order of the keys.
-        num_found: leading blocks that were cached already. The KV of the others must be written
-            to the pool.
-    """
+    """Result of `insert`: blocks now held by the caller, in the order of the keys."""
 
     blocks: list[CacheBlock]
-    num_found: int
+    num_found: int  # leading ones with KV; that of the others must be written to the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +83,6 @@ class BlockCache:
     Every operation costs O(blocks touched), and O(num_blocks) more if it has to evict.
 
     Args:
-        num_blocks: capacity.
-        block_size: tokens per block.
         policy: chooses the free leaf to evict; None: the least recently used.
     """
 
@@ -161,15 +139,10 @@ class BlockCache:
         salt: str | None = None,
         session_id: str | None = None,
     ) -> Inserted:
-        """Add consecutive blocks after `parent` and hold them for the caller.
+        """Add consecutive blocks after `parent`, which the caller holds, and hold them for it.
 
-        Evicts free leaves as needed, in the policy's order.
-
-        Args:
-            keys: of the blocks, in order; blocks that are cached already are only held.
-            tokens: their `len(keys) * block_size` ids.
-            parent: the preceding block, held by the caller; None at the root.
-            salt, session_id: for the event.
+        Blocks that are cached already are only held. Evicts free leaves as needed, in the policy's
+        order.
 
         Returns:
             Fewer blocks than `keys` if all other slots are held; none if `clear` has dropped
@@ -224,12 +197,8 @@ class BlockCache:
         return evicted
 
     def look_ahead(self, waiting: Iterable[Sequence[bytes]]) -> None:
-        """Tell the policy which blocks waiting requests will use.
-
-        Args:
-            waiting: the keys of each prompt, the next one first. Reading stops once they fill the
-                cache: later blocks could not be kept.
-        """
+        """Tell the policy the keys of each waiting prompt, the next one first. Reading stops once
+        they fill the cache: later blocks could not be kept."""
         if not self._policy.sees_queue:
             return
         window, num_keys = [], 0
@@ -285,7 +254,6 @@ class BlockCache:
         self._policy.used(block.key, Use(self._clock, size, size, is_hit))
 
     def _rank(self, block: CacheBlock) -> tuple[float, int, int, CacheBlock]:
-        """Return the key by which free leaves are evicted, the smallest first."""
         return self._policy.priority(block.key), block.last_used, block.slot, block
 
     def _add(self, key: bytes, parent: CacheBlock | None) -> CacheBlock:

@@ -15,13 +15,7 @@ from ragboost.engine.runtime.request import EngineRequest
 class PrefixStore:
     """A prefix cache of `capacity_tokens` tokens with real KV.
 
-    Args:
-        layout: of the model's KV cache.
-        capacity_tokens, block_size: size of the cache and of a block.
-        policy: chooses the block to evict when the cache is full; None: least recently used.
-
     Attributes:
-        cache: the bookkeeping.
         queried_tokens, hit_tokens: prompt tokens looked up and found, since the start.
     """
 
@@ -76,7 +70,7 @@ class PrefixStore:
         if request.exact_until is not None:
             end = min(end, request.exact_until)
         full = end // self.block_size
-        if start >= full or request.rows is not None:
+        if start >= full:
             return
         assert request.kv is not None, "save after the request has ended"
         inserted = self.cache.insert(

@@ -3,77 +3,16 @@
 Knows token ids. Does not know texts, requests or tensors.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragboost.chunk_cache.core.options import ReuseOptions
-from ragboost.graph.layout import Layout
-
-
-class PromptPart(NamedTuple):
-    """A chunk, or the tokens between two chunks, which are always computed.
-
-    Attributes:
-        tokens: ids, at least one.
-        is_chunk: whether the KV may be stored and reused.
-    """
-
-    tokens: tuple[int, ...]
-    is_chunk: bool
-
-
-class CutPrompt(NamedTuple):
-    """A prompt cut at its chunks.
-
-    Attributes:
-        system: ids before the first chunk; stored chunks were computed after these.
-        parts: chunks and the tokens between them, in prompt order.
-        question: ids after the last chunk, at least one.
-    """
-
-    system: tuple[int, ...]
-    parts: tuple[PromptPart, ...]
-    question: tuple[int, ...]
-
-    @property
-    def token_ids(self) -> list[int]:
-        """All ids of the prompt."""
-        inner = (token for part in self.parts for token in part.tokens)
-        return [*self.system, *inner, *self.question]
-
-    @property
-    def chunks(self) -> list[tuple[int, ...]]:
-        """Ids of each chunk."""
-        return [part.tokens for part in self.parts if part.is_chunk]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphPrompt:
-    """A prompt for dependency attention (DepCache).
-
-    Attributes:
-        layout: token tree; its last token is at its slot.
-        recompute_ratio: share of the paths' tokens to recompute with full attention.
-    """
-
-    layout: Layout
-    recompute_ratio: float
+from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.graph.conversation import GraphPrompt
 
 
 class PromptTokens(NamedTuple):
-    """A prompt for the engine.
+    """A prompt for the engine."""
 
-    Attributes:
-        token_ids: the whole prompt.
-        cut: the same prompt cut at its chunks; set where `reuse` is.
-        reuse: how stored chunks are reused; None: the prompt is computed exactly.
-        graph: the same prompt as a tree; None: ordinary causal attention.
-        keep_tokens: prompt tokens per layer and head that remain for decoding, with `cut` only, see
-            `snapkv.evict`; None: all.
-    """
-
-    token_ids: list[int]
-    cut: CutPrompt | None = None
-    reuse: ReuseOptions | None = None
-    graph: GraphPrompt | None = None
-    keep_tokens: int | None = None
+    token_ids: list[int]  # the whole prompt
+    chunks: EngineChunkRequest | None = None  # how chunks are reused; None: computed exactly
+    graph: GraphPrompt | None = None  # the same prompt as a tree; None: ordinary attention
+    keep_tokens: int | None = None  # that remain for decoding, see `snapkv.evict`; None: all

@@ -8,21 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request.
-
-    Attributes:
-        max_tokens: maximum number of generated tokens.
-        temperature: 0 is greedy.
-        top_p: probability mass of the tokens to sample from.
-        seed: makes sampling repeatable; None: random.
-        ignore_eos: continue after an end-of-sequence token (for benchmarks).
-    """
+    """Sampling parameters of one request."""
 
     max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
-    ignore_eos: bool = False
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # probability mass of the tokens to sample from
+    seed: int | None = None  # None: random
+    ignore_eos: bool = False  # continue after an end-of-sequence token (for benchmarks)
 
     def generator(self) -> torch.Generator | None:
         """Return the request's own random generator; None for greedy sampling."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ragboost.engine.runtime.attention import Segment
-from ragboost.engine.runtime.chunk_scheduler import ChunkScheduler
-from ragboost.engine.runtime.chunk_task import COMPUTE_ERRORS, RowSelector
+from ragboost.engine.runtime.chunk_filler import ChunkFiller
+from ragboost.engine.runtime.filling import COMPUTE_ERRORS, PromptFiller
 from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
@@ -39,17 +39,11 @@ request's tokens."""
 
 
 class StepPlan(NamedTuple):
-    """Work of one step.
+    """Work of one step."""
 
-    Attributes:
-        rows: rows of one forward.
-        selecting: a request that selects the rows to compute, or None.
-        budget: rows left for that.
-    """
-
-    rows: list[ScheduledRows]
-    selecting: EngineRequest | None
-    budget: int
+    rows: list[ScheduledRows]  # of one forward
+    filling: EngineRequest | None  # whose prompt is filled besides
+    budget: int  # rows left for that
 
 
 class Scheduler:
@@ -59,26 +53,17 @@ class Scheduler:
     are cached before a later request with the same prefix is looked up. Nothing is preempted: a
     request owns its KV buffer, and the prefix cache stores less while all its blocks are in use.
 
-    A prompt with reused chunks first selects the rows to compute, in pieces that use up prefill
-    budget; these rows, wherever they are in the prompt, are then computed in ordinary steps.
-    Once the prompt is computed, its chunks are stored for later requests. A prompt with a graph is
-    computed like a selection, except for its last token.
+    A prompt with reused chunks is filled up to its last stored chunk first, in pieces that use up
+    prefill budget; the rest is computed in ordinary steps. Once the prompt is computed, its chunks
+    are stored for later requests. A prompt with a graph is filled up to its last token.
 
     A request whose computation fails, such as for lack of memory, fails alone. If a batch fails,
     each of its requests is computed by itself, and those that fail again are failed.
 
     Args:
-        runner, store: the model and its prefix cache.
-        max_running: maximum requests in a batch.
         max_running_tokens: maximum tokens of KV that they may need, prompts and answers. A request
             that needs more runs by itself.
-        max_step_tokens: tokens computed in one step.
-        chunk_scheduler, graph_runner: select rows; None: no request may ask for it.
-
-    Attributes:
-        runner, store, max_running, max_running_tokens, chunk_scheduler: as above.
-        waiting: requests not yet started.
-        running: started requests.
+        chunk_filler, graph_runner: fill prompts; None: no request may ask for it.
     """
 
     def __init__(
@@ -89,7 +74,7 @@ class Scheduler:
         max_running: int,
         max_running_tokens: int,
         max_step_tokens: int,
-        chunk_scheduler: ChunkScheduler | None = None,
+        chunk_filler: ChunkFiller | None = None,
         graph_runner: GraphRunner | None = None,
     ) -> None:
         self.waiting: deque[EngineRequest] = deque()
@@ -100,10 +85,10 @@ class Scheduler:
         self.max_running = max_running
         self.max_running_tokens = max_running_tokens
         self._max_step_tokens = max_step_tokens
-        self.chunk_scheduler = chunk_scheduler
+        self.chunk_filler = chunk_filler
         self._graphs = graph_runner
-        both: tuple[RowSelector[Any] | None, ...] = (chunk_scheduler, graph_runner)
-        self._selectors = [one for one in both if one is not None]
+        fillers: tuple[PromptFiller[Any] | None, ...] = (chunk_filler, graph_runner)
+        self._fillers = [filler for filler in fillers if filler is not None]
         if graph_runner is not None:
             graph_runner.look_ahead(self.waiting)
 
@@ -116,20 +101,20 @@ class Scheduler:
         """Queue a request."""
         self.waiting.append(request)
         self._has_queue_changed = True
-        if self.chunk_scheduler is not None:
-            self.chunk_scheduler.prefetch(request)
+        if self.chunk_filler is not None:
+            self.chunk_filler.add(request)
 
     def close(self) -> None:
-        """Cancel all selections and close the chunk store."""
-        for selector in self._selectors:
-            selector.close()
+        """End all fillings and close the chunk store."""
+        for filler in self._fillers:
+            filler.close()
 
     def abort(self, request: EngineRequest) -> None:
         """Remove a request and release what it holds. Unknown ones are ignored."""
         if request in self.running:
             self.running.remove(request)
-            for selector in self._selectors:
-                selector.cancel(request)
+            for filler in self._fillers:
+                filler.cancel(request)
             self.store.release(request)
         elif request in self.waiting:
             self.waiting.remove(request)
@@ -144,27 +129,27 @@ class Scheduler:
                 self.store.look_ahead(self.waiting)
             for (request, positions), logits in self._forward(plan.rows):
                 with _failing_alone(request):
-                    request.mark_computed(positions)
+                    request.num_computed = int(positions[-1]) + 1
                     self.store.save(request)
                     if logits is not None:
+                        is_first = len(request.token_ids) == request.num_prompt_tokens
                         request.append(logits)
-                        if self.chunk_scheduler is not None:
-                            self.chunk_scheduler.take(request)
-                            self.chunk_scheduler.shorten(request)
-            self._select(plan)
+                        if is_first and self.chunk_filler is not None:
+                            self.chunk_filler.finish_prompt(request)
+            self._fill(plan)
         ended = [request for request in self.running if request.finish_reason is not None]
         for request in ended:
             self.abort(request)
         return ended
 
-    def _select(self, plan: StepPlan) -> None:
-        request = plan.selecting
+    def _fill(self, plan: StepPlan) -> None:
+        request = plan.filling
         if request is None:
             return
-        selector = self.chunk_scheduler if request.prompt.graph is None else self._graphs
-        assert selector is not None, "a request that selects rows without a selector"
+        filler = self.chunk_filler if request.prompt.graph is None else self._graphs
+        assert filler is not None, "a prompt to fill without a filler"
         with _failing_alone(request):
-            selector.select(request, rows=plan.budget)
+            filler.fill(request, rows=plan.budget)
 
     def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[RowsWithLogits]:
         """Run the model. If that fails, run each request by itself, which computes the same rows
@@ -208,15 +193,15 @@ class Scheduler:
         # Decode alone may fill the budget; prefill must still advance, or it would starve.
         budget = max(self._max_step_tokens - len(rows), self.store.block_size)
         prefilling = deque(request for request in self.running if request.is_prefilling)
-        selecting = [selector.selecting for selector in self._selectors]
+        filling = [filler.filling for filler in self._fillers]
         while budget > 0 and (request := self._next_prefill(prefilling)) is not None:
-            if request in selecting:  # its KV must stay as it was when selection began
+            if request in filling:  # its KV must stay as it was when that began
                 return StepPlan(rows, request, budget)
             with _failing_alone(request):
                 self._begin(request)
             if request.finish_reason is not None:
                 continue
-            if request.is_selecting:
+            if request.is_filling:
                 return StepPlan(rows, request, budget)
             positions = self._next_rows(request, budget)
             if not len(positions):
@@ -247,12 +232,10 @@ class Scheduler:
         if request.kv is None:
             expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
             request.kv = self.runner.new_kv(request.num_prompt_tokens + expected)
-        if request.rows is None and request.prompt.graph is None:
+        if request.prompt.graph is None:
             self.store.load(request)
 
     def _next_rows(self, request: EngineRequest, budget: int) -> Tensor:
-        if request.rows is not None:
-            return request.rows[:budget]
         end = min(request.num_computed + budget, len(request.token_ids))
         if end < len(request.token_ids):
             end -= end % self.store.block_size  # the next step begins with a block

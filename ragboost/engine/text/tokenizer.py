@@ -52,7 +52,6 @@ class ChatTokenizer:
         """Render a conversation with the model's chat template.
 
         Args:
-            messages: with string contents.
             documents: objects with `title`, `text` and whatever else the template reads.
             template_kwargs: further variables of the template. `add_generation_prompt` defaults to
                 true unless the last message is continued.
@@ -86,10 +85,6 @@ class TextStream:
     Text is held back while it may belong to a stop string or an unfinished character, so that the
     pieces joined are exactly the text decoded at once.
 
-    Args:
-        tokenizer: of the model.
-        stop: strings that end the text.
-
     Attributes:
         is_stopped: whether a stop string was found; the text ends before it.
     """
@@ -114,14 +109,14 @@ class TextStream:
 
     def _decode(self, *, is_last: bool) -> str:
         # A token's text may depend on the previous one (spaces in SentencePiece), so both are
-        # decoded and the known part is removed.
-        known = self._tokenizer.decode(self._ids[self._first : self._read])
+        # decoded and the decoded part is removed.
+        decoded = self._tokenizer.decode(self._ids[self._first : self._read])
         text = self._tokenizer.decode(self._ids[self._first :])
         unfinished = text.endswith("�") and len(self._ids) - self._read < _MAX_PENDING_TOKENS
         if unfinished and not is_last:
             return ""
         self._first, self._read = self._read, len(self._ids)
-        return text[len(known) :]
+        return text[len(decoded) :]
 
     def _release(self, new: str, *, is_last: bool) -> str:
         if self.is_stopped:

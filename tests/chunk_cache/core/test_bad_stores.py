@@ -34,7 +34,7 @@ def opened(
     """The library of an engine, from its start to its orderly end."""
     store = settings.make_store()
     identity = replace(IDENTITY, model=model)
-    yield ChunkLibrary(store, identity=identity, regime=adapter.regime(1))
+    yield ChunkLibrary.of(adapter, store, identity=identity)
     store.close()
 
 
@@ -48,7 +48,7 @@ def plan(library: ChunkLibrary) -> PromptPlan | str:
     """Plan a prompt of all chunks."""
     request, tokens = make_request(*make_prompt())
     keys = find_chunks(request, tokens, library)
-    return plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    return plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
 
 
 def on_disk(library: ChunkLibrary, tokens: list[int]) -> ChunkKV | None:

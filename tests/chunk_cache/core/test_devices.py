@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import _assemble
+from ragboost.chunk_cache.core.fill import assemble_plan
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.ranks import ONE_RANK
@@ -30,7 +30,7 @@ def planned(adapter: ModelAdapter) -> PromptPlan:
     learn(library, adapter, system, chunks)
     request, tokens = make_request(system, chunks, question)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
     return plan
 
@@ -58,7 +58,7 @@ def on_accelerator(adapter: ModelAdapter) -> Any:
 def test_kv_of_a_store_in_host_memory_is_assembled_on_the_models_device(
     adapter: ModelAdapter,
 ) -> None:
-    assembly = _assemble(on_accelerator(adapter), planned(adapter), None)
+    assembly = assemble_plan(on_accelerator(adapter), planned(adapter), prefix=None)
 
     layers = assembly.cache.layers
     assert {t.device for layer in layers for t in (layer.keys, layer.values)} == {DEVICE}

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, RowPace, fill_prompt, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import Pace, at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import exact_prefix, learn, make_library, make_request
 
@@ -28,10 +28,10 @@ def library(adapter: ModelAdapter) -> ChunkLibrary:
 
 
 def plan(
-    library: ChunkLibrary, request: EngineChunkRequest, tokens: list[int], *, held: int = 0
+    library: ChunkLibrary, request: EngineChunkRequest, tokens: list[int], *, prefix_tokens: int = 0
 ) -> PromptPlan:
     keys = find_chunks(request, tokens, library)
-    found = plan_prompt(request, tokens, held=held, keys=keys, library=library)
+    found = plan_prompt(request, tokens, prefix_tokens=prefix_tokens, keys=keys, library=library)
     assert isinstance(found, PromptPlan), found
     return found
 
@@ -39,7 +39,7 @@ def plan(
 def fill(
     adapter: ModelAdapter, planned: PromptPlan, *, prefix: ChunkKV | None = None, rows: int = 1000
 ) -> FilledPrompt:
-    return fill_prompt(adapter, planned, prefix=prefix, backend=None, pace=RowPace(rows))
+    return at_once(fill_steps(adapter, planned, prefix=prefix, backend=None, pace=Pace(rows)))
 
 
 def logits_after(adapter: ModelAdapter, planned: PromptPlan, filled: FilledPrompt) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_the_next_tokens_logits_are_those_of_chunk_reuse(
 ) -> None:
     system, chunks, question = make_prompt()
     learn(library, adapter, system, chunks)
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=None)
     reuse.precompute(system, chunks)
     order = [chunks[2], chunks[0], chunks[1]]
 
@@ -95,15 +95,15 @@ def test_an_exact_prefix_may_end_within_a_chunk(
     system, chunks, question = make_prompt()
     learn(library, adapter, system, chunks)
     request, tokens = make_request(system, chunks[::-1], question, ratio=1.0)
-    held = len(system) + len(chunks[-1]) + 5
+    prefix_tokens = len(system) + len(chunks[-1]) + 5
 
-    planned = plan(library, request, tokens, held=held)
-    filled = fill(adapter, planned, prefix=exact_prefix(adapter, tokens[:held]))
+    planned = plan(library, request, tokens, prefix_tokens=prefix_tokens)
+    filled = fill(adapter, planned, prefix=exact_prefix(adapter, tokens[:prefix_tokens]))
 
     cache = adapter.empty_cache(len(tokens))
     ordinary = adapter.forward(tokens, cache, plan=ForwardPlan(torch.arange(len(tokens))))
     assert ordinary is not None
-    assert filled.counts.exact == held
+    assert filled.counts.exact == prefix_tokens
     torch.testing.assert_close(
         logits_after(adapter, planned, filled), ordinary, atol=1e-4, rtol=1e-4
     )
@@ -118,7 +118,7 @@ def test_text_between_the_chunks_is_computed(adapter: ModelAdapter, library: Chu
     only = EngineChunkRequest(request.chunks[::2], ratio=0.0)
 
     planned = plan(library, only, tokens)
-    filled = fill_prompt(adapter, planned, prefix=None, backend=None, pace=AT_ONCE)
+    filled = at_once(fill_steps(adapter, planned, prefix=None, backend=None))
 
     assert filled.counts.computed == len(system) + 2 * len(gap) + len(question)
 
@@ -130,7 +130,7 @@ def test_a_shifted_position_finds_nothing(adapter: ModelAdapter, library: ChunkL
     shifted = EngineChunkRequest(tuple((start + 1, stop) for start, stop in request.chunks))
     keys = find_chunks(shifted, tokens, library)
 
-    planned = plan_prompt(shifted, tokens, held=0, keys=keys, library=library)
+    planned = plan_prompt(shifted, tokens, prefix_tokens=0, keys=keys, library=library)
 
     assert planned == "nothing_stored"
 
@@ -143,7 +143,10 @@ def test_a_prompt_that_is_mostly_missing_is_left_to_the_engine(
     request, tokens = make_request(system, chunks, question)
     keys = find_chunks(request, tokens, library)
 
-    assert plan_prompt(request, tokens, held=0, keys=keys, library=library) == "mostly_missing"
+    assert (
+        plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
+        == "mostly_missing"
+    )
 
 
 def test_the_last_token_is_left_to_the_engine(adapter: ModelAdapter, library: ChunkLibrary) -> None:
@@ -167,7 +170,7 @@ def test_a_filling_in_steps_of_any_length_gives_the_same_kv(
     planned = plan(library, request, tokens)
     at_once = fill(adapter, planned)
 
-    pace, counts = RowPace(1000), []
+    pace, counts = Pace(1000), []
     steps = fill_steps(adapter, planned, prefix=None, backend=None, pace=pace)
     while True:
         pace.limit(3 + len(counts))

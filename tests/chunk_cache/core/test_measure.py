@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.precompute.prime import prime
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
 
@@ -25,14 +25,14 @@ def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdap
     learn(library, adapter, system, chunks)
     *neighbours, chunk = chunks
     wanted = prime(
-        ChunkReuse(adapter, ChunkStore(), backend=None), system, chunk, neighbours=neighbours
+        ChunkReuse(adapter, TieredStore(), backend=None), system, chunk, neighbours=neighbours
     )
 
     request, tokens = make_request(system, chunks, question, measure=True)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
-    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
     assert filled.measure is not None
     before = library.store.get(keys[len(neighbours)])
     library.measure(keys[len(neighbours)], filled.measure)
@@ -62,12 +62,12 @@ def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(
     learn(library, adapter, system, chunks[1:2])
     request, tokens = make_request(system, chunks[1::-1], question, measure=True)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert plan == "not_measurable"  # its KV is exact here
     request, tokens = make_request([*system, 7], chunks[1::-1], question, measure=True)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
-    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
     assert filled.measure is not None
     library.measure(keys[1], filled.measure)
 
@@ -90,8 +90,8 @@ def test_chunks_without_measurements_are_computed_if_the_policy_needs_them(
     keys = find_chunks(request, tokens, library)
     last = len(chunks) - 1
 
-    exact_only = plan_prompt(request, tokens, held=0, keys={1: keys[1]}, library=library)
-    whole = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    exact_only = plan_prompt(request, tokens, prefix_tokens=0, keys={1: keys[1]}, library=library)
+    whole = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
 
     assert exact_only == "not_measured"
     assert whole in ("mostly_missing", "not_measured") or (
@@ -113,4 +113,7 @@ def test_the_first_chunk_of_a_prompt_cannot_be_measured(adapter: ModelAdapter) -
     request, tokens = make_request([*system, 7], chunks[:1], question, measure=True)
     keys = find_chunks(request, tokens, library)
 
-    assert plan_prompt(request, tokens, held=0, keys=keys, library=library) == "not_measurable"
+    assert (
+        plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
+        == "not_measurable"
+    )

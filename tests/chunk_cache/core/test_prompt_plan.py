@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.selection import MEASURED
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
@@ -26,7 +26,7 @@ def make_plan(adapter: ModelAdapter, *, is_measured: bool = False, **options: ob
         measure(library, adapter, system, chunks, question)
     request, tokens = make_request(system, chunks, question, **options)
     keys = find_chunks(request, tokens, library)
-    plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+    plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
     assert isinstance(plan, PromptPlan)
     return plan
 
@@ -43,12 +43,12 @@ def measure(
         turned = [*chunks[number + 1 :], *chunks[: number + 1]]
         request, tokens = make_request(system, turned, question, measure=True)
         keys = find_chunks(request, tokens, library)
-        plan = plan_prompt(request, tokens, held=0, keys=keys, library=library)
+        plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
         assert isinstance(plan, PromptPlan)
         aligned = align_plan(plan, 16)
         assert isinstance(aligned, PromptPlan)
         assert aligned.stop < plan.stop
-        filled = fill_prompt(adapter, aligned, prefix=None, backend=None, pace=AT_ONCE)
+        filled = at_once(fill_steps(adapter, aligned, prefix=None, backend=None))
         assert filled.measure is not None
         library.measure(keys[len(chunks) - 1], filled.measure)
         stored = library.find(keys[len(chunks) - 1], turned[-1])
@@ -66,7 +66,7 @@ def test_an_aligned_plan_stops_at_a_page_and_its_tokens_add_up(
 
     assert isinstance(plan, PromptPlan)
     assert plan.stop % page_size == 0
-    filled = fill_prompt(adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+    filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
     assert sum(filled.counts) == len(plan.tokens)
     assert filled.counts == plan.counts
     assert all(position < plan.stop for position in filled.selected)

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.prefill import Prefill
-from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.model.plan import ForwardPlan
@@ -16,9 +15,10 @@ from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.baseline import Oracle
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
+from tests.chunk_cache.prompts import num_stored, stored_kv
 from tests.chunk_cache.reference import ordinary
 
 
@@ -29,7 +29,7 @@ def adapter() -> ModelAdapter:
 
 @pytest.fixture
 def reuse(adapter: ModelAdapter) -> ChunkReuse:
-    return ChunkReuse(adapter, ChunkStore())
+    return ChunkReuse(adapter, TieredStore())
 
 
 def exact_prefix(adapter: ModelAdapter, tokens: list[int]) -> ChunkKV:
@@ -42,10 +42,10 @@ def exact_prefix(adapter: ModelAdapter, tokens: list[int]) -> ChunkKV:
 
 def counts(result: Prefill) -> tuple[int, int, int, int]:
     return (
-        result.num_exact,
-        result.num_approximate,
-        result.num_recomputed,
-        result.num_computed,
+        result.counts.exact,
+        result.counts.reused,
+        result.counts.recomputed,
+        result.counts.computed,
     )
 
 
@@ -129,17 +129,19 @@ def test_a_prefix_of_another_prompt_is_refused(reuse: ChunkReuse) -> None:
         reuse.prefill(system, chunks, question, prefix=exact_prefix(reuse.adapter, [90, 91, 92]))
 
 
-def test_a_chunk_is_found_only_after_the_system_prompt_it_was_computed_after(
+def test_a_chunk_is_found_after_any_system_prompt_and_exact_only_after_its_own(
     reuse: ChunkReuse,
 ) -> None:
     system, chunks, question = make_prompt()
     reuse.precompute(system, chunks)
-    result = reuse.prefill([*system, 5], chunks, question)
-    assert counts(result) == (0, 0, 0, 94)
+    other = reuse.prefill([*system, 5], chunks, question)
+    own = reuse.prefill(system, chunks, question)
+    assert counts(other) == (0, 68, 12, 7 + 7)
+    assert counts(own) == (6 + 20, 51, 9, 7)
 
 
 def test_a_store_may_be_shared_by_models_whose_identity_differs(adapter: ModelAdapter) -> None:
-    store = ChunkStore()
+    store = TieredStore()
     system, chunks, question = make_prompt()
     ChunkReuse(adapter, store, identity=Identity(model="one")).precompute(system, chunks)
     other = ChunkReuse(adapter, store, identity=Identity(model="two"))
@@ -158,7 +160,7 @@ def test_precomputing_again_computes_nothing(reuse: ChunkReuse) -> None:
     system, chunks, _ = make_prompt()
     assert reuse.precompute(system, [*chunks, chunks[0], []]) == 4
     assert reuse.precompute(system, chunks) == 0
-    assert len(reuse.store) == 5
+    assert num_stored(reuse) == 5
 
 
 def test_no_system_prompt_and_no_chunks_are_fine(reuse: ChunkReuse) -> None:
@@ -185,9 +187,7 @@ def test_a_question_is_needed_and_a_ratio_is_between_0_and_1(reuse: ChunkReuse) 
 def test_stored_kv_is_never_changed_in_place(reuse: ChunkReuse, policy: str) -> None:
     system, chunks, question = make_prompt()
     reuse.precompute(system, chunks)
-    stored = [reuse.chunks.find(system, chunk) for chunk in chunks] + [
-        reuse.chunks.find((), system)
-    ]
+    stored = [stored_kv(reuse, tokens) for tokens in [*chunks, system]]
     tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
     before = [(t.clone(), t._version) for t in tensors]
 

@@ -5,7 +5,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 
@@ -14,7 +14,7 @@ TOTAL = len(SYSTEM) + len(flat(CHUNKS)) + len(QUESTION)
 
 
 def prefill(keep_tokens: int | None, *, family: str = "llama", ratio: float = 1.0) -> Prefill:
-    reuse = ChunkReuse(build_adapter(family), ChunkStore())
+    reuse = ChunkReuse(build_adapter(family), TieredStore())
     reuse.precompute(SYSTEM, CHUNKS)
     return reuse.prefill(SYSTEM, CHUNKS, QUESTION, ratio=ratio, keep_tokens=keep_tokens)
 

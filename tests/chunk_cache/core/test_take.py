@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.prefill import Prefill
-from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
+from tests.chunk_cache.prompts import num_stored, stored_kv
 from tests.chunk_cache.reference import ordinary
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
@@ -20,7 +20,7 @@ A, B, C, D = CHUNKS
 
 @pytest.fixture
 def reuse() -> ChunkReuse:
-    return ChunkReuse(build_adapter("llama"), ChunkStore())
+    return ChunkReuse(build_adapter("llama"), TieredStore())
 
 
 def ask(reuse: ChunkReuse, chunks: Sequence[Sequence[int]], **options: Any) -> Prefill:
@@ -34,12 +34,11 @@ def test_the_papers_three_queries(reuse: ChunkReuse) -> None:
     third = ask(reuse, [A, B], ratio=0.0)
     again = ask(reuse, [C, B])
 
-    assert (first.num_exact, first.num_computed) == (0, 33)
-    assert (second.num_exact, second.num_computed) == (6, 47)
-    assert (third.num_exact, third.num_approximate, third.num_computed) == (26, 20, 7)
-    assert (again.num_exact, again.num_approximate, again.num_computed) == (46, 0, 7)
-    assert isinstance(reuse.store, ChunkStore)
-    assert len(reuse.store) == 4  # the system prompt and each chunk
+    assert (first.counts.exact, first.counts.computed) == (0, 33)
+    assert (second.counts.exact, second.counts.computed) == (6, 47)
+    assert (third.counts.exact, third.counts.reused, third.counts.computed) == (26, 20, 7)
+    assert (again.counts.exact, again.counts.reused, again.counts.computed) == (46, 0, 7)
+    assert num_stored(reuse) == 4  # the system prompt and each chunk
 
 
 def test_the_exact_chain_gives_what_an_ordinary_forward_gives(reuse: ChunkReuse) -> None:
@@ -48,30 +47,29 @@ def test_the_exact_chain_gives_what_an_ordinary_forward_gives(reuse: ChunkReuse)
     tokens = [*SYSTEM, *flat([C, B, D]), *QUESTION]
     want = ordinary(reuse.adapter.model, tokens)
     torch.testing.assert_close(result.logits, want, atol=1e-5, rtol=1e-5)
-    assert (result.num_publishable, result.num_exact) == (result.num_tokens, 66)
+    assert (result.num_publishable, result.counts.exact) == (result.num_tokens, 66)
 
 
 def test_a_chunk_of_approximate_ancestry_is_never_exact(reuse: ChunkReuse) -> None:
     ask(reuse, [C, B])
     ask(reuse, [B, D], ratio=0.0)  # D is computed over B of another context
     again = ask(reuse, [B, D], ratio=0.0)
-    assert again.num_approximate == 40
+    assert again.counts.reused == 40
 
 
 def test_plain_and_prepared_kv_come_before_one_that_was_taken(reuse: ChunkReuse) -> None:
     ask(reuse, [C, B])
-    taken = reuse.chunks.find(SYSTEM, B)
-    plain = reuse.chunks.plain(SYSTEM, B)
+    taken = stored_kv(reuse, B)
+    plain = reuse.plain(SYSTEM, B)
     assert taken is not None
     assert taken.base == 26
-    assert reuse.chunks.find(SYSTEM, B) is plain
-    assert reuse.chunks.find(SYSTEM, []) is None
+    assert stored_kv(reuse, B) is plain
 
 
 def test_the_first_chunk_of_a_prompt_is_plain(reuse: ChunkReuse) -> None:
     ask(reuse, [A, A, B])
-    kv = reuse.store.get(reuse.chunks.key(SYSTEM, A))
-    want = ChunkReuse(reuse.adapter, ChunkStore()).chunks.plain(SYSTEM, A)
+    kv = reuse.store.get(reuse.library.key(A))
+    want = ChunkReuse(reuse.adapter, TieredStore()).plain(SYSTEM, A)
     assert kv is not None
     assert (kv.base, kv.exact_after) == (want.base, want.exact_after)
     for mine, other in zip(kv.layers, want.layers, strict=True):
@@ -81,20 +79,20 @@ def test_the_first_chunk_of_a_prompt_is_plain(reuse: ChunkReuse) -> None:
 def test_chunks_of_dynamic_rope_are_taken_with_the_speeds_of_their_prompt() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     adapter = build_adapter("llama", rope_parameters=rope, max_position_embeddings=64)
-    reuse = ChunkReuse(adapter, ChunkStore())
+    reuse = ChunkReuse(adapter, TieredStore())
     ask(reuse, [A, B, C])
     short = reuse.prefill(SYSTEM, [A], QUESTION, policy="full")
     tokens = [*SYSTEM, *A, *QUESTION]
     want = ordinary(adapter.model, tokens)
     torch.testing.assert_close(short.logits, want, atol=1e-5, rtol=1e-5)
-    assert short.num_exact == 0, "the long prompt rotates at other speeds"
+    assert short.counts.exact == 0, "the long prompt rotates at other speeds"
 
 
 @pytest.mark.parametrize("kind", ["tokens", "layers", "shape", "dtype"])
 def test_kv_that_is_not_of_this_chunk_and_model_is_removed_and_computed(
     reuse: ChunkReuse, kind: str
 ) -> None:
-    key, kv = reuse.chunks.key(SYSTEM, B), reuse.chunks.plain(SYSTEM, B)
+    key, kv = reuse.library.key(B), reuse.plain(SYSTEM, B)
     wrong = {
         "tokens": replace(kv, tokens=tuple(C)),
         "layers": replace(kv, layers=kv.layers[:1]),
@@ -103,6 +101,6 @@ def test_kv_that_is_not_of_this_chunk_and_model_is_removed_and_computed(
     }[kind]
     reuse.store.discard(key)
     reuse.store.put(key, wrong)
-    result = ask(reuse, [A, B], ratio=0.0)
-    assert (result.num_approximate, result.num_computed) == (0, 40 + 7)
+    result = reuse.prefill(SYSTEM, [A, B], QUESTION, ratio=0.0)
+    assert (result.counts.reused, result.counts.computed) == (0, 40 + 7)
     assert reuse.store.get(key) is None

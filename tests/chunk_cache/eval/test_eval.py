@@ -15,7 +15,7 @@ from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
 from ragboost.chunk_cache.eval.runner import evaluate, greedy
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
 from ragboost.text_scores import word_f1
@@ -41,7 +41,7 @@ def test_metrics_follow_their_formulas() -> None:
 
 
 def test_greedy_decoding_equals_generate() -> None:
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     system, chunks, question = make_prompt()
     ids = torch.tensor([[*system, *flat(chunks), *question]])
     want = reuse.adapter.model.generate(
@@ -52,7 +52,7 @@ def test_greedy_decoding_equals_generate() -> None:
 
 
 def test_evaluation_has_both_ends_and_every_policy_and_a_plot_shows_them(tmp_path: Path) -> None:
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     rng = np.random.default_rng(0)
     cases = []
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_text_cases_are_tokenised_in_parts_and_answered_in_words(tmp_path: Path)
     assert tokenizer.decode(list(first.question)) == "Question : who Answer :"
     assert (second.task, second.answers) == ("named", ("ada",))
 
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     found = evaluate(
         reuse, [first, second], policies=[], ratios=[], tokenizer=tokenizer, max_new_tokens=4
     )

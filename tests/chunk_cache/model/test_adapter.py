@@ -10,9 +10,9 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
-from ragboost.chunk_cache.model.recompute import rows_to_compute
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.selection.baseline import Random
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.errors import UnsupportedModelError
@@ -76,7 +76,7 @@ def test_the_embedded_engine_and_reuse_share_a_model(backend: str | None) -> Non
     runner = ModelRunner(model)
     adapter.install()
 
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=backend)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=backend)
     reuse.precompute(system, chunks)
     whole = reuse.prefill(system, chunks, question, ratio=1.0)
     torch.testing.assert_close(whole.logits, want, atol=1e-5, rtol=1e-5)
@@ -86,8 +86,7 @@ def test_the_embedded_engine_and_reuse_share_a_model(backend: str | None) -> Non
 
     # The selective pass itself may run as rows of an engine step, beside other requests' rows.
     assembly = reuse.assemble(system, chunks, question)
-    selected = reuse.select(assembly, policy=Random(), ratio=0.3)
-    rows = rows_to_compute(assembly, selected)
+    rows = assembly.rows_to_compute(at_once(Random().select(adapter, assembly, ratio=0.3)))
     for (keys, values), layer in zip(kv.layers, assembly.cache.layers, strict=True):
         keys[:, : len(tokens)], values[:, : len(tokens)] = layer.keys[0], layer.values[0]
     segment = Segment([tokens[row] for row in rows.tolist()], rows, len(tokens), kv)

@@ -7,10 +7,10 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.model.recompute import rows_to_compute
 from ragboost.chunk_cache.selection.baseline import Random
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
 from tests.chunk_cache.reference import full_reuse, ordinary, token_by_token
 
@@ -35,7 +35,7 @@ def test_computing_every_token_is_bit_identical_to_the_ordinary_forward(family: 
     system, chunks, question = make_prompt()
     tokens = [*system, *flat(chunks), *question]
     want = ordinary(adapter.model, tokens)
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=None)
 
     cache = adapter.empty_cache(len(tokens))
     rows = torch.arange(len(tokens))
@@ -43,7 +43,7 @@ def test_computing_every_token_is_bit_identical_to_the_ordinary_forward(family: 
 
     result = reuse.prefill(system, chunks, question, ratio=1.0)  # nothing is stored yet
     assert torch.equal(result.logits, want)
-    assert result.num_computed == len(tokens) == result.num_publishable
+    assert result.counts.computed == len(tokens) == result.num_publishable
 
 
 @pytest.mark.parametrize("backend", [None, "tiled"])
@@ -53,22 +53,22 @@ def test_ratio_1_over_a_stored_system_prompt_equals_the_ordinary_forward(
 ) -> None:
     adapter = build_adapter(family)
     system, chunks, question = make_prompt()
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=backend)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=backend)
     reuse.precompute(system, chunks)
 
     result = reuse.prefill(system, chunks, question, ratio=1.0)
 
     want = ordinary(adapter.model, [*system, *flat(chunks), *question])
     assert (result.logits - want).abs().max() <= 1e-6 * max(1.0, float(want.abs().max()))
-    assert result.num_exact == len(system) + len(chunks[0])
-    assert result.num_recomputed == sum(map(len, chunks[1:]))
+    assert result.counts.exact == len(system) + len(chunks[0])
+    assert result.counts.recomputed == sum(map(len, chunks[1:]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ratio_0_equals_a_block_mask_forward(family: str) -> None:
     adapter = build_adapter(family)
     system, chunks, question = make_prompt()
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=None)
     reuse.precompute(system, chunks)
 
     result = reuse.prefill(system, chunks, question, ratio=0.0)
@@ -83,11 +83,10 @@ def test_ratio_0_equals_a_block_mask_forward(family: str) -> None:
 def test_partial_recompute_equals_decoding_token_by_token(family: str) -> None:
     adapter = build_adapter(family)
     system, chunks, question = make_prompt(chunks=3, length=14)
-    reuse = ChunkReuse(adapter, ChunkStore())
+    reuse = ChunkReuse(adapter, TieredStore())
     reuse.precompute(system, chunks[:-1])  # the last chunk is missing
     assembly = reuse.assemble(system, chunks, question)
-    selected = reuse.select(assembly, policy=Random(), ratio=0.4)
-    rows = rows_to_compute(assembly, selected)
+    rows = assembly.rows_to_compute(at_once(Random().select(adapter, assembly, ratio=0.4)))
     layers = [(layer.keys.clone(), layer.values.clone()) for layer in assembly.cache.layers]
 
     result = reuse.prefill(system, chunks, question, policy="random", ratio=0.4)
@@ -109,7 +108,7 @@ def test_generate_from_an_injected_cache_equals_generate_from_text(family: str) 
     want = adapter.model.generate(
         ids, attention_mask=mask, past_key_values=DynamicCache(), **options
     )
-    reuse = ChunkReuse(adapter, ChunkStore())
+    reuse = ChunkReuse(adapter, TieredStore())
     reuse.precompute(system, chunks)
 
     result = reuse.prefill(system, chunks, question, ratio=1.0)

@@ -10,7 +10,7 @@ from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.row_hooks import install_row_hooks
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import UnsupportedModelError
 from research.craft.reuse import CraftReuse
 from tests.chunk_cache.families import FAMILIES, build_model
@@ -82,5 +82,5 @@ def test_a_model_without_a_list_of_layers_cannot_drop_rows() -> None:
     adapter = ModelAdapter(build_model("llama"))
     adapter.can_drop_rows = False
     with pytest.raises(UnsupportedModelError, match="no list of 3 decoder layers"):
-        CraftReuse(ChunkReuse(adapter, ChunkStore()))
-    assert CraftReuse(ChunkReuse(adapter, ChunkStore()), early_stop=False)
+        CraftReuse(ChunkReuse(adapter, TieredStore()))
+    assert CraftReuse(ChunkReuse(adapter, TieredStore()), early_stop=False)

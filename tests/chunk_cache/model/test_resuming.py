@@ -6,9 +6,10 @@ import torch
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention import make_backend
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.recompute import recompute
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
 
 LOOKING = ["a3", "cacheblend", "hybrid", "gradual"]
@@ -48,7 +49,7 @@ def test_a_pass_may_begin_at_any_layer(family: str) -> None:
 def test_the_result_is_that_of_a_plain_pass_over_kv_that_is_exact_where_the_policy_looked(
     family: str, policy: str
 ) -> None:
-    reuse = ChunkReuse(build_adapter(family), ChunkStore())
+    reuse = ChunkReuse(build_adapter(family), TieredStore())
     system, chunks, question = make_prompt()
     reuse.precompute(system, [*chunks[:2], chunks[3]])  # the third is missing
 
@@ -65,9 +66,9 @@ def test_the_result_is_that_of_a_plain_pass_over_kv_that_is_exact_where_the_poli
     assert is_exact.sum() >= len(got.selected)
     assembly.cache.layers[2].keys[:, :, is_exact] = exact.keys[:, :, is_exact]
     assembly.cache.layers[2].values[:, :, is_exact] = exact.values[:, :, is_exact]
-    want = recompute(
-        reuse.adapter, assembly, selected=torch.tensor(got.selected), backend=reuse.backend
-    )
+    rows = assembly.rows_to_compute(torch.tensor(got.selected))
+    want = at_once(recompute(reuse.adapter, assembly, rows, backend=reuse.backend))
+    assert want is not None
     torch.testing.assert_close(got.logits, want, atol=2e-5, rtol=1e-5)
     for mine, other in zip(got.cache.layers, assembly.cache.layers, strict=True):
         torch.testing.assert_close(mine.keys, other.keys, atol=2e-5, rtol=1e-4)
@@ -75,7 +76,7 @@ def test_the_result_is_that_of_a_plain_pass_over_kv_that_is_exact_where_the_poli
 
 
 def test_the_first_layer_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     system, chunks, question = make_prompt()
     reuse.precompute(system, chunks)
     rows = []
@@ -92,7 +93,7 @@ def test_a_model_that_cannot_resume_computes_the_first_layer_again() -> None:
     system, chunks, question = make_prompt()
     results = []
     for can_resume in (True, False):
-        reuse = ChunkReuse(build_adapter(), ChunkStore())
+        reuse = ChunkReuse(build_adapter(), TieredStore())
         reuse.adapter.can_resume = can_resume
         reuse.precompute(system, chunks)
         results.append(reuse.prefill(system, chunks, question, policy="gradual", ratio=0.2))
@@ -117,7 +118,7 @@ def test_a_model_whose_layers_are_given_more_than_hidden_states_cannot_resume() 
 
     assert not adapter.can_resume
     system, chunks, question = make_prompt()
-    reuse = ChunkReuse(adapter, ChunkStore())
+    reuse = ChunkReuse(adapter, TieredStore())
     reuse.precompute(system, chunks)
     assert len(reuse.prefill(system, chunks, question).selected) == round(
         0.15 * len(flat(chunks[1:]))
@@ -125,7 +126,7 @@ def test_a_model_whose_layers_are_given_more_than_hidden_states_cannot_resume() 
 
 
 def test_an_observer_sees_every_layer_of_all_rows() -> None:
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     system, chunks, question = make_prompt()
     reuse.precompute(system, chunks)
     seen = []

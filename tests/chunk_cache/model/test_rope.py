@@ -9,7 +9,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.rope import Frequencies, rotate, rotation_angles
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 from tests.chunk_cache.reference import ordinary
 
@@ -20,7 +20,7 @@ def speeds(pairs: int = 4) -> Frequencies:
 
 def turn(keys: torch.Tensor, by: int, *, layout: str = "half") -> torch.Tensor:
     count = torch.arange(keys.shape[-2])
-    angle = rotation_angles(speeds(), speeds(), stored=count, wanted=count + by)
+    angle = rotation_angles(speeds(), speeds(), stored=count, target=count + by)
     return rotate(keys, angle.cos().float(), angle.sin().float(), layout=layout)  # type: ignore[arg-type]
 
 
@@ -105,7 +105,7 @@ def test_chunks_stored_under_other_speeds_are_turned_to_the_speeds_of_the_prompt
     adapter = ModelAdapter(AutoModelForCausalLM.from_config(config).eval())
     system, chunks, question = make_prompt()
     tokens = [*system, *flat(chunks), *question]
-    reuse = ChunkReuse(adapter, ChunkStore(), backend=None)
+    reuse = ChunkReuse(adapter, TieredStore(), backend=None)
     reuse.precompute(system, chunks)
     assert adapter.regime(len(system) + 20) != adapter.regime(len(tokens))
 

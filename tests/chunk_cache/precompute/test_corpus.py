@@ -23,7 +23,6 @@ from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
 from ragboost.chunk_cache.precompute.prime import prime
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.cli import app
 from ragboost.errors import ChunkCacheError
@@ -53,7 +52,7 @@ def prepare(
     on_progress: Callable[[int], None] | None = None,
 ) -> PrecomputeOutcome:
     return precompute(
-        ChunkReuse(adapter, ChunkStore()),
+        ChunkReuse(adapter, TieredStore()),
         DiskTier(directory / "kv", capacity_bytes=1 << 24),
         ChunkCatalog(directory),
         system=SYSTEM,
@@ -78,10 +77,10 @@ def test_prepared_kv_is_found_by_requests_of_another_process(
     assembly = reuse.assemble(SYSTEM, CHUNKS, QUESTION)
     store.close()
 
-    assert result.num_computed == len(QUESTION)
+    assert result.counts.computed == len(QUESTION)
     assert assembly.source[:6].eq(TokenSource.EXACT).all()  # the system prompt was kept too
     assert assembly.source[6:86].eq(TokenSource.APPROXIMATE).all()
-    want = prime(ChunkReuse(adapter, ChunkStore()), SYSTEM, CHUNKS[0], neighbours=CHUNKS[1:3])
+    want = prime(ChunkReuse(adapter, TieredStore()), SYSTEM, CHUNKS[0], neighbours=CHUNKS[1:3])
     kv = assembly.stored[0]
     assert kv is not None
     assert kv.influence == want.influence
@@ -227,14 +226,14 @@ def test_neighbours_that_do_not_fit_are_left_out_the_least_close_first(
     assert entry is not None
     kv = disk.load(entry.key)
     assert kv is not None
-    want = prime(ChunkReuse(adapter, ChunkStore()), SYSTEM, CHUNKS[0], neighbours=CHUNKS[2:4])
+    want = prime(ChunkReuse(adapter, TieredStore()), SYSTEM, CHUNKS[0], neighbours=CHUNKS[2:4])
     assert kv.influence == want.influence
 
 
 def test_no_room_is_said(adapter: ModelAdapter, tmp_path: Path) -> None:
     with pytest.raises(ChunkCacheError, match="bytes of document d0; increase the capacity"):
         precompute(
-            ChunkReuse(adapter, ChunkStore()),
+            ChunkReuse(adapter, TieredStore()),
             DiskTier(tmp_path / "kv", capacity_bytes=1000),
             ChunkCatalog(tmp_path),
             system=[],
@@ -248,7 +247,7 @@ def test_a_budget_that_is_too_small_for_all_is_told(adapter: ModelAdapter, tmp_p
     prepare(adapter, tmp_path / "whole", corpus(), NEIGHBOURS)
     size = DiskTier(tmp_path / "whole" / "kv", capacity_bytes=1 << 24).size_bytes
     outcome = precompute(
-        ChunkReuse(adapter, ChunkStore()),
+        ChunkReuse(adapter, TieredStore()),
         DiskTier(tmp_path / "kv", capacity_bytes=size // 2),
         ChunkCatalog(tmp_path),
         system=SYSTEM,

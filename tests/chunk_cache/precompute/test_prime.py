@@ -9,8 +9,9 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.precompute.prime import measure, prime
 from ragboost.chunk_cache.store.influence import chunk_name
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.chunk_cache.prompts import stored_kv
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 A, B, C, D = CHUNKS
@@ -23,14 +24,14 @@ def adapter() -> ModelAdapter:
 
 @pytest.fixture
 def reuse(adapter: ModelAdapter) -> ChunkReuse:
-    return ChunkReuse(adapter, ChunkStore())
+    return ChunkReuse(adapter, TieredStore())
 
 
 def after(reuse: ChunkReuse, parts: list[list[int]], chunk: list[int]) -> DynamicCache:
     """An ordinary forward of the chunk over the assembled plain KV of what stands before it."""
     tokens = [*SYSTEM, *(token for part in parts for token in part)]
     assembly = reuse.assemble(
-        SYSTEM, parts, [0], stored=[reuse.chunks.plain(SYSTEM, part) for part in parts]
+        SYSTEM, parts, [0], stored=[reuse.plain(SYSTEM, part) for part in parts]
     )
     cache = DynamicCache()
     for index, layer in enumerate(assembly.cache.layers):
@@ -61,7 +62,7 @@ def test_a_primed_chunk_is_what_a_forward_over_its_neighbours_plain_kv_gives(
 def test_one_neighbour_makes_kv_that_is_exact_behind_it(reuse: ChunkReuse) -> None:
     reuse.precompute(SYSTEM, [B])
     kv = prime(reuse, SYSTEM, A, neighbours=[B])
-    behind = reuse.assemble(SYSTEM, [B, A], QUESTION, stored=[reuse.chunks.find(SYSTEM, B), kv])
+    behind = reuse.assemble(SYSTEM, [B, A], QUESTION, stored=[stored_kv(reuse, B), kv])
     elsewhere = reuse.assemble(SYSTEM, [C, A], QUESTION, stored=[None, kv])
     assert behind.source[:46].eq(TokenSource.EXACT).all()
     assert elsewhere.source[26:46].eq(TokenSource.APPROXIMATE).all()
@@ -79,7 +80,7 @@ def test_a_primed_chunk_is_not_exact_where_its_plain_kv_would_be(reuse: ChunkReu
 
 def test_no_neighbours_is_plain_kv(reuse: ChunkReuse) -> None:
     kv = prime(reuse, SYSTEM, A, neighbours=[[]])
-    assert kv is reuse.chunks.find(SYSTEM, A)
+    assert kv is stored_kv(reuse, A)
     assert kv.exact_after is not None
 
 
@@ -98,9 +99,9 @@ def test_sensitivity_is_the_change_of_keys_at_the_same_place(reuse: ChunkReuse) 
 
 def test_measuring_leaves_the_kv_plain(reuse: ChunkReuse) -> None:
     reuse.precompute(SYSTEM, CHUNKS)
-    before = reuse.chunks.find(SYSTEM, A)
+    before = stored_kv(reuse, A)
     measure(reuse, SYSTEM, A, neighbours=[C, B])
-    now = reuse.chunks.find(SYSTEM, A)
+    now = stored_kv(reuse, A)
     assert before is not None
     assert now is not None
     assert now.layers is before.layers
@@ -115,14 +116,14 @@ def test_prepared_kv_is_preferred_and_plain_kv_serves_where_it_is_gone(
     adapter: ModelAdapter,
 ) -> None:
     recipes: dict[str, str] = {}
-    reuse = ChunkReuse(adapter, ChunkStore(), recipes=recipes)
+    reuse = ChunkReuse(adapter, TieredStore(), recipes=recipes)
     kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
-    key = reuse.chunks.key(SYSTEM, A, recipe="neighbours")
+    key = reuse.library.key(A, recipe="neighbours")
     assert reuse.store.put(key, kv)
-    plain = reuse.chunks.find(SYSTEM, A)
+    plain = stored_kv(reuse, A)
 
-    recipes[reuse.chunks.key(SYSTEM, A)] = "neighbours"
+    recipes[reuse.library.key(A)] = "neighbours"
 
-    assert reuse.chunks.find(SYSTEM, A) is kv
+    assert stored_kv(reuse, A) is kv
     reuse.store.discard(key)
-    assert reuse.chunks.find(SYSTEM, A) is plain
+    assert stored_kv(reuse, A) is plain

@@ -13,13 +13,14 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.policy import budget, choose
 from ragboost.chunk_cache.selection.view import SelectionView
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from research.tasks import make_prompts
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
@@ -33,7 +34,7 @@ TOKENS = [*SYSTEM, *flat(CHUNKS), *QUESTION]
 def reuse() -> ChunkReuse:
     model = build_model("llama")
     model.set_attn_implementation("eager")  # so that it can return its attention
-    reuse = ChunkReuse(ModelAdapter(model), ChunkStore())
+    reuse = ChunkReuse(ModelAdapter(model), TieredStore())
     reuse.precompute(SYSTEM, CHUNKS)
     return reuse
 
@@ -59,7 +60,7 @@ def test_a3_scores_with_the_attention_of_layer_1_in_an_ordinary_forward(
     reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor]
 ) -> None:
     view = view_of(reuse)
-    got = make_policy("a3").score(view)
+    got = at_once(make_policy("a3").score(view))
     torch.testing.assert_close(got, truth[1][1, view.candidates], atol=1e-5, rtol=1e-5)
 
 
@@ -71,7 +72,10 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
     keys = (new.keys - old.keys).square().sum((0, 1, 3))[view.candidates]
     values = (new.values - old.values).square().sum((0, 1, 3))[view.candidates]
 
-    got = make_policy("cacheblend").score(view), make_policy("cacheblend-v").score(view)
+    got = (
+        at_once(make_policy("cacheblend").score(view)),
+        at_once(make_policy("cacheblend-v").score(view)),
+    )
 
     torch.testing.assert_close(got[0], keys, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(got[1], values, atol=1e-5, rtol=1e-4)
@@ -82,10 +86,12 @@ def test_cacheblend_scores_with_the_change_of_layer_1(
 def test_a_policy_that_computes_layer_1_of_all_tokens_leaves_no_stale_kv_in_it(
     reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor], policy: str, *, can_resume: bool
 ) -> None:
-    other = ChunkReuse(ModelAdapter(reuse.adapter.model), reuse.store, identity=reuse.identity)
+    other = ChunkReuse(
+        ModelAdapter(reuse.adapter.model), reuse.store, identity=reuse.library.identity
+    )
     other.adapter.can_resume = can_resume
     result = other.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
-    assert result.num_approximate > 0
+    assert result.counts.reused > 0
     for got, want in zip(result.cache.layers[:2], truth[0].layers, strict=False):
         torch.testing.assert_close(got.keys, want.keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(got.values, want.values, atol=1e-5, rtol=1e-5)
@@ -94,7 +100,7 @@ def test_a_policy_that_computes_layer_1_of_all_tokens_leaves_no_stale_kv_in_it(
 def test_question_attention_is_a_distribution_per_head_and_question_token(
     reuse: ChunkReuse,
 ) -> None:
-    mass = view_of(reuse).question_attention()
+    mass = at_once(view_of(reuse).question_attention())
     heads, rows = 4, len(QUESTION)
     torch.testing.assert_close(mass.sum(1), torch.full((3,), float(heads * rows)))
 
@@ -102,24 +108,24 @@ def test_question_attention_is_a_distribution_per_head_and_question_token(
 def test_in_layer_0_the_question_sees_what_it_sees_in_an_ordinary_forward(
     reuse: ChunkReuse, truth: tuple[DynamicCache, torch.Tensor]
 ) -> None:
-    mass = view_of(reuse).question_attention()
+    mass = at_once(view_of(reuse).question_attention())
     torch.testing.assert_close(mass[0], truth[1][0], atol=1e-4, rtol=1e-4)
     assert (mass[2] - truth[1][2]).abs().max() > 0.01, "deeper, reuse makes a difference"
 
 
 def test_a_question_alone_has_a_softmax_per_chunk(reuse: ChunkReuse) -> None:
-    mass = view_of(reuse).question_alone_attention()
+    mass = at_once(view_of(reuse).question_alone_attention())
     for start, stop in view_of(reuse).assembly.chunks:
         total = mass[:, start:stop].sum(1)
         torch.testing.assert_close(total, torch.full((3,), 4.0 * len(QUESTION)))
 
 
 def test_missing_chunks_are_not_looked_at() -> None:
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     reuse.precompute(SYSTEM, [CHUNKS[0], CHUNKS[1], CHUNKS[3]])
     view = view_of(reuse)
     start, stop = view.assembly.chunks[2]
-    assert view.question_attention()[:, start:stop].eq(0).all()
+    assert at_once(view.question_attention())[:, start:stop].eq(0).all()
     assert view.candidates.tolist() == [*range(26, 46), *range(66, 86)]
 
 
@@ -144,16 +150,16 @@ def test_random_depends_on_its_seed_alone(reuse: ChunkReuse) -> None:
 
 def test_two_stages_keep_the_first_half(reuse: ChunkReuse) -> None:
     view = view_of(reuse)
-    first = make_policy("mean-layers").score(view)
+    first = at_once(make_policy("mean-layers").score(view))
     half = set(choose(view.assembly, first, num_tokens=5).tolist())
 
-    scores = make_policy("two-stage").score(view_of(reuse))
+    scores = at_once(make_policy("two-stage").score(view_of(reuse)))
 
     assert half == set(view.candidates[scores.isinf()].tolist())
 
 
 def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     for number in range(4):
         near = [CHUNKS[0], CHUNKS[1]] if number == 2 else [CHUNKS[number]]
         measure(reuse, SYSTEM, CHUNKS[number], neighbours=near)
@@ -161,20 +167,20 @@ def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid
     assert assembly.sensitivity[26:86].gt(0).all()
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="hybrid-offline", ratio=0.3)
     view = view_of(reuse)
-    want = rank(view.mean_question_attention()[26:86]) + rank(assembly.sensitivity[26:86])
+    want = rank(at_once(view.mean_question_attention())[26:86]) + rank(assembly.sensitivity[26:86])
     assert set(result.selected) == set((want.topk(18).indices + 26).tolist())
 
 
 @pytest.mark.parametrize("policy", sorted(MEASURED))
 def test_a_policy_without_the_measurements_that_it_needs_is_refused(policy: str) -> None:
-    reuse = ChunkReuse(build_adapter(), ChunkStore())
+    reuse = ChunkReuse(build_adapter(), TieredStore())
     measure(reuse, SYSTEM, CHUNKS[1], neighbours=[CHUNKS[0]])
     reuse.precompute(SYSTEM, CHUNKS[:3])
     named = f"the policy {policy.removesuffix('-peak')} needs .* chunk 2 was stored without it"
     with pytest.raises(ChunkCacheError, match=named):
         reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.3)
     exact = reuse.prefill(SYSTEM, [CHUNKS[0]], QUESTION, policy=policy, ratio=0.3)
-    assert exact.num_approximate == 0, "an exact chunk needs none"
+    assert exact.counts.reused == 0, "an exact chunk needs none"
 
 
 def test_rank_goes_from_0_to_1_and_is_shared_by_equal_values() -> None:
@@ -238,7 +244,7 @@ def small_reuse(*, num_layers: int) -> ChunkReuse:
         pad_token_id=0,
     )
     torch.manual_seed(0)
-    reuse = ChunkReuse(ModelAdapter(LlamaForCausalLM(config)), ChunkStore())
+    reuse = ChunkReuse(ModelAdapter(LlamaForCausalLM(config)), TieredStore())
     reuse.precompute(SYSTEM, CHUNKS)
     return reuse
 
@@ -257,11 +263,11 @@ def test_a_deeper_look_sees_only_the_tokens_it_is_paid_for_and_makes_their_kv_ex
     reuse: ChunkReuse,
 ) -> None:
     view = view_of(reuse)
-    view.fresh_layer()
+    at_once(view.fresh_layer())
     before = [(layer.keys.clone(), layer.values.clone()) for layer in view.assembly.cache.layers]
     chosen = view.candidates[::7]
 
-    deeper = view.deeper_layer(chosen)
+    deeper = at_once(view.deeper_layer(chosen))
 
     assert torch.nonzero(deeper.value_change[: view.assembly.question]).flatten().tolist() == (
         chosen.tolist()
@@ -284,7 +290,7 @@ def test_a_deeper_look_sees_only_the_tokens_it_is_paid_for_and_makes_their_kv_ex
 def test_the_pass_behind_a_deeper_look_begins_where_that_ended(reuse: ChunkReuse) -> None:
     view = view_of(reuse)
     chosen = view.candidates[::7]
-    view.deeper_layer(chosen)
+    at_once(view.deeper_layer(chosen))
 
     deep = view.assembly.begin(chosen[:3].clone())
     shallow = view.assembly.begin(view.candidates)
@@ -304,7 +310,7 @@ def test_gradual_finds_a_token_that_another_chunk_changes_and_the_question_reads
     """The models answer from the second document only if its IT token is repaired. The third one's
     question finds it in layer 2, by a key that is wrong until then."""
     causal_lm = AutoModelForCausalLM.from_pretrained(BENCHMARKS / model, dtype=torch.float32)
-    reuse = ChunkReuse(ModelAdapter(causal_lm), ChunkStore())
+    reuse = ChunkReuse(ModelAdapter(causal_lm), TieredStore())
     right = {"gradual": 0, "reuse": 0}
     for prompt in make_prompts(task, 20, seed=5):
         reuse.precompute(prompt.system, prompt.chunks)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, RowPace, advance, fill_prompt, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
+from ragboost.chunk_cache.model.pace import Pace, advance, at_once
 from ragboost.chunk_cache.sglang.scheduler import PoolRequest, PoolScheduler
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
@@ -44,7 +44,7 @@ class Bench:
     """A scheduler, and the request of a prompt whose chunks are stored."""
 
     def __init__(self, adapter: ModelAdapter, *, step_tokens: int = 1000) -> None:
-        self.adapter, self.pace = adapter, RowPace(1000)
+        self.adapter, self.pace = adapter, Pace(1000)
         library = make_library(adapter)
         self.system, self.chunks, self.question = make_prompt()
         self.filler: Any = SimpleNamespace(library=library, model=adapter, num_passes=0)
@@ -77,7 +77,7 @@ class Bench:
         request = self.find(req)
         plan = self.scheduler.plan(request)
         assert isinstance(plan, PromptPlan)
-        filled = fill_prompt(self.adapter, plan, prefix=None, backend=None, pace=AT_ONCE)
+        filled = at_once(fill_steps(self.adapter, plan, prefix=None, backend=None))
         self.scheduler.filled(request, plan, filled)
         return filled
 

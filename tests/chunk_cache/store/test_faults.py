@@ -14,7 +14,6 @@ import torch
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.store.chunks import files_of_at_most
@@ -48,29 +47,26 @@ DAMAGE: dict[str, Callable[[bytes, bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("is_layerwise", [False, True])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_is_a_missing_chunk_and_nothing_else(
-    adapter: ModelAdapter, tmp_path: Path, kind: str, is_layerwise: bool
+    adapter: ModelAdapter, tmp_path: Path, kind: str
 ) -> None:
     disk = DiskTier(tmp_path, capacity_bytes=1 << 24)
     first = TieredStore(host_bytes=1 << 24, disk=disk)
     ChunkReuse(adapter, first).precompute(SYSTEM, CHUNKS)
     first.close()
-    store = TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=is_layerwise)
+    store = TieredStore(host_bytes=1 << 24, disk=disk)
     reuse = ChunkReuse(adapter, store)
-    keys = [reuse.chunks.key(SYSTEM, chunk) for chunk in CHUNKS]
+    keys = [reuse.library.key(chunk) for chunk in CHUNKS]
     paths = [tmp_path / f"{key}.safetensors" for key in keys]
     damaged = DAMAGE[kind](paths[DAMAGED].read_bytes(), paths[0].read_bytes())
     paths[DAMAGED].write_bytes(damaged)
 
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="reuse")
 
-    without = ChunkReuse(adapter, ChunkStore())
+    without = ChunkReuse(adapter, TieredStore())
     without.precompute(SYSTEM, [chunk for n, chunk in enumerate(CHUNKS) if n != DAMAGED])
     expected = without.prefill(SYSTEM, CHUNKS, QUESTION, policy="reuse")
-    if is_layerwise and "last layer" in kind:  # found out when the prompt was half computed
-        expected = without.prefill(SYSTEM, CHUNKS, QUESTION, policy="full")
     torch.testing.assert_close(result.logits, expected.logits, atol=1e-5, rtol=1e-5)
     assert (disk.num_refused, paths[DAMAGED].exists()) == (1, False)
     reuse.precompute(SYSTEM, CHUNKS)
@@ -91,7 +87,7 @@ def test_requests_are_answered_while_the_disk_is_full(
         reuse.precompute(SYSTEM, CHUNKS)
         store.flush()
         result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="reuse")
-    full = ChunkReuse(adapter, ChunkStore()).prefill(SYSTEM, CHUNKS, QUESTION, policy="full")
+    full = ChunkReuse(adapter, TieredStore()).prefill(SYSTEM, CHUNKS, QUESTION, policy="full")
     torch.testing.assert_close(result.logits, full.logits, atol=1e-5, rtol=1e-5)
     assert disk.num_failed > 0
     assert (len(disk), disk.size_bytes) == (0, 0)
@@ -107,14 +103,14 @@ def serve(directory: Path, *, step: int) -> Iterator[bool]:
     system, chunks, question = make_prompt(chunks=8)
     for turn in count():
         chosen = [chunks[(turn * step + i * 3) % 8] for i in range(3)]
-        plain = ChunkReuse(adapter, ChunkStore())
+        plain = ChunkReuse(adapter, TieredStore())
         plain.precompute(system, chosen)
         want = plain.prefill(system, chosen, question, policy="reuse")
         disk = DiskTier(directory, capacity_bytes=CAPACITY)
-        store = TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=turn % 2 == 0)
+        store = TieredStore(host_bytes=1 << 24, disk=disk)
         reuse = ChunkReuse(adapter, store)
         reuse.precompute(system, [])
-        stored = [reuse.chunks.plain(system, chunk) for chunk in chosen]  # loaded, or computed
+        stored = [reuse.plain(system, chunk) for chunk in chosen]  # loaded, or computed
         got = reuse.prefill(system, chosen, question, policy="reuse", stored=stored)
         store.close()
         is_bounded = disk.size_bytes <= CAPACITY

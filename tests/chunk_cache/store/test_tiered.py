@@ -16,10 +16,10 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.files import ChunkFile
-from ragboost.chunk_cache.store.lru import ChunkStore
 from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
+from tests.chunk_cache.prompts import stored_kv
 from tests.chunk_cache.store.chunks import make_chunk, same
 from tests.eventually import DEADLINE_S, eventually
 
@@ -289,19 +289,18 @@ def test_many_threads_get_only_what_was_put(disk: DiskTier) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("is_layerwise", [False, True])
 @pytest.mark.parametrize("policy", ["reuse", "gradual"])
 def test_an_answer_from_disk_is_the_answer_from_memory(
-    adapter: ModelAdapter, disk: DiskTier, is_layerwise: bool, policy: str
+    adapter: ModelAdapter, disk: DiskTier, policy: str
 ) -> None:
     system, chunks, question = make_prompt()
-    memory = ChunkReuse(adapter, ChunkStore())
+    memory = ChunkReuse(adapter, TieredStore())
     memory.precompute(system, chunks)
     expected = memory.prefill(system, chunks, question, policy=policy, ratio=0.3)
     first = TieredStore(host_bytes=1 << 24, disk=disk)
     ChunkReuse(adapter, first).precompute(system, chunks)
     first.close()
-    store = TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=is_layerwise)
+    store = TieredStore(host_bytes=1 << 24, disk=disk)
 
     result = ChunkReuse(adapter, store).prefill(system, chunks, question, policy=policy, ratio=0.3)
 
@@ -309,55 +308,6 @@ def test_an_answer_from_disk_is_the_answer_from_memory(
     assert result.selected == expected.selected
     assert store.num_misses == 0
     store.close()
-
-
-def test_layers_are_used_before_the_last_one_is_read(
-    adapter: ModelAdapter, disk: DiskTier, gate: threading.Semaphore
-) -> None:
-    system, chunks, question = make_prompt()
-    first = TieredStore(host_bytes=1 << 24, disk=disk)
-    ChunkReuse(adapter, first).precompute(system, chunks)
-    first.close()
-    gate.release(len(chunks) + 1)
-    store = TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=True)
-    reuse = ChunkReuse(adapter, store)
-    keys = [reuse.chunks.key((), system), *(reuse.chunks.key(system, c) for c in chunks)]
-    store.prefetch(keys)
-
-    assembly = reuse.assemble(system, chunks, question)  # with the first layers alone
-
-    assert not any(key in store.memory[0] for key in keys)
-    gate.release(1000)
-    plain = ChunkReuse(adapter, ChunkStore())
-    plain.precompute(system, chunks)
-    expected = plain.assemble(system, chunks, question)
-    for mine, other in zip(assembly.cache.layers, expected.cache.layers, strict=True):
-        assert torch.equal(mine.keys, other.keys)
-        assert torch.equal(mine.values, other.values)
-    store.close()
-
-
-def test_a_request_whose_kv_turns_out_broken_in_a_late_layer_is_computed_and_answered(
-    adapter: ModelAdapter, disk: DiskTier, caplog: pytest.LogCaptureFixture
-) -> None:
-    system, chunks, question = make_prompt()
-    first = TieredStore(host_bytes=1 << 24, disk=disk)
-    ChunkReuse(adapter, first).precompute(system, chunks)
-    first.close()
-    reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 24, disk=disk, is_layerwise=True))
-    path = disk.directory / f"{reuse.chunks.key(system, chunks[1])}.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # in the last layer
-    path.write_bytes(data)
-
-    result = reuse.prefill(system, chunks, question, policy="reuse")
-
-    assert "the prompt is computed again" in caplog.text
-    assert not path.exists()
-    full = ChunkReuse(adapter, ChunkStore()).prefill(system, chunks, question, policy="full")
-    assert torch.allclose(result.logits, full.logits, atol=1e-5)
-    assert isinstance(reuse.store, TieredStore)
-    reuse.store.close()
 
 
 def test_kv_of_another_model_is_never_used(disk: DiskTier) -> None:
@@ -368,14 +318,14 @@ def test_kv_of_another_model_is_never_used(disk: DiskTier) -> None:
     reuse = {name: ChunkReuse(a, store) for name, a in (("one", one), ("other", other))}
     reuse["one"].precompute(system, chunks)
     store.flush()
-    assert reuse["other"].chunks.find(system, chunks[0]) is None
-    wrong = reuse["other"].chunks.key(system, chunks[0])
-    path = disk.directory / f"{reuse['one'].chunks.key(system, chunks[0])}.safetensors"
+    assert stored_kv(reuse["other"], chunks[0]) is None
+    wrong = reuse["other"].library.key(chunks[0])
+    path = disk.directory / f"{reuse['one'].library.key(chunks[0])}.safetensors"
     path.rename(disk.directory / f"{wrong}.safetensors")
 
     result = reuse["other"].prefill(system, chunks, question, policy="reuse")
 
-    assert result.num_approximate == 0
+    assert result.counts.reused == 0
     assert disk.num_refused == 1
     store.close()
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from ragboost.chunk_cache.core.chunks import Chunks
-from ragboost.chunk_cache.core.fill import fill_prompt
+from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import plan_prompt
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.model.pace import at_once
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm import scheduler
 from ragboost.chunk_cache.vllm.data import StepWork
 from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
@@ -89,8 +89,9 @@ class Bench:
         """Do the worker's part of a step."""
         for fill in work.fills:
             plan = fill.plan
-            prefix = exact_prefix(self.adapter, plan.tokens[: plan.held]) if plan.held else None
-            filled = fill_prompt(self.adapter, plan, prefix=prefix, backend=None, pace=AT_ONCE)
+            start = plan.prefix_tokens
+            prefix = exact_prefix(self.adapter, plan.tokens[:start]) if start else None
+            filled = at_once(fill_steps(self.adapter, plan, prefix=prefix, backend=None))
             self.worker.outcomes[fill.request_id] = filled.counts
 
     def finish(self, request: EngineRequest) -> dict[str, Any]:
@@ -279,9 +280,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The cached tokens for which a prompt was planned, in order."""
     calls: list[int] = []
 
-    def plan(*args: Any, held: int, **options: Any) -> Any:
-        calls.append(held)
-        return plan_prompt(*args, held=held, **options)
+    def plan(*args: Any, prefix_tokens: int, **options: Any) -> Any:
+        calls.append(prefix_tokens)
+        return plan_prompt(*args, prefix_tokens=prefix_tokens, **options)
 
     monkeypatch.setattr(scheduler, "plan_prompt", plan)
     return calls
@@ -361,7 +362,7 @@ def planned_cost(bench: Bench, request: EngineRequest) -> int:
 def learn_as(bench: Bench, request: EngineRequest) -> None:
     """Store the chunks of a request in its own namespace."""
     keys = bench.scheduler._tracked[request.request_id].asked.keys
-    own = Chunks(bench.adapter, ChunkStore(), identity=IDENTITY, backend=None)
+    own = ChunkReuse(bench.adapter, TieredStore(), identity=IDENTITY, backend=None)
     for number, key in keys.items():
         kv = own.plain(bench.system, bench.chunks[number])
         bench.library.add(key, kv, is_first=True)

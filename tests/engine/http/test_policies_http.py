@@ -12,7 +12,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.engine import create_engine_app
 from ragboost.engine.loading import load_model
 from ragboost.serving import serve_in_thread
@@ -105,7 +105,7 @@ def test_policies_that_need_measurements_are_served_from_a_prepared_corpus(
     adapter = load_model(SETTINGS).adapter
     assert adapter is not None
     precompute(
-        ChunkReuse(adapter, ChunkStore()),
+        ChunkReuse(adapter, TieredStore()),
         DiskTier(tmp_path, capacity_bytes=1 << 30),
         ChunkCatalog(tmp_path),
         system=SYSTEM,

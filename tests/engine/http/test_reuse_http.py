@@ -20,14 +20,15 @@ from tests.engine.conftest import MODEL, SETTINGS, Served
 from tests.engine.leaving import leave_while_running
 
 APPROX = {"reuse": {"policy": "gradual", "ratio": 0.2}}
+BETWEEN = 3 * 2  # tokens of the empty lines behind three documents
 TEXTS = [f"Document {i}: " + f"fact {i * 7} holds for part {i}. " * 8 for i in range(4)]
 
 
 @pytest.fixture
 def empty(fresh: Served) -> Served:
     """The shared server with nothing cached at all."""
-    assert fresh.engine.chunk_scheduler is not None
-    fresh.engine.chunk_scheduler.reuse.store.clear()
+    assert fresh.engine.chunk_filler is not None
+    fresh.engine.chunk_filler.reuse.store.clear()
     return fresh
 
 
@@ -69,7 +70,7 @@ def test_usage_says_where_every_prompt_token_came_from(empty: Served) -> None:
     assert exact < 20, "the system prompt"
     assert recomputed == round(0.2 * (approximate + recomputed))
     assert approximate > 120
-    assert computed < 20, "the question and what the template puts behind it"
+    assert computed - BETWEEN < 20, "the question and what the template puts behind it"
 
 
 def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) -> None:
@@ -84,7 +85,7 @@ def test_a_request_that_does_not_ask_is_exact_and_says_nothing(empty: Served) ->
 
 
 def test_a_stream_carries_the_same_usage(empty: Served) -> None:
-    assert empty.engine.chunk_scheduler is not None
+    assert empty.engine.chunk_filler is not None
     ask(empty, [0, 1, 2], ragboost=APPROX)
     prompt = "S. " + TEXTS[2] + TEXTS[0]
     spans = [[3, 3 + len(TEXTS[2])], [3 + len(TEXTS[2]), len(prompt)]]
@@ -116,7 +117,7 @@ def test_documents_of_the_chat_template_are_chunks(empty: Served) -> None:
     exact, approximate, recomputed, computed = sources(ask_about([2, 1, 0]))
     assert exact < 20, "the system prompt"
     assert approximate + recomputed > 150
-    assert computed < 20
+    assert computed - BETWEEN < 20
 
 
 def test_a_later_turn_finds_chunks_that_the_first_turns_system_prompt_precedes(
@@ -260,7 +261,7 @@ def test_a_failed_self_test_turns_reuse_off(
 def test_settings_of_reuse() -> None:
     off = load_model(SETTINGS.model_copy(update={"reuse": "off"}))
     assert off.reuse_refusal == "engine.reuse is off"
-    assert make_engine(off, SETTINGS).chunk_scheduler is None
+    assert make_engine(off, SETTINGS).chunk_filler is None
     with pytest.raises(ConfigError, match=r"engine\.reuse_policy must be one of full, reuse"):
         make_engine(off, SETTINGS.model_copy(update={"reuse_policy": "best"}))
     with pytest.raises(ConfigError, match=r"'cachecraft' needs chunks that `ragboost precompute`"):

@@ -1,27 +1,25 @@
 """Chunks are reused between requests of one engine; nothing approximate reaches exact requests."""
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.chunks import Chunks
 from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.selection.policy import SelectionPolicy
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine.builtin import build_model
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.prompt import CutPrompt, PromptPart, PromptTokens
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.sampling import SamplingParams
-from ragboost.engine.text.cutting import TextSpan, cut_tokens
-from tests.engine.submitting import Request, running
+from tests.chunk_cache.prompts import stored_kv
+from tests.engine.submitting import Parts, Request, running
 from tests.eventually import eventually
 
 STEP = 64
@@ -46,8 +44,6 @@ def engine(loaded: LoadedModel) -> Iterator[Engine]:
     with running(loaded, SETTINGS) as engine:
         yield engine
     assert_nothing_is_held(engine)
-    names = [thread.name for thread in threading.enumerate()]
-    assert "ragboost-selecting" not in names
 
 
 def assert_nothing_is_held(engine: Engine) -> None:
@@ -60,15 +56,15 @@ def chunk(number: int, length: int = 40) -> tuple[int, ...]:
     return tuple(40 + (number * 131 + i * i * 7) % 4000 for i in range(length))
 
 
-def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTEM) -> CutPrompt:
-    parts = tuple(PromptPart(chunk(number), True) for number in numbers)
-    return CutPrompt(tuple(system), parts, tuple(range(100 + question, 112 + question)))
+def parts_of(numbers: list[int], *, question: int = 1, system: list[int] = SYSTEM) -> Parts:
+    chunks = [chunk(number) for number in numbers]
+    return Parts(tuple(system), chunks, tuple(range(100 + question, 112 + question)))
 
 
 def wait_for_chunks(engine: Engine, count: int) -> None:
-    scheduler = engine.chunk_scheduler
+    scheduler = engine.chunk_filler
     assert scheduler is not None
-    eventually(lambda: scheduler.totals.chunks_stored, equals=count)
+    eventually(lambda: scheduler.num_stored, equals=count)
 
 
 def approx(policy: str = "gradual", ratio: float = 0.25) -> ReuseOptions:
@@ -88,8 +84,8 @@ def test_chunks_that_a_request_computes_are_reused_by_the_next_one_and_computed_
 
     assert cold == (0, 0, 0, 20 + 120 + 12)
     assert warm == (20, 90, 30, 12)
-    assert engine.chunk_scheduler is not None
-    assert engine.chunk_scheduler.totals.chunks_stored == 3, "nothing new"
+    assert engine.chunk_filler is not None
+    assert engine.chunk_filler.num_stored == 3, "nothing new"
 
 
 def test_chunks_behind_the_same_ones_as_before_are_exact(engine: Engine) -> None:
@@ -117,7 +113,7 @@ def test_a_chunk_that_an_exact_request_computed_is_taken_from_the_prefix_cache(
 def test_a_prompt_whose_chunks_cannot_be_copied_is_answered(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Chunks, "take", out_of_memory)
+    monkeypatch.setattr(ChunkReuse, "keep", out_of_memory)
     outputs = Request(engine, parts_of([1, 2]), reuse=approx()).finish()
     assert [output.finish_reason for output in outputs] == [None, None, None, "length"]
 
@@ -134,8 +130,8 @@ def test_the_exact_prefix_comes_before_stored_chunks(engine: Engine) -> None:
 def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> None:
     Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
-    assert engine.chunk_scheduler is not None
-    reuse = engine.chunk_scheduler.reuse
+    assert engine.chunk_filler is not None
+    reuse = engine.chunk_filler.reuse
     for policy in ("gradual", "mean-layers", "epic", "two-stage", "cacheblend"):
         engine.reset_prefix_cache().result()
         parts = parts_of([2, 3, 1])
@@ -145,9 +141,9 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
 
 
 def test_decoding_over_a_shortened_prompt_gives_what_the_library_gives(engine: Engine) -> None:
-    assert engine.chunk_scheduler is not None
+    assert engine.chunk_filler is not None
     parts, keep = parts_of([2, 3, 1]), 60
-    reuse = engine.chunk_scheduler.reuse
+    reuse = engine.chunk_filler.reuse
     alone = reuse.prefill(parts.system, parts.chunks, parts.question, ratio=1.0, keep_tokens=keep)
     want = [int(alone.logits.argmax())]
     plain = build_model("tiny", seed=0)  # the same weights, with transformers' own attention
@@ -164,7 +160,7 @@ def test_decoding_over_a_shortened_prompt_gives_what_the_library_gives(engine: E
     request = Request(engine, parts, reuse=approx(ratio=1.0), max_tokens=6, keep_tokens=keep)
 
     assert request.tokens() == want
-    assert engine.chunk_scheduler.totals.evicted == len(parts.token_ids) - keep
+    assert engine.chunk_filler.num_evicted == len(parts.token_ids) - keep
     assert request.submitted.exact_until == 0, "what is generated now is not exact"
     whole = Request(engine, parts, reuse=None, max_tokens=6)
     assert whole.finish()[-1].cached_tokens == 144, "the prompt was saved before it was shortened"
@@ -188,16 +184,16 @@ def test_a_shortened_request_decodes_beyond_its_room_beside_others(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_in_the_engine_and_its_tokens_add_up(engine: Engine, policy: str) -> None:
-    assert engine.chunk_scheduler is not None
+    assert engine.chunk_filler is not None
     for number in (1, 2, 3):
         if policy in MEASURED:
             measure(
-                engine.chunk_scheduler.reuse,
+                engine.chunk_filler.reuse,
                 SYSTEM,
                 chunk(number),
                 neighbours=[chunk(number % 3 + 1)],
             )
-    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
+    engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
     request = Request(engine, parts_of([3, 2, 4, 1]), reuse=approx(policy, 0.25))
     recomputed = {"full": 80, "reuse": 0}.get(policy, 20)
     assert request.sources() == (60, 80 - recomputed, recomputed, 40 + 12)
@@ -222,8 +218,8 @@ def test_recomputing_everything_is_exact_and_may_be_shared(engine: Engine) -> No
 def test_approximate_kv_is_invisible_to_exact_requests(engine: Engine, ratio: float) -> None:
     """Neither its prompt nor what was generated over it enters the prefix cache."""
     exact = Request(engine, parts_of([3, 1, 2]), reuse=None, max_tokens=40).tokens()
-    assert engine.chunk_scheduler is not None
-    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
+    assert engine.chunk_filler is not None
+    engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(1), chunk(2), chunk(3)])
     engine.reset_prefix_cache().result()
 
     request = Request(engine, parts_of([3, 1, 2]), reuse=approx(ratio=ratio), max_tokens=40)
@@ -236,8 +232,8 @@ def test_approximate_kv_is_invisible_to_exact_requests(engine: Engine, ratio: fl
 
 
 def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine: Engine) -> None:
-    assert engine.chunk_scheduler is not None
-    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
+    assert engine.chunk_filler is not None
+    engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
     orders = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [3, 3, 1], [2, 5, 1, 4], [4, 1]]
     policies = ["gradual", "two-stage", "epic", "a3", "hybrid", "mean-layers"]
 
@@ -258,20 +254,22 @@ def test_decoding_goes_on_while_another_request_chooses_and_computes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step has at most the budget in rows, whatever it does; so have pieces between steps."""
-    assert engine.chunk_scheduler is not None
+    assert engine.chunk_filler is not None
     numbers = list(range(1, 21))
-    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(number) for number in numbers])
+    engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(number) for number in numbers])
     steps, pieces = watch(engine, monkeypatch)
     decoding = Request(engine, parts_of([30]), reuse=None, max_tokens=1500)
     decoding.next()
     assert Request(engine, parts_of(numbers[::-1]), reuse=approx()).sources()[1] > 500
     engine.abort(decoding.submitted)
 
-    layers = engine.chunk_scheduler.reuse.adapter.num_layers
+    layers = engine.chunk_filler.reuse.adapter.num_layers
     mixed = [rows for rows in steps if len(rows) == 2 and rows[0] == 1]
-    assert len(mixed) >= 200 // STEP, "selected rows came in steps, each beside a decode row"
+    assert mixed, "the question came in a step, beside a decode row"
     assert max(sum(rows) for rows in steps) <= STEP
-    assert len(pieces) >= 800 / STEP, "and so did the choice of them"
+    assert len(pieces) >= (800 + 200) / STEP, (
+        "the choice of rows and the chosen rows came in pieces"
+    )
     assert max(pieces) <= STEP * layers, "pieces that go through one layer of two are longer"
     # Between two pieces of work of the other request there was a step of this one.
     assert len([rows for rows in steps if rows[0] == 1]) >= len(pieces)
@@ -287,8 +285,8 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[in
         steps.append([len(segment.token_ids) for segment in segments])
         return forward(segments)
 
-    assert engine.chunk_scheduler is not None
-    adapter = engine.chunk_scheduler.reuse.adapter
+    assert engine.chunk_filler is not None
+    adapter = engine.chunk_filler.reuse.adapter
 
     class Watched(ModelAdapter):
         """The real adapter."""
@@ -301,19 +299,19 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[in
             return adapter.forward(tokens, *args, **kwargs)
 
     monkeypatch.setattr(engine.runner, "forward", note_rows)
-    engine.chunk_scheduler.reuse.adapter = Watched()
+    engine.chunk_filler.reuse.adapter = Watched()
     return steps, pieces
 
 
 def test_a_selection_that_fails_fails_its_request_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert engine.chunk_scheduler is not None
-    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
+    assert engine.chunk_filler is not None
+    engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
     decoding = Request(engine, parts_of([30]), reuse=None, max_tokens=1500)
     decoding.next()
     with monkeypatch.context() as patch:
-        patch.setattr(ChunkReuse, "select", out_of_memory)
+        patch.setattr(SelectionPolicy, "select", out_of_memory)
         failed = Request(engine, parts_of([2, 1]), reuse=approx()).finish()
     assert [output.finish_reason for output in failed] == ["error"]
     assert Request(engine, parts_of([2, 1]), reuse=approx()).sources() == (60, 30, 10, 12)
@@ -330,13 +328,13 @@ def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool)
     """Stepped by hand: abort after each possible number of steps."""
     for num_steps in range(12):
         engine = make_engine(loaded, SETTINGS)
-        scheduler, chunk_scheduler = engine.scheduler, engine.chunk_scheduler
-        assert chunk_scheduler is not None
+        scheduler, chunk_filler = engine.scheduler, engine.chunk_filler
+        assert chunk_filler is not None
         if not is_cold:
-            chunk_scheduler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 9)])
+            chunk_filler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 9)])
         parts = parts_of(list(range(1, 9)))
         request = EngineRequest(
-            PromptTokens(parts.token_ids, parts, approx()),
+            parts.reusing(approx()),
             SamplingParams(max_tokens=2, temperature=0),
             emit=lambda _output: None,
         )
@@ -347,8 +345,6 @@ def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool)
         assert request.kv is None
         assert not scheduler.running
         assert_nothing_is_held(engine)
-        names = [thread.name for thread in threading.enumerate()]
-        assert "ragboost-selecting" not in names
         scheduler.close()
         assert not scheduler.has_work
 
@@ -360,11 +356,11 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     engine.start()
     Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
     wait_for_chunks(engine, 3)
-    assert engine.chunk_scheduler is not None
-    store = engine.chunk_scheduler.reuse.store
-    assert isinstance(store, ChunkStore)
+    assert engine.chunk_filler is not None
+    store = engine.chunk_filler.reuse.store
+    assert isinstance(store, TieredStore)
     store.check_integrity()
-    assert store.size_bytes <= 110 * bytes_per_token
+    assert store.memory[0].size_bytes <= 110 * bytes_per_token
     sources = Request(engine, parts_of([3, 2, 1], question=3), reuse=approx()).sources()
     assert sum(sources) == 152
     assert sources[3] >= 40 + 12
@@ -372,15 +368,15 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
 
 
 def test_where_few_tokens_are_stored_everything_is_computed_and_exact(engine: Engine) -> None:
-    """40 reused tokens do not pay for looking at 92 missing ones; for a policy that looks at the
-    question alone they do."""
-    assert engine.chunk_scheduler is not None
-    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1)])
-    for policy, recomputed, others in (("gradual", 40, (7, 8)), ("mean-layers", 10, (9, 10))):
-        parts = parts_of([others[0], 1, others[1]], question=3)
-        request = Request(engine, parts, reuse=approx(policy))
-        assert request.sources()[1:] == (40 - recomputed, recomputed, 80 + 12)
-        assert (request.submitted.exact_until is None) == (policy == "gradual")
+    """40 stored tokens do not pay for filling up to 80 missing ones; for 40 they do."""
+    assert engine.chunk_filler is not None
+    engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(1)])
+    few = Request(engine, parts_of([7, 8, 1, 9], question=3), reuse=approx())
+    assert few.sources() == (0, 0, 0, 20 + 160 + 12)
+    assert few.submitted.exact_until is None
+    enough = Request(engine, parts_of([10, 1, 11], question=3), reuse=approx("mean-layers"))
+    assert enough.sources()[1:] == (30, 10, 80 + 12)
+    assert enough.submitted.exact_until == 60
 
 
 def test_salts_do_not_share_chunks(engine: Engine) -> None:
@@ -394,11 +390,11 @@ def test_salts_do_not_share_chunks(engine: Engine) -> None:
 
 
 def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
-    assert engine.chunk_scheduler is not None
-    reuse = engine.chunk_scheduler.reuse
+    assert engine.chunk_filler is not None
+    reuse = engine.chunk_filler.reuse
     chunks = [chunk(number) for number in (1, 2, 3)]
     reuse.precompute(SYSTEM, chunks)
-    stored = [reuse.chunks.find(SYSTEM, each) for each in chunks] + [reuse.chunks.find((), SYSTEM)]
+    stored = [stored_kv(reuse, list(each)) for each in [*chunks, SYSTEM]]
     tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
     before = [tensor.clone() for tensor in tensors]
     for policy in ("gradual", "two-stage", "reuse", "full"):
@@ -411,23 +407,23 @@ def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
 def test_a_policy_that_the_model_is_too_small_for_computes_everything(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert engine.chunk_scheduler is not None
-    engine.chunk_scheduler.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
-    engine.chunk_scheduler.reuse.adapter.num_layers = 1
+    assert engine.chunk_filler is not None
+    engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(1), chunk(2)])
+    engine.chunk_filler.reuse.adapter.num_layers = 1
     try:
         request = Request(engine, parts_of([2, 1]), reuse=approx("a3"))
         exact, approximate, recomputed, computed = request.sources()
     finally:
-        engine.chunk_scheduler.reuse.adapter.num_layers = 2
+        engine.chunk_filler.reuse.adapter.num_layers = 2
     assert (exact, approximate, recomputed, computed) == (0, 0, 0, 112)
     assert "this policy needs layer 1" in caplog.text
 
 
 def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
-    tokens = [*SYSTEM, *chunk(1), 5, 6, *chunk(2), 5, 8, *range(100, 112)]
-    spans = [TextSpan(20, 60), TextSpan(62, 102)]
-    Request(engine, cut_tokens(tokens, spans), reuse=approx()).finish()
+    question = (5, 8, *range(100, 112))
+    parts = Parts(tuple(SYSTEM), [chunk(1), chunk(2)], question, [(5, 6)])
+    Request(engine, parts, reuse=approx()).finish()
     wait_for_chunks(engine, 2)
-    moved = [*SYSTEM, *chunk(2), 5, 6, *chunk(1), 5, 9, *range(100, 112)]
-    request = Request(engine, cut_tokens(moved, spans), reuse=approx(ratio=0.5))
+    moved = Parts(tuple(SYSTEM), [chunk(2), chunk(1)], (5, 9, *question[2:]), [(5, 6)])
+    request = Request(engine, moved, reuse=approx(ratio=0.5))
     assert request.sources() == (20, 40, 40, 2 + 14)

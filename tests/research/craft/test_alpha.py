@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from research.craft.__main__ import app
 from research.craft.alpha import AlphaPoint, choose, tune
@@ -50,7 +50,7 @@ def case(order: list[int]) -> Case:
 
 
 def test_tuning_learns_nothing_and_rises_with_alpha() -> None:
-    reuse = ChunkReuse(build_adapter("llama"), ChunkStore())
+    reuse = ChunkReuse(build_adapter("llama"), TieredStore())
     craft = CraftReuse(reuse)
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
         craft.prefill(*(case(order).system, case(order).chunks, case(order).question))
@@ -69,7 +69,7 @@ def test_tuning_learns_nothing_and_rises_with_alpha() -> None:
 
 def test_a_case_that_meets_no_chunk_again_raises_no_bar() -> None:
     """Full attention is right on a stranger and wrong on the other, and the other alone counts."""
-    craft = CraftReuse(ChunkReuse(build_adapter("llama"), ChunkStore()))
+    craft = CraftReuse(ChunkReuse(build_adapter("llama"), TieredStore()))
     craft.prefill(SYSTEM, CHUNKS[:2], QUESTION)
     stranger = [[token ^ 1 for token in chunk] for chunk in CHUNKS[2:]]
     full = craft.reuse.prefill(SYSTEM, stranger, QUESTION, policy="full")
@@ -84,7 +84,7 @@ def test_a_case_that_meets_no_chunk_again_raises_no_bar() -> None:
 
 
 def test_strangers_are_nothing_to_tune_on() -> None:
-    craft = CraftReuse(ChunkReuse(build_adapter("llama"), ChunkStore()), early_stop=False)
+    craft = CraftReuse(ChunkReuse(build_adapter("llama"), TieredStore()), early_stop=False)
     with pytest.raises(ChunkCacheError, match="no case reuses a chunk of an earlier request"):
         tune(craft, [case([0, 1])])
     with pytest.raises(ChunkCacheError, match="at least one alpha"):

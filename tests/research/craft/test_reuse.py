@@ -10,7 +10,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.store.influence import chunk_name, fix_overhead, num_to_fix
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from research.craft.reuse import CraftPrefill, CraftReuse
 from research.craft.variants import Variants
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
@@ -27,7 +27,7 @@ def adapter() -> ModelAdapter:
 
 @pytest.fixture
 def craft(adapter: ModelAdapter) -> CraftReuse:
-    return CraftReuse(ChunkReuse(adapter, ChunkStore()), early_stop=False)
+    return CraftReuse(ChunkReuse(adapter, TieredStore()), early_stop=False)
 
 
 def kinds(result: CraftPrefill) -> str:
@@ -58,7 +58,7 @@ def test_the_same_context_again_is_exact_and_costs_the_question_only(craft: Craf
 
     assert kinds(again) == "eee"
     assert again.plan.num_recomputed == 0
-    assert (again.prefill.num_exact, again.prefill.num_computed) == (66, 3)
+    assert (again.prefill.counts.exact, again.prefill.counts.computed) == (66, 3)
     assert again.prefill.num_publishable == 69
     assert kinds(longer) == "eeem"
     tokens = [*SYSTEM, *flat(CHUNKS), *QUESTION]
@@ -83,7 +83,7 @@ def test_another_context_recomputes_as_many_tokens_as_the_formula_says(craft: Cr
         chosen = {p - start for p in result.prefill.selected if start <= p < planned.stop}
         assert chosen == set(variant.influence.order[: planned.num_computed])
     assert 0 < result.plan.num_recomputed < 40
-    assert result.prefill.num_recomputed == result.plan.num_recomputed
+    assert result.prefill.counts.recomputed == result.plan.num_recomputed
     assert result.prefill.num_publishable == len(SYSTEM)
     assert result.num_new == 1  # D, after B
 
@@ -140,20 +140,20 @@ def test_a_version_whose_kv_left_the_store_is_a_miss(craft: CraftReuse) -> None:
 
 
 def test_dropped_versions_take_their_kv_with_them(adapter: ModelAdapter) -> None:
-    store = ChunkStore()
+    store = TieredStore()
     reuse = ChunkReuse(adapter, store)
     variants = Variants(capacity=2, on_evict=store.discard)
     craft = CraftReuse(reuse, variants=variants, early_stop=False)
     for order in ([A, B], [C, D], [B, A]):
         craft.prefill(SYSTEM, order, QUESTION)
     assert len(variants) == 2
-    assert len(store) == 3  # the system prompt, and two versions
+    assert len(store.memory[0]) == 3  # the system prompt, and two versions
     store.check_integrity()
 
 
 def test_stopping_early_saves_rows_and_never_publishes_what_was_left_as_it_was() -> None:
     adapter = build_adapter("llama", num_hidden_layers=8)
-    craft = CraftReuse(ChunkReuse(adapter, ChunkStore()), literal=True)
+    craft = CraftReuse(ChunkReuse(adapter, TieredStore()), literal=True)
     patient = CraftReuse(craft.reuse, variants=craft.variants, literal=True, early_stop=False)
     for order in ([A, B, C, D], [D, C, B, A]):
         craft.prefill(SYSTEM, order, QUESTION)

@@ -12,8 +12,8 @@ import torch
 from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
 from ragboost.chunk_cache.core.fill import filled_error
 from ragboost.chunk_cache.core.selftest import TOLERANCE
-from ragboost.chunk_cache.model.nested_model import probe_tokens
 from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.model.reusable_model import probe_tokens
 from ragboost.errors import UnsupportedModelError
 
 LENGTH = 64

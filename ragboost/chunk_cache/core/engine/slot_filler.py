@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
-from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, RowPace, advance, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
+from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.request_cache import RequestLayer
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.codec import KV
@@ -40,7 +41,7 @@ class SlotFiller(ABC):
         self.model = model
         self.library = ChunkLibrary.of(model, store)
         self.backend = make_backend(backend)
-        self._pace = RowPace(rows)
+        self._pace = Pace(rows)
 
     @abstractmethod
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
@@ -86,7 +87,11 @@ class SlotFiller(ABC):
             plan: what to reuse.
             prefix_slots: slots of the tokens that the engine holds.
         """
-        prefix = self.read(plan.tokens[: plan.held], prefix_slots) if plan.held else None
+        prefix = (
+            self.read(plan.tokens[: plan.prefix_tokens], prefix_slots)
+            if plan.prefix_tokens
+            else None
+        )
         filled = yield from fill_steps(
             self.model, plan, prefix=prefix, backend=self.backend, pace=self._pace
         )

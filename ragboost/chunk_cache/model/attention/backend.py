@@ -9,30 +9,22 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """The attention inputs of one layer. The key in slot j has position j.
+    """The attention inputs of one layer. The key in slot j has position j."""
 
-    Attributes:
-        query: (1, heads, rows, head_dim).
-        key, value: (1, kv heads, keys, head_dim); heads is a multiple of kv heads.
-        positions: positions of the rows, (rows,), ascending, each below the number of keys.
-        scaling: factor of the scores.
-        window: a row at p sees keys above p - window; None: no window.
-        softcap: scores become softcap * tanh(score / softcap); None: no cap.
-        sinks: a score per head that joins the softmax without a value, (heads,); None: none.
-        visible: mask of the keys that any row may see, (keys,) bool; None: all keys.
-        memo: cache for later layers of the same pass, such as of masks; all inputs that share it
-            have the same positions, number of keys and visibility.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
+    query: torch.Tensor  # (1, heads, rows, head_dim)
+    key: torch.Tensor  # (1, kv heads, keys, head_dim); heads is a multiple of kv heads
     value: torch.Tensor
+    # positions of the rows, (rows,), ascending, each below the number of keys
     positions: torch.Tensor
-    scaling: float
-    window: int | None = None
-    softcap: float | None = None
+    scaling: float  # factor of the scores
+    window: int | None = None  # a row at p sees keys above p - window; None: no window
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap); None: no cap
+    # a score per head that joins the softmax without a value, (heads,); None: none
     sinks: torch.Tensor | None = None
+    # mask of the keys that any row may see, (keys,) bool; None: all keys
     visible: torch.Tensor | None = None
+    # cache for later layers of the same pass, such as of masks; all inputs that share it have the
+    # same positions, number of keys and visibility
     memo: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
@@ -69,7 +61,6 @@ def exact_mask(
         num_keys: number of keys from `first_key` on.
         window: as in `AttentionInputs`.
         visible: as in `AttentionInputs`, over all keys.
-        first_key: position of the first key of the mask.
     """
     keys = torch.arange(first_key, first_key + num_keys, device=positions.device)
     mask = keys[None, :] <= positions[:, None]

@@ -27,20 +27,15 @@ Flash = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RowTile(NamedTuple):
-    """Some rows and the keys they see.
+    """Some rows and the keys they see."""
 
-    Attributes:
-        rows: the rows of the tile.
-        keys: keys up to that of the last row.
-        first: keys before this one are visible to all rows and attended to separately; equal to
-            `keys.start` if there are none.
-        mask: over the keys from `first` on: (rows, keys) bool, or (rows of a KV head, keys) added
-            to the scores if the tile is split.
-    """
-
-    rows: slice
-    keys: slice
+    rows: slice  # the rows of the tile
+    keys: slice  # keys up to that of the last row
+    # keys before this one are visible to all rows and attended to separately; equal to `keys.start`
+    # if there are none
     first: int
+    # over the keys from `first` on: (rows, keys) bool, or (rows of a KV head, keys) added to the
+    # scores if the tile is split
     mask: torch.Tensor
 
 
@@ -103,8 +98,8 @@ def _tiles(inputs: AttentionInputs, *, is_split: bool) -> list[RowTile]:
     """Return the tiles, cached for all layers with the same window."""
     memo = ("tiled", inputs.window, is_split)
     if memo in inputs.memo:
-        known: list[RowTile] = inputs.memo[memo]
-        return known
+        cached: list[RowTile] = inputs.memo[memo]
+        return cached
     bounds, tiles = inputs.positions.tolist(), []
     plain = TILE if inputs.query.device.type == "cpu" else LAUNCHED_TILE
     size = SPLIT_TILE if is_split else plain

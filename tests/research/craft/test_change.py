@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from ragboost.chunk_cache.core.measure import relative_change
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.change import kv_change, relative_change
 from ragboost.chunk_cache.store.influence import chunk_name
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
+from research.craft.change import kv_change
 from research.craft.reuse import CraftReuse
 from tests.chunk_cache.families import build_adapter, make_prompt
 
@@ -29,8 +30,8 @@ def test_relative_change_by_hand() -> None:
 
 
 def test_a_chunk_is_as_far_from_itself_elsewhere_as_rounding(adapter: ModelAdapter) -> None:
-    reuse = ChunkReuse(adapter, ChunkStore())
-    near, far = (reuse.chunks.plain(system, A) for system in ([], [5]))
+    reuse = ChunkReuse(adapter, TieredStore())
+    near, far = (reuse.compute(system, A) for system in ([], [5]))
     here = kv_change(adapter, near, near)
     other = kv_change(adapter, near, far)  # one token stands before it
     assert here.max() < 1e-10
@@ -39,10 +40,10 @@ def test_a_chunk_is_as_far_from_itself_elsewhere_as_rounding(adapter: ModelAdapt
 
 
 def test_versions_and_plain_kv_are_compared_when_a_version_is_kept(adapter: ModelAdapter) -> None:
-    craft = CraftReuse(ChunkReuse(adapter, ChunkStore()), order="change", early_stop=False)
+    craft = CraftReuse(ChunkReuse(adapter, TieredStore()), order="change", early_stop=False)
     craft.prefill(SYSTEM, [A, B], QUESTION)
     (first,) = craft.variants.of(chunk_name(B))
-    plain = craft.reuse.chunks.plain(SYSTEM, B)
+    plain = craft.reuse.plain(SYSTEM, B)
     one = craft.reuse.store.get(first.key)
     assert one is not None
     change = kv_change(adapter, one, plain)

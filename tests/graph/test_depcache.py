@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.graph.depkv import DepCache, DepKV
-from ragboost.graph.layout import Positions, lay_out
-from ragboost.graph.prompt import DepPrompt, LinearNode
+from ragboost.graph.depcache import DepCache, DepKV
+from ragboost.graph.layout import DepPrompt, LinearNode, Positions, lay_out
 from tests.chunk_cache.families import build_adapter
 from tests.chunk_cache.reference import ordinary
 from tests.graph import cases

@@ -5,7 +5,7 @@ Knows token ids, a model and the tree cache. Does not know texts, graphs or HTTP
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -13,47 +13,36 @@ import torch
 
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.pace import AT_ONCE, Pace
+from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.errors import ChunkCacheError
 from ragboost.graph.attention import TreeAttention
-from ragboost.graph.layout import Layout, Positions, lay_out
-from ragboost.graph.pool import TokenPool
-from ragboost.graph.prompt import DepPrompt, LinearNode, TokenPath, TreeNode
-from ragboost.graph.repair import repair
-from ragboost.graph.tree_cache import (
-    TreeCache,
-    TreeMatch,
-    TreePlaces,
-    TreeRequest,
+from ragboost.graph.layout import (
+    DepPrompt,
+    Layout,
+    LinearNode,
+    Positions,
+    TokenPath,
+    TreeNode,
+    lay_out,
 )
+from ragboost.graph.pool import TokenPool
+from ragboost.graph.repair import repair
+from ragboost.graph.tree_cache import TreeCache, TreePlaces, TreeRequest
 
 
 @dataclass(frozen=True, slots=True)
 class DepKV:
-    """A prompt that is ready for decoding.
+    """A prompt that is ready for decoding: the next token has slot `len(layout)` and position
+    `layout.next_position`."""
 
-    Attributes:
-        cache: KV by slot of the layout, owned by the request.
-        logits: logits of the last token, (vocabulary,).
-        layout: layout of the prompt; the next token has slot `len(layout)` and position
-            `layout.next_position`.
-        computed: slots whose KV was not stored, ascending.
-        num_recomputed: tokens recomputed with ordinary attention, see `repair`.
-    """
-
-    cache: RequestCache
-    logits: torch.Tensor
+    cache: RequestCache  # by slot of the layout, owned by the request
+    logits: torch.Tensor  # of the last token, (vocabulary,)
     layout: Layout
-    computed: torch.Tensor
-    num_recomputed: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.layout)
+    computed: torch.Tensor  # slots whose KV was not stored, ascending
+    num_recomputed: int  # tokens recomputed with ordinary attention, see `repair`
 
     @property
     def num_reused(self) -> int:
@@ -65,7 +54,6 @@ class DepCache:
     """Dependency attention on one model. Safe to use from several threads.
 
     Args:
-        adapter: the model.
         capacity_tokens: capacity for trees and the texts before them; 0: store nothing.
         host_tokens: further capacity in host memory, for nodes that do not fit (section 4.2.2).
         positions: see `layout.Positions`. With `depth`, reused KV equals computed KV.
@@ -105,7 +93,7 @@ class DepCache:
     def look_ahead(self, waiting: Callable[[], Iterable[tuple[Layout, str]]]) -> None:
         """Set a function that returns layout and salt of each waiting request, the next first."""
         if self.tree is not None:
-            self.tree.waiting = lambda: [self._request(*one) for one in waiting()]
+            self.tree.waiting = lambda: [self._request(*request) for request in waiting()]
 
     def compute_depkv(
         self,
@@ -114,29 +102,43 @@ class DepCache:
         recompute_ratio: float = 0.0,
         policy: str = DEFAULT_POLICY,
         salt: str = "",
-        into: RequestCache | None = None,
-        pace: Pace = AT_ONCE,
     ) -> DepKV:
-        """Return the KV of a prompt, computing what is missing and storing it.
+        """Return the KV of a prompt at once, see `steps`."""
+        return at_once(
+            self.steps(prompt, recompute_ratio=recompute_ratio, policy=policy, salt=salt)
+        )
+
+    def steps(
+        self,
+        prompt: DepPrompt | Layout,
+        *,
+        recompute_ratio: float = 0.0,
+        policy: str = DEFAULT_POLICY,
+        salt: str = "",
+        into: RequestCache | None = None,
+        pace: Pace | None = None,
+    ) -> Steps[DepKV]:
+        """Compute the missing KV of a prompt and store it. No lock is held between steps.
 
         Args:
-            prompt: the prompt, or its layout.
             recompute_ratio: share of the trees' tokens to recompute with ordinary attention, for
                 models that were not tuned for dependency attention; not stored.
             policy: selects them; a name in `selection.POLICIES`.
             salt: KV is shared between prompts with the same salt.
             into: cache to fill, with a slot for each token and finite values; None: a new one.
-            pace: splits the computation into pieces; no lock is held between them.
+            pace: pieces of the computation, one per step.
         """
+        pace = pace or Pace()
         layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
         cache = self.adapter.empty_cache(len(layout)) if into is None else into
         missing = self._load(layout, cache, salt)
-        num_recomputed = 0
+        # With a ratio the task is computed once only, over the repaired trees.
         rows = missing[missing < layout.task] if recompute_ratio else missing
-        logits = self._compute(layout, cache, rows, pace)
+        logits = yield from self._compute(layout, cache, rows, pace)
         self._store(layout, cache, salt)
+        num_recomputed = 0
         if recompute_ratio:
-            logits, num_recomputed = repair(
+            logits, num_recomputed = yield from repair(
                 self.adapter, layout, cache, ratio=recompute_ratio, policy=policy, pace=pace
             )
         assert logits is not None, "the task is computed"
@@ -148,67 +150,45 @@ class DepCache:
         The trees of prompts with the same first part are computed in one pass if they fit into the
         cache, then the task of each prompt.
         """
-        together: dict[Hashable, list[TokenPath]] = {}
+        paths_by_system: dict[TokenPath, list[TokenPath]] = {}
         for prompt in prompts:
-            first, second = (*prompt.nodes, None)[:2]
-            if isinstance(first, LinearNode) and isinstance(second, TreeNode):
-                is_behind = second.depends_on == (first.name,)
-                if is_behind and not first.depends_on:
-                    together.setdefault(first.tokens, []).extend(second.paths)
-        for system, paths in together.items():
-            assert isinstance(system, tuple), "keys are token ids"
-            self.precompute(system, paths, salt=salt)
+            match prompt.nodes:
+                case (LinearNode(name, system, ()), TreeNode(_, paths, (other,)), *_):
+                    if name == other:
+                        paths_by_system.setdefault(system, []).extend(paths)
+        for system, together in paths_by_system.items():
+            self.precompute(system, together, salt=salt)
         return [self.compute_depkv(prompt, salt=salt) for prompt in prompts]
 
     def precompute(
         self, system: Sequence[int], paths: Sequence[Sequence[int]], *, salt: str = ""
     ) -> int:
-        """Compute and store missing relation paths after a system text, in one pass. Does nothing
-        if the paths do not fit into the cache together.
-
-        Returns:
-            The number of computed tokens.
-        """
+        """Compute and store missing relation paths after a system text, in one pass, and return the
+        number of computed tokens. Does nothing if the paths do not fit into the cache together."""
         layout = self.layout(DepPrompt.of(system, paths, (0,)))
         if self.tree is None or layout.task > self.tree.num_rows:
             return 0
         cache = self.adapter.empty_cache(len(layout))
         missing = self._load(layout, cache, salt)
         rows = missing[missing < layout.task]
-        self._compute(layout, cache, rows, AT_ONCE)
+        at_once(self._compute(layout, cache, rows, Pace()))
         self._store(layout, cache, salt)
         return len(rows)
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def generate_with_depkv(
         self, kv: DepKV, *, max_tokens: int, stop_ids: frozenset[int] = frozenset()
     ) -> list[int]:
-        """Decode an answer greedily. The KV is not modified.
-
-        Args:
-            kv: KV of the prompt.
-            max_tokens: maximum tokens.
-            stop_ids: tokens that end the answer without being part of it.
-        """
+        """Decode an answer greedily, up to a stop token, which is not part of it. The KV is not
+        modified."""
         if max_tokens < 1:
             raise ChunkCacheError(f"max_tokens must be at least 1, got {max_tokens}")
-        cache, logits = kv.cache.clone(), kv.logits
-        answer: list[int] = []
-        device = self.adapter.device
-        while True:
-            token = int(logits.argmax())
-            if token in stop_ids:
-                return answer
-            answer.append(token)
-            if len(answer) == max_tokens:
-                return answer
-            at = kv.layout.next_position + len(answer) - 1
-            logits = self.adapter.model(
-                input_ids=torch.tensor([[token]], device=device),
-                position_ids=torch.tensor([[at]], device=device),
-                past_key_values=cache,
-                use_cache=True,
-            ).logits[0, -1]
+        return self.adapter.decode(
+            kv.cache.clone(),
+            kv.logits,
+            position=kv.layout.next_position,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+        )
 
     def _request(self, layout: Layout, salt: str) -> TreeRequest:
         return TreeRequest((salt, self.adapter.regime(len(layout))), layout)
@@ -216,21 +196,20 @@ class DepCache:
     def _load(self, layout: Layout, cache: RequestCache, salt: str) -> torch.Tensor:
         """Load stored KV and return the missing slots, ascending."""
         missing = torch.ones(len(layout), dtype=torch.bool)
-        if self.tree is None or self._pool is None:
-            return missing.nonzero().flatten()
-        with self._lock:
-            found = self.tree.match(self._request(layout, salt))
-            if found.slots:
-                slots = torch.tensor(found.slots, device=self.adapter.device)
-                self._pool.load(
-                    cache,
-                    slots=slots,
-                    rows=torch.tensor(found.rows, device=self.adapter.device),
-                    at=layout.positions[slots],
-                    length=len(layout),
-                    is_rotated=self._reencode,
-                )
-        missing[found.slots] = False
+        if self.tree is not None and self._pool is not None:
+            with self._lock:
+                match = self.tree.match(self._request(layout, salt))
+                if match.slots:
+                    slots = self._index(match.slots)
+                    self._pool.load(
+                        cache,
+                        slots=slots,
+                        rows=self._index(match.rows),
+                        at=layout.positions[slots],
+                        length=len(layout),
+                        is_rotated=self._reencode,
+                    )
+            missing[match.slots] = False
         return missing.nonzero().flatten()
 
     def _store(self, layout: Layout, cache: RequestCache, salt: str) -> None:
@@ -239,8 +218,7 @@ class DepCache:
         with self._lock:
             # Matched again: another thread may have stored or evicted since.
             request = self._request(layout, salt)
-            found: TreeMatch = self.tree.match(request)
-            places = self.tree.insert(request, found)
+            places = self.tree.insert(request, self.tree.match(request))
             with ExitStack() as on_failure:  # no path may stay without its KV
                 on_failure.callback(self.tree.clear)
                 self._fill(self._pool, places, layout, cache)
@@ -249,24 +227,25 @@ class DepCache:
     def _fill(
         self, pool: TokenPool, places: TreePlaces, layout: Layout, cache: RequestCache
     ) -> None:
-        def index(numbers: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(numbers, device=self.adapter.device)
-
-        if places.demoted.sources:
-            pool.demote(rows=index(places.demoted.sources), to=index(places.demoted.targets))
-        if places.promoted.sources:
-            pool.promote(rows=index(places.promoted.sources), to=index(places.promoted.targets))
+        for moves in (places.demoted, places.promoted):
+            if moves.sources:
+                pool.move(rows=self._index(moves.sources), to=self._index(moves.targets))
         if places.slots:
-            at = index(places.slots)
-            pool.store(cache, slots=at, rows=index(places.rows), at=layout.positions[at])
+            slots = self._index(places.slots)
+            rows = self._index(places.rows)
+            pool.store(cache, slots=slots, rows=rows, at=layout.positions[slots])
+
+    def _index(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self.adapter.device)
 
     def _compute(
         self, layout: Layout, cache: RequestCache, rows: torch.Tensor, pace: Pace
-    ) -> torch.Tensor | None:
+    ) -> Steps[torch.Tensor | None]:
         cache.positions = layout.positions
         logits = None
         for piece in pace.pieces(rows.to(self.adapter.device)):
             plan = ForwardPlan(piece, backend=TreeAttention(layout))
             tokens = [layout.tokens[slot] for slot in piece.tolist()]
             logits = self.adapter.forward(tokens, cache, plan=plan)
+            yield len(piece)
         return logits

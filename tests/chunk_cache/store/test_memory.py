@@ -1,4 +1,4 @@
-"""The store is bounded, keyed by everything that decides KV, and gives out what was put in."""
+"""A store in memory is bounded, and gives out what was put in."""
 
 from dataclasses import replace
 
@@ -7,12 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragboost.chunk_cache.eviction.lru import LRU
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.keys import Identity, chunk_key
-from ragboost.chunk_cache.store.lru import ChunkStore
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
-
-IDENTITY = Identity(model="m", tokenizer="t", dtype="float32")
 
 
 def make_chunk(num_tokens: int = 4) -> ChunkKV:
@@ -21,7 +19,7 @@ def make_chunk(num_tokens: int = 4) -> ChunkKV:
 
 
 def test_the_least_recently_used_chunk_goes_first() -> None:
-    store = ChunkStore(capacity_bytes=2 * make_chunk().size_bytes)
+    store = TieredStore(host_bytes=2 * make_chunk().size_bytes, make_policy=LRU)
     store.put("a", make_chunk())
     store.put("b", make_chunk())
     store.get("a")
@@ -34,7 +32,7 @@ def test_the_least_recently_used_chunk_goes_first() -> None:
 
 
 def test_a_chunk_larger_than_the_store_is_not_kept_and_evicts_nothing() -> None:
-    store = ChunkStore(capacity_bytes=make_chunk().size_bytes)
+    store = TieredStore(host_bytes=make_chunk().size_bytes)
     store.put("a", make_chunk())
 
     assert not store.put("large", make_chunk(5))
@@ -43,7 +41,7 @@ def test_a_chunk_larger_than_the_store_is_not_kept_and_evicts_nothing() -> None:
 
 
 def test_what_was_given_out_stays_valid_after_an_eviction_and_a_replacement() -> None:
-    store = ChunkStore(capacity_bytes=make_chunk().size_bytes)
+    store = TieredStore(host_bytes=make_chunk().size_bytes)
     store.put("a", make_chunk())
     held = store.get("a")
     assert held is not None
@@ -58,43 +56,17 @@ def test_what_was_given_out_stays_valid_after_an_eviction_and_a_replacement() ->
 
 
 def test_storing_a_key_again_keeps_the_first_kv() -> None:
-    store = ChunkStore()
+    store = TieredStore()
     first = make_chunk()
     store.put("a", first)
     store.put("a", make_chunk())
     assert store.get("a") is first
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"identity": replace(IDENTITY, model="other")},
-        {"identity": replace(IDENTITY, tokenizer="other")},
-        {"identity": replace(IDENTITY, dtype="bfloat16")},
-        {"identity": replace(IDENTITY, lora="adapter")},
-        {"identity": replace(IDENTITY, recipe="primed")},
-        {"identity": replace(IDENTITY, salt="tenant")},
-        {"regime": "other"},
-        {"system": (1, 2)},
-        {"tokens": (3, 4)},
-        {"system": (1, 2, 3, 4), "tokens": (5,)},
-    ],
-)
-def test_everything_that_decides_kv_is_in_the_key(change: dict[str, object]) -> None:
-    base: dict[str, object] = {
-        "identity": IDENTITY,
-        "regime": "r",
-        "system": (1, 2, 3),
-        "tokens": (4, 5),
-    }
-    assert chunk_key(**base) != chunk_key(**{**base, **change})  # type: ignore[arg-type]
-    assert chunk_key(**base) == chunk_key(**base)  # type: ignore[arg-type]
-
-
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 9), st.booleans())))
 @settings(max_examples=50, deadline=None)
 def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> None:
-    store = ChunkStore(capacity_bytes=15 * make_chunk(1).size_bytes)
+    store = TieredStore(host_bytes=15 * make_chunk(1).size_bytes)
     for key, size, is_put in steps:
         if is_put:
             store.put(key, make_chunk(size))
@@ -103,15 +75,26 @@ def test_the_books_add_up_after_anything(steps: list[tuple[str, int, bool]]) -> 
         store.check_integrity()
     store.clear()
     store.check_integrity()
-    assert len(store) == 0
+    assert len(store.memory[0]) == 0
+
+
+def test_the_version_changes_with_every_change_and_with_nothing_else() -> None:
+    store = TieredStore(host_bytes=make_chunk().size_bytes)
+    versions = [store.version]
+    for change in (
+        lambda: store.put("a", make_chunk()),
+        lambda: store.replace("a", make_chunk()),
+        lambda: store.put("b", make_chunk()),
+        lambda: store.discard("b"),
+    ):
+        change()
+        versions.append(store.version)
+        store.get("a")
+        assert store.put("c" * 3, make_chunk(9)) is False
+        assert store.version == versions[-1]
+    assert len(set(versions)) == 5
 
 
 def test_a_store_without_room_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match="capacity_bytes must be at least 1, got 0"):
-        ChunkStore(capacity_bytes=0)
-
-
-def test_keys_stay_those_of_kv_on_disk() -> None:
-    identity = Identity("model", "tokenizer", "float32", "lora", "recipe", "salt")
-    key = chunk_key(identity, regime="regime", system=[1], tokens=[2, 3])
-    assert key == "3897e3392dafbfa281f1daec72ed9f2b"
+        TieredStore(host_bytes=0)

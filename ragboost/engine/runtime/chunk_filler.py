@@ -1,0 +1,146 @@
+"""Chunk reuse in the engine: fill prompts from stored chunks, and store the chunks they compute.
+
+Knows requests and stored chunks. Does not know how steps are planned. Belongs to the engine thread.
+"""
+
+import logging
+from typing import NamedTuple
+
+from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
+from ragboost.chunk_cache.core.request import in_namespace
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.snapkv import evict
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.model.pace import Pace, Steps
+from ragboost.chunk_cache.model.request_cache import RequestCache
+from ragboost.engine.runtime.filling import COMPUTE_ERRORS, PromptFiller
+from ragboost.engine.runtime.request import EngineRequest
+from ragboost.errors import RagBoostError
+
+logger = logging.getLogger(__name__)
+
+
+class PlannedFilling(NamedTuple):
+    """A prompt that was filled, and what was planned."""
+
+    plan: PromptPlan
+    filled: FilledPrompt
+
+
+class ChunkFiller(PromptFiller[PlannedFilling | None]):
+    """Runs chunk reuse between the steps of one engine.
+
+    Attributes:
+        totals: prompt tokens of requests with chunk reuse by origin, since the start.
+    """
+
+    def __init__(self, reuse: ChunkReuse) -> None:
+        super().__init__()
+        self.reuse = reuse
+        self.totals = TokenOrigins()
+        self.num_stored = self.num_evicted = 0
+
+    def add(self, request: EngineRequest) -> None:
+        """Find the chunks of a request that begins to wait; KV that is only on disk is loaded
+        meanwhile."""
+        if request.chunks is None:
+            return
+        options = request.chunks = in_namespace(request.chunks, request.salt)
+        library, tokens = self.reuse.library, request.prompt.token_ids
+        request.chunk_keys = find_chunks(options, tokens, library)
+        keys = [library.key(tokens[: options.beginning], tenant=options.tenant)]
+        for number, key in request.chunk_keys.items():
+            start, stop = options.chunks[number]
+            keys += library.keys(key, tokens[start:stop], is_first=number == 0)
+        self.reuse.store.prefetch(keys)
+
+    def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:
+        options, tokens = request.chunks, request.prompt.token_ids
+        assert options is not None, "a request without chunk reuse"
+        library, prefix_tokens, prefix = self.reuse.library, request.num_computed, None
+        if prefix_tokens < options.beginning:
+            prefix = library.find_beginning(tokens, options.beginning, tenant=options.tenant)
+            prefix_tokens = prefix_tokens if prefix is None else options.beginning
+        plan = plan_prompt(
+            options, tokens, prefix_tokens=prefix_tokens, keys=request.chunk_keys, library=library
+        )
+        if isinstance(plan, str):  # computed exactly
+            return None
+        filled = yield from fill_steps(
+            self.reuse.adapter,
+            plan,
+            prefix=prefix,
+            backend=self.reuse.backend,
+            pace=pace,
+            into=_prompt_cache(request),
+        )
+        return PlannedFilling(plan, filled)
+
+    def apply(self, request: EngineRequest, result: PlannedFilling | None) -> None:
+        if result is None:
+            return
+        plan, filled = result
+        for number, kv in enumerate(plan.stored):
+            if kv is not None:  # taken out again, it would be approximate
+                request.chunk_keys.pop(number, None)
+        exact_until = plan.approximate if filled.counts.reused else None
+        request.continue_at(plan.stop, filled.counts, exact_until=exact_until)
+
+    def refuse(self, request: EngineRequest, error: RagBoostError) -> None:
+        logger.warning("computing a whole prompt instead of reusing chunks: %s", error)
+        request.is_filling = False
+
+    def finish_prompt(self, request: EngineRequest) -> None:
+        """Store the chunks of a computed prompt that were not stored, and shorten it if its request
+        asks for that (SnapKV)."""
+        if request.chunks is None or request.origins is None:
+            return
+        self.totals = TokenOrigins(*map(sum, zip(self.totals, request.origins, strict=True)))
+        for work in (self._keep, self._shorten):
+            try:
+                work(request)
+            except COMPUTE_ERRORS as error:  # such as no memory for the copies
+                logger.warning("chunks not stored, or prompt not shortened: %s", error)
+
+    def close(self) -> None:
+        """End all work and close the chunk store."""
+        super().close()
+        self.reuse.store.close()
+
+    def _keep(self, request: EngineRequest) -> None:
+        options, end = request.chunks, request.num_prompt_tokens
+        assert options is not None, "a request without chunk reuse"
+        self.num_stored += self.reuse.keep(
+            _prompt_cache(request),
+            request.prompt.token_ids,
+            [options.chunks[number] for number in request.chunk_keys],
+            num_system=options.beginning,
+            num_exact=end if request.exact_until is None else request.exact_until,
+            tenant=options.tenant,
+        )
+
+    def _shorten(self, request: EngineRequest) -> None:
+        """Evict the prompt tokens that the question pays little attention to."""
+        window, request.window = request.window, None
+        keep, kv, options = request.prompt.keep_tokens, request.kv, request.chunks
+        if window is None or keep is None or options is None or request.finish_reason is not None:
+            return
+        assert kv is not None, "a request without KV"
+        documents = (options.beginning, options.chunks[-1][1])
+        short = evict(_prompt_cache(request), window, documents=documents, capacity=keep)
+        layers = [(layer.keys[0], layer.values[0]) for layer in short.layers]
+        kv.shorten(layers, num_tokens=request.num_prompt_tokens)
+        if any(kv.evicted):
+            # Slots have moved, and what is generated sees a part of the prompt only.
+            request.exact_until = 0
+            self.num_evicted += max(kv.evicted)
+
+
+def _prompt_cache(request: EngineRequest) -> RequestCache:
+    """Return the prompt's part of the request's KV, sharing its memory."""
+    assert request.kv is not None, "a request without KV"
+    end = request.num_prompt_tokens
+    return RequestCache(
+        [(keys[None, :, :end], values[None, :, :end]) for keys, values in request.kv.layers]
+    )

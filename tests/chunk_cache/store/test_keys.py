@@ -1,0 +1,41 @@
+"""Everything that decides KV is in its key."""
+
+from dataclasses import replace
+
+import pytest
+
+from ragboost.chunk_cache.store.keys import Identity, chunk_key
+
+IDENTITY = Identity(model="m", tokenizer="t", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": replace(IDENTITY, model="other")},
+        {"identity": replace(IDENTITY, tokenizer="other")},
+        {"identity": replace(IDENTITY, dtype="bfloat16")},
+        {"identity": replace(IDENTITY, lora="adapter")},
+        {"identity": replace(IDENTITY, recipe="primed")},
+        {"identity": replace(IDENTITY, salt="tenant")},
+        {"regime": "other"},
+        {"system": (1, 2)},
+        {"tokens": (3, 4)},
+        {"system": (1, 2, 3, 4), "tokens": (5,)},
+    ],
+)
+def test_everything_that_decides_kv_is_in_the_key(change: dict[str, object]) -> None:
+    base: dict[str, object] = {
+        "identity": IDENTITY,
+        "regime": "r",
+        "system": (1, 2, 3),
+        "tokens": (4, 5),
+    }
+    assert chunk_key(**base) != chunk_key(**{**base, **change})  # type: ignore[arg-type]
+    assert chunk_key(**base) == chunk_key(**base)  # type: ignore[arg-type]
+
+
+def test_keys_stay_those_of_kv_on_disk() -> None:
+    identity = Identity("model", "tokenizer", "float32", "lora", "recipe", "salt")
+    key = chunk_key(identity, regime="regime", system=[1], tokens=[2, 3])
+    assert key == "3897e3392dafbfa281f1daec72ed9f2b"

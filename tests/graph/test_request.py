@@ -1,0 +1,35 @@
+"""The graph of a request is read, and an invalid field is named."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ragboost.errors import RequestError
+from ragboost.graph.request import parse_graph
+
+PATHS = [["Elon Musk", "founded", "SpaceX", "located in", "Texas"]]
+
+
+@pytest.mark.parametrize(
+    ("graph", "param"),
+    [
+        ([], "ragboost.graph"),
+        ({}, "ragboost.graph"),
+        ({"paths": []}, "ragboost.graph"),
+        ({"paths": "x"}, "ragboost.graph.paths"),
+        ({"paths": [["a", "b"]]}, "ragboost.graph.paths[0]"),
+        ({"paths": [["a"], ["a", "", "c"]]}, "ragboost.graph.paths[1]"),
+        ({"triplets": [["a", "b"]]}, "ragboost.graph.triplets[0]"),
+        ({"triplets": [["a", "b", "c"]], "entities": ["x"]}, "ragboost.graph"),
+        ({"triplets": [["a", "b", "c"]], "entities": [1]}, "ragboost.graph.entities[0]"),
+        ({"paths": PATHS, "hops": 0}, "ragboost.graph.hops"),
+        ({"paths": PATHS, "attention": "full"}, "ragboost.graph.attention"),
+        ({"paths": PATHS, "recompute_ratio": 2}, "ragboost.graph.recompute_ratio"),
+        ({"paths": PATHS, "nodes": 2}, "ragboost.graph.nodes"),
+    ],
+)
+def test_what_is_wrong_in_a_graph_is_named(graph: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_graph(json.loads(json.dumps(graph)))
+    assert caught.value.param == param
