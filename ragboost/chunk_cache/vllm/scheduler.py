@@ -143,13 +143,13 @@ class ChunkScheduler:
         """Return the answer for a request with a plan, if it can be filled in this step."""
         # The filling reads the cached blocks before the pass of this step computes any.
         others = self._admitted.values()
-        if awaits_blocks(request, plan.held, block_size=self._block_size, others=others):
+        if awaits_blocks(request, plan.prefix_tokens, block_size=self._block_size, others=others):
             return Match(None)
         cost = plan.num_to_compute(self._worker.num_layers)
         is_paced = self._budget.must_pace(cost)
         if not is_paced and not self._budget.fits(request.request_id, cost):
             return Match(None)
-        return Match(plan.stop - plan.held, is_paced)
+        return Match(plan.stop - plan.prefix_tokens, is_paced)
 
     def allocated(self, request: Any, num_filled: int) -> None:
         """Order the filling of a request that has got its blocks."""
