@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ragboost.formats.documents import TooManyDocumentsError
-
 from benchmarks.command import make_parser, report, show_rows
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats import find_format, make_formats
+from ragboost.formats.documents import TooManyDocumentsError
 
 SIZES = {"45k": 45_000, "400k": 400_000}
 _DOCUMENT_CHARS = 3000

@@ -69,6 +69,7 @@ class _Tracked:
     digest: bytes  # identity of its approximate KV
     state: RequestState = RequestState.WAITING
     salt: BlockSalt | None = None  # of its approximate blocks
+    proposed: BlockSalt | None = None  # of the last match, while it has no blocks
 
 
 class ChunkScheduler:
@@ -131,18 +132,24 @@ class ChunkScheduler:
         if tracked is None:
             return Match(0)
         plan = self._plan(tracked, prefix_tokens)
-        if isinstance(plan, str):
-            return Match(0)
+        match = Match(0) if isinstance(plan, str) else self._fit(request, plan)
+        first = None
+        if not isinstance(plan, str) and match.num_tokens and plan.approximate is not None:
+            first = plan.approximate // self._block_size
+        self._propose_salt(tracked, first)
+        return match
+
+    def _fit(self, request: Any, plan: PromptPlan) -> Match:
+        """Return the answer for a request with a plan, if it can be filled in this step."""
         # The filling reads the cached blocks before the pass of this step computes any.
         others = self._admitted.values()
-        if awaits_blocks(request, prefix_tokens, block_size=self._block_size, others=others):
+        if awaits_blocks(request, plan.prefix_tokens, block_size=self._block_size, others=others):
             return Match(None)
         cost = plan.num_to_compute(self._worker.num_layers)
         is_paced = self._budget.must_pace(cost)
         if not is_paced and not self._budget.fits(request.request_id, cost):
             return Match(None)
-        self._salt_planned(tracked, plan)
-        return Match(plan.stop - prefix_tokens, is_paced)
+        return Match(plan.stop - plan.prefix_tokens, is_paced)
 
     def allocated(self, request: Any, num_filled: int) -> None:
         """Order the filling of a request that has got its blocks."""
@@ -152,6 +159,7 @@ class ChunkScheduler:
         if tracked is None:
             return
         planned, salt = self._plans.pop(request_id, None), self._salts.pop(request_id, None)
+        tracked.proposed = None  # it holds for the hashes of a request that has not run
         if tracked.state is not RequestState.FAILED:
             tracked.state = RequestState.FILLED
         if salt is not None:
@@ -302,15 +310,20 @@ class ChunkScheduler:
             blocks = block_ids(self.cache_manager, request_id)
             self._work.captures += [BlockCapture(request_id, chunk, blocks) for chunk in chunks]
 
-    def _salt_planned(self, tracked: _Tracked, plan: PromptPlan) -> None:
-        """Salt the approximate blocks of a plan, for this step."""
-        if plan.approximate is None:
+    def _propose_salt(self, tracked: _Tracked, first: int | None) -> None:
+        """Salt the blocks of a matched request from `first` on, for this step; None: none."""
+        request_id = tracked.asked.request_id
+        if first is not None and tracked.salt is not None and first >= tracked.salt.first:
+            first = None  # they are salted
+        applied = self._salts.get(request_id)
+        if applied is not None and applied.first != first:
+            self._salts.pop(request_id).remove()
+        if first is None or request_id in self._salts:
             return
-        first, salt = plan.approximate // self._block_size, tracked.salt
-        if (salt is None or first < salt.first) and tracked.asked.request_id not in self._salts:
-            salt = BlockSalt(tracked.vllm, first, salt=tracked.digest)
-            salt.apply()
-            self._salts[tracked.asked.request_id] = salt
+        if tracked.proposed is None or tracked.proposed.first != first:
+            tracked.proposed = BlockSalt(tracked.vllm, first, salt=tracked.digest)
+        tracked.proposed.apply()
+        self._salts[request_id] = tracked.proposed
 
     def _salt_equal(self, tracked: _Tracked) -> None:
         """Let requests that are equal to one with approximate blocks look into these first."""
@@ -322,6 +335,7 @@ class ChunkScheduler:
                 self._salt(other, tracked.salt.first)
 
     def _salt(self, tracked: _Tracked, first: int) -> None:
+        tracked.proposed = None
         tracked.salt = BlockSalt(tracked.vllm, first, salt=tracked.digest)
         tracked.salt.apply()
 

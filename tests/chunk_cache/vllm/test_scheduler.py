@@ -366,3 +366,15 @@ def learn_as(bench: Bench, request: EngineRequest) -> None:
     for number, key in keys.items():
         kv = own.plain(bench.system, bench.chunks[number])
         bench.library.add(key, kv, is_first=True)
+
+
+def test_only_the_last_answer_of_a_step_salts_blocks(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    request = bench.request()
+    plain = list(request.block_hashes)
+    assert bench.scheduler.match(request, 0).num_tokens
+
+    bench.library.store.clear()
+
+    assert bench.scheduler.match(request, 0).num_tokens == 0
+    assert request.block_hashes == plain
