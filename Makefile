@@ -10,8 +10,21 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
+# uv installs in seconds what takes pip minutes, and looks where pip is told to look. pip is asked if uv fails.
+export UV := $(abspath $(BIN)/uv)
+export UV_COMPILE_BYTECODE ?= 1
+ifdef PIP_FIND_LINKS
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+endif
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+ifdef PIP_EXTRA_INDEX_URL
+export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
+endif
+install_into_venv = $(UV) pip install -q --python $(BIN)/python $(1) || $(BIN)/python -m pip install -q $(1)
 
-.PHONY: help install demo demo-cluster test test-all lint format typecheck docs reference reference-check packages test-processes audit clean engines test-engines test-integrations
+.PHONY: help install demo demo-cluster test test-all nightly lint format typecheck docs reference reference-check packages test-processes audit clean engines test-engines test-integrations
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -22,8 +35,9 @@ $(STAMP): pyproject.toml requirements-dev.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit("RAGBoost needs Python 3.11 or later, got %d.%d: run make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into $(VENV) (some minutes the first time) ..."
-	@$(BIN)/python -m pip install -q '$(TORCH)'
-	@$(BIN)/python -m pip install -q -c requirements-dev.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -q -c requirements-dev.txt uv
+	@$(call install_into_venv,'$(TORCH)')
+	@$(call install_into_venv,-c requirements-dev.txt -e '.[dev]')
 	@touch $@
 
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
@@ -36,6 +50,9 @@ test: lint typecheck reference-check   ## lint, types, reference pages, and the 
 	@$(BIN)/python -m pytest -n $(WORKERS) -m 'not process and not real_engine' $(ARGS)
 
 test-all: docs packages test-integrations test-processes test   ## also documentation, packages, integrations, process and benchmark tests
+
+nightly: engines     ## what CI leaves out, some hours: fuzzing, soak, faults, large files, many engines
+	@bash scripts/nightly.sh $(BIN)/python
 
 lint: install        ## ruff: style and formatting
 	@$(BIN)/ruff check .
@@ -73,13 +90,12 @@ engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM
 	@PYTHON=$(BIN)/python bash $< .venv-$*
 
 test-engines: engines   ## the tests against real vLLM and SGLang servers, and how truly the index follows them
-	@$(BIN)/python -m pytest -m real_engine tests/engines $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m real_engine tests/engines $(ARGS)
 
 .venv-integrations/.installed: requirements-integrations.txt | install
 	@echo "Installing LiteLLM, Ray and others into .venv-integrations (1.2 GB) ..."
-	@$(BIN)/uv venv -q --clear --seed --python $(BIN)/python .venv-integrations
-	@$(BIN)/uv pip install -q --no-deps --python .venv-integrations/bin/python -r $< || \
-		bash scripts/install_pins.sh .venv-integrations/bin/python $<
+	@$(BIN)/python -m venv --clear .venv-integrations
+	@bash scripts/install_pins.sh .venv-integrations/bin/python $<
 	@touch $@
 
 test-integrations: .venv-integrations/.installed   ## the tests of what does not install beside the engine: LiteLLM, Ray, OpenAILike

@@ -2,6 +2,7 @@
 
     python -m benchmarks.engines.fidelity --engine vllm --json
     python -m benchmarks.engines.fidelity --engine sglang --signal usage --cache large
+    python -m benchmarks.engines.fidelity --engine vllm --ends counted told --concurrency 1 8
 
 Starts the engine with the real proxy in front of it and sends chat requests with documents. The
 `CacheFollower`'s prediction when a request is forwarded is compared with the `cached_tokens` of the
@@ -16,6 +17,10 @@ SGLang), from document lengths counted by the engine's `/tokenize` (`counted`), 
 measures residency alone. With `--concurrency 1` every request is at rest. `at_dispatch` covers all
 requests; under concurrency it includes the forecast of evictions before a request is scheduled.
 Top-level `precision` and `recall` are at rest, `predicted_over_reported` is at dispatch.
+
+Several values of `--ends` or `--concurrency` are cases that share one engine: how the proxy learns
+lengths and how many requests are in flight are the client's affairs. Each begins with an empty
+cache and a fresh proxy, and prints its own object.
 """
 
 import argparse
@@ -35,14 +40,15 @@ from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from scripts.processes import exit_on_sigterm
-from tests.engines.servers import EngineServer, missing
+from tests.engines.arrivals import Arrivals
+from tests.engines.servers import EngineServer, free_port, missing
 
 CACHE_TOKENS = {"small": 4096, "large": 32_768}
 DOCUMENTS, PER_REQUEST, LENGTHS = 60, 6, (40, 240)
 QUESTION_TOKENS = 40
 BLOCK_SIZE = 32
 ROUNDS_PER_REST = 2
-READY_S, SETTLE_S, QUIET_S = 60.0, 10.0, 0.06
+READY_S, SETTLE_S = 60.0, 60.0
 SYSTEM = "Answer from the documents, and name the one that says so."
 TEXT = (
     "the lease was signed by a tenant whose name nobody could read in this light because every "
@@ -81,7 +87,6 @@ class Run:
 
     def __init__(
         self,
-        server: EngineServer,
         client: httpx.Client,
         *,
         follower: CacheFollower,
@@ -89,10 +94,10 @@ class Run:
         return_token_ids: bool,
     ) -> None:
         self.samples = samples
-        self.server_url = server.url
         self._client = client
         self._follower = follower
         self._extra = {"return_token_ids": True} if return_token_ids else {}
+        self._arrivals = Arrivals(follower, block_size=BLOCK_SIZE)
 
     def send(self, documents: Sequence[str], question: str) -> None:
         """Send one request through the proxy and wait for its response."""
@@ -111,24 +116,27 @@ class Run:
         if response.status_code != 200:
             raise RuntimeError(f"{response.status_code}: {response.text[:500]}")
 
-    def settle(self, num_sent: int, *, wait_for_index: bool) -> None:
+    def settle(self, num_sent: int, *, is_alone: bool) -> None:
         """Wait until the proxy has processed the usage and the events of completed requests.
 
         Args:
             num_sent: requests sent since the start.
-            wait_for_index: also wait until the follower has settled, which takes a second.
+            is_alone: the last request was the only one in flight, so that the events of all its
+                blocks can be waited for; else the follower settles, which takes a second.
         """
         wait(lambda: len(self.samples) >= num_sent, "the usage of each response", seconds=SETTLE_S)
-        count = -1
-        while count != self.num_batches:
-            count = self.num_batches
-            time.sleep(QUIET_S)
-        if wait_for_index:
+        if not self._follower.streams:
+            return
+        if is_alone:
+            wait(self._has_arrived, "the events of a request", seconds=SETTLE_S)
+        else:
             wait(lambda: self._follower.is_settled, "a settled index", seconds=SETTLE_S)
 
-    @property
-    def num_batches(self) -> int:
-        return sum(stream.status().num_batches for stream in self._follower.streams.values())
+    def _has_arrived(self) -> bool:
+        last = self.samples[-1]
+        return self._arrivals.are_complete(
+            prompt_tokens=last.prompt_tokens, cached_tokens=last.reported
+        )
 
     @property
     def stream(self) -> dict[str, Any]:
@@ -138,33 +146,41 @@ class Run:
 
 
 @contextmanager
-def started(options: argparse.Namespace) -> Iterator[Run]:
-    """Start the proxy and the engine, and wait until the proxy follows the engine's cache."""
-    server = EngineServer(
+def started(options: argparse.Namespace) -> Iterator[EngineServer]:
+    """Start the engine, which reports to a port that the proxies of all cases take in turn."""
+    with EngineServer(
         options.engine,
         cache_tokens=CACHE_TOKENS[options.cache],
         block_size=BLOCK_SIZE,
         events={"events": "zmq", "hook": "hook", "usage": "off"}[options.signal],
-    )
-    tokens = {"ask_backend": options.ends != "estimated"}
+        report_url=f"http://127.0.0.1:{options.port}",
+    ) as server:
+        yield server
+
+
+@contextmanager
+def proxied(server: EngineServer, options: argparse.Namespace, *, ends: str) -> Iterator[Run]:
+    """Start a proxy in front of the engine with an empty cache, and wait until it follows that."""
+    server.clear_cache()
+    tokens = {"ask_backend": ends != "estimated"}
     app = create_app(Settings(backend={"url": server.url}, tokens=tokens))  # type: ignore[arg-type]
     sync = app.state.cache_sync
     sync.fidelity = tracker = RecordingTracker()
     (follower,) = sync.followers.values()
-    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=120) as client:
-        server.report_url = url
-        with server:
-            if options.signal == "usage":
-                wait(lambda: follower.capacity_tokens is not None, "the cache size")
-            else:
-                wait(lambda: follower.is_exact, "an exact event stream")
-            yield Run(
-                server,
-                client,
-                follower=follower,
-                samples=tracker.samples,
-                return_token_ids=options.ends == "told",
-            )
+    with (
+        serve_in_thread(app, port=options.port) as url,
+        httpx.Client(base_url=url, timeout=120) as client,
+    ):
+        if options.signal == "usage":
+            wait(lambda: follower.capacity_tokens is not None, "the cache size")
+        else:
+            wait(lambda: follower.is_exact, "an exact event stream")
+        yield Run(
+            client,
+            follower=follower,
+            samples=tracker.samples,
+            return_token_ids=ends == "told",
+        )
 
 
 def wait(condition: Callable[[], bool], what: str, *, seconds: float = READY_S) -> None:
@@ -189,10 +205,11 @@ def measure(
         for start in range(0, len(numbers), step):
             together, alone = numbers[start : start + step - 1], numbers[start + step - 1 :][:1]
             list(pool.map(lambda number: run.send(contexts[number], questions[number]), together))
-            run.settle(start + len(together), wait_for_index=concurrency > 1)
+            if together:
+                run.settle(start + len(together), is_alone=False)
             for number in alone:
                 run.send(contexts[number], questions[number])
-                run.settle(number + 1, wait_for_index=False)
+                run.settle(number + 1, is_alone=True)
                 at_rest.append(run.samples[-1])
     stream = run.stream
     rest, dispatch = figures(at_rest), figures(run.samples)
@@ -267,27 +284,41 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--ends",
         choices=["told", "counted", "estimated"],
-        default="counted",
-        help="source of document ends in the prompt",
+        nargs="+",
+        default=["counted"],
+        help="source of document ends in the prompt, of each case",
     )
     parser.add_argument("--requests", type=int, default=300, help="requests to send")
     parser.add_argument(
         "--cache", choices=sorted(CACHE_TOKENS), default="small", help="prefix cache size"
     )
-    parser.add_argument("--concurrency", type=int, default=1, help="concurrent requests")
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", default=[1], help="concurrent requests of each case"
+    )
     parser.add_argument(
         "--trace", type=argparse.FileType("w"), help="write one JSON line per request to this file"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     options = parser.parse_args()
     if reason := missing(options.engine):
         parser.error(reason)
     if options.engine == "embedded" and options.signal == "hook":
         parser.error("--signal hook needs vLLM or SGLang; the embedded engine publishes KV events")
-    if options.engine == "embedded" and options.ends == "told":
+    if options.engine == "embedded" and "told" in options.ends:
         parser.error(
             "--ends told needs vLLM or SGLang: their responses hold the prompt's token ids"
         )
+    lengths = {len(options.ends), len(options.concurrency)}
+    if len(lengths - {1}) > 1:
+        parser.error("give --ends and --concurrency as many values as there are cases, or one")
+    options.port = free_port()
+    options.cases = [
+        (
+            options.ends[case % len(options.ends)],
+            options.concurrency[case % len(options.concurrency)],
+        )
+        for case in range(max(lengths))
+    ]
     return options
 
 
@@ -299,15 +330,18 @@ def write_trace(trace: TextIO, samples: Sequence[Sample]) -> None:
 def main() -> None:
     options = parse_options()
     exit_on_sigterm()
-    with started(options) as run:
+    with started(options) as server:
         contexts, questions = make_workload(
-            options.requests, tokens_per_word=tokens_per_word(run.server_url)
+            options.requests, tokens_per_word=tokens_per_word(server.url)
         )
-        result = measure(run, contexts, questions, concurrency=options.concurrency)
-    if options.trace is not None:
-        write_trace(options.trace, run.samples)
-    named = {name: getattr(options, name) for name in ("engine", "signal", "ends")}
-    print(json.dumps({**named, **result}, indent=None if options.json else 2))
+        for ends, concurrency in options.cases:
+            with proxied(server, options, ends=ends) as run:
+                result = measure(run, contexts, questions, concurrency=concurrency)
+            if options.trace is not None:
+                write_trace(options.trace, run.samples)
+            named = {"engine": options.engine, "signal": options.signal, "ends": ends}
+            row = {**named, "concurrency": concurrency, **result}
+            print(json.dumps(row, indent=None if options.json else 2), flush=True)
 
 
 if __name__ == "__main__":

@@ -113,12 +113,16 @@ class CacheFollower:
         return self._mode.is_exact
 
     @property
+    def is_idle(self) -> bool:
+        """All changes that have arrived are applied."""
+        with self._lock:
+            is_empty = not self._pending.resident_tokens and not self._pending.is_cleared
+        return is_empty and not self._is_applying
+
+    @property
     def is_settled(self) -> bool:
         """All changes are applied, and no request waits for its events."""
-        with self._lock:
-            is_idle = not self._pending.resident_tokens and not self._pending.is_cleared
-        is_waiting = self._unconfirmed or self._failed or self._replaced
-        return is_idle and not self._is_applying and not is_waiting
+        return self.is_idle and not (self._unconfirmed or self._failed or self._replaced)
 
     def on_change(self, _stream: str, changes: Changes) -> None:
         """Queue changes, in any thread; later ones of a request replace earlier ones."""

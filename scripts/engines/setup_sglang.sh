@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install SGLang for the CPU into a virtual environment: about 1.6 GB of disk and two minutes.
+# Install SGLang for the CPU into a virtual environment: about 1.6 GB of disk and a minute, with pip three.
 #
 # usage: setup_sglang.sh VENV
 #

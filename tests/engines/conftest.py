@@ -1,12 +1,18 @@
-"""Real engines for the tests of this folder, which are skipped if the engine is not installed."""
+"""Real engines for the tests of this folder, which are skipped if the engine is not installed.
+
+With several processes of pytest, as in `make test-engines`, all tests of one engine are in the same
+one: it starts the engine's servers, while another process tests another engine.
+"""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.engines.servers import EngineServer, Kind, missing
 
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
+FIGURES = "figures"  # property of a test: a line that the end of the test run shows
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -18,6 +24,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="real engines run with -m real_engine only"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of an engine to one process of xdist."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return next((kind for kind in ("sglang", "embedded") if kind in nodeid), "vllm")
+
+    return EngineScheduling(config, log) if "real_engine" in config.option.markexpr else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the figures that tests have measured."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, line in report.user_properties:
+            if name == FIGURES and report.when == "call":
+                terminalreporter.write_line(str(line))
+
+
 def require(kind: Kind) -> None:
     reason = missing(kind)
     if reason:
@@ -25,8 +51,22 @@ def require(kind: Kind) -> None:
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
-    """Server with KV events and a cache of 2048 tokens, shared by the tests of this folder."""
+def shared_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineServer]:
     require(request.param)
-    with EngineServer(request.param, cache_tokens=2048) as server:
+    folder = str(tmp_path_factory.mktemp("chunks"))
+    with EngineServer(
+        request.param, cache_tokens=4096, chunks={"directory": folder}, dtype="float32"
+    ) as server:
+        assert server.get("/chunk_reuse")["is_possible"], server.log()[-2000:]
         yield server
+
+
+@pytest.fixture
+def server(shared_server: EngineServer) -> EngineServer:
+    """Server with KV events, chunk reuse and an empty cache of 4096 tokens, shared by all tests."""
+    if not shared_server.is_running:  # a test has killed it
+        shared_server.start()
+    shared_server.clear_cache()
+    return shared_server

@@ -217,6 +217,10 @@ class EngineServer:
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def log(self) -> str:
         """Return the server's output so far."""
         return (self._folder / "log").read_text(errors="replace")

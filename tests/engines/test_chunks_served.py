@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import prepare
-from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.cli import app as cli
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
@@ -29,19 +27,6 @@ PASSAGES = [
     " ".join(f"Shelf {shelf} holds item {n}, worth {n * n + shelf} coins." for n in range(12))
     for shelf in range(6)
 ]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineServer]:
-    require(request.param)
-    folder = str(tmp_path_factory.mktemp("chunks"))
-    with EngineServer(
-        request.param, cache_tokens=16_384, chunks={"directory": folder}, dtype="float32"
-    ) as server:
-        assert server.get("/chunk_reuse")["is_possible"], server.log()[-2000:]
-        yield server
 
 
 def chat(order: list[int], *, reuse: Any = "approx", **more: Any) -> dict[str, Any]:
@@ -291,24 +276,6 @@ def test_the_proxy_reuses_chunks_and_its_index_follows_exact_blocks_only(
             eventually(lambda: bool(follower.is_settled))
         assert read_metric(url, "ragboost_reused_prompt_tokens_total") > 1_000
         assert app.state.cache_sync.fidelity.read().precision > 0.9
-
-
-def test_a_killed_engine_leaves_a_store_that_opens(server: EngineServer) -> None:
-    """The last test of this server."""
-    assert server.chunks is not None
-    folder = Path(server.chunks["directory"])
-    eventually(lambda: bool(list(folder.glob("*.safetensors"))))
-    for order in ([0, 1], [2, 3], [4, 5]):  # the store is being written
-        ask(server, chat(order))
-
-    server.stop(at_once=True)
-
-    tier = DiskTier(folder, capacity_bytes=1 << 30)
-    keys = [file.stem for file in folder.glob("*.safetensors")]
-    assert keys
-    for key in keys:
-        assert tier.load(key) is not None
-    assert tier.num_refused == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

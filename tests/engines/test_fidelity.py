@@ -1,68 +1,47 @@
 """The fidelity benchmark on real servers that evict all the time: its figures stay above the bars.
 
-Run as anybody runs it; each line of figures is printed, whether it passes or not.
+Run as anybody runs it, one engine for all cases of a signal; the last lines of the test run show
+each case's figures, whether it passes or not.
 """
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engines.conftest import require
+from tests.engines.conftest import FIGURES, require
 from tests.engines.servers import ROOT, Kind
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(900)]
 
 
-class Run(NamedTuple):
+class Case(NamedTuple):
     kind: Kind
     signal: str
     ends: str
+    concurrency: int = 1
 
-    def measure(self, capsys: pytest.CaptureFixture[str], *, concurrency: int) -> dict[str, Any]:
-        command = [sys.executable, "-m", "benchmarks.engines.fidelity", "--engine", self.kind]
-        command += ["--signal", self.signal, "--ends", self.ends, "--cache", "small", "--json"]
-        command += ["--requests", "300", "--concurrency", str(concurrency)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840)
-        assert done.returncode == 0, done.stderr[-3000:]
-        figures: dict[str, Any] = json.loads(done.stdout)
-        named = ("precision", "recall", "predicted_over_reported", "num_probes", "hit_rate")
-        shown = " ".join(f"{name}={figures[name]}" for name in named)
-        with capsys.disabled():
-            sys.stdout.write(f"\nfidelity {' '.join(self)}, {concurrency} in flight: {shown}\n")
-        assert figures["state"] == "exact"
-        assert figures["hit_rate"] > 0.1, "nothing was reused, so nothing was predicted"
-        return figures
+    def __str__(self) -> str:
+        return "-".join(self[:3])
 
 
 # Measured through the proxy in November 2026, see docs/lab/fidelity.md.
-RUNS = {
-    Run("embedded", "events", "counted"): 0.99,
-    Run("vllm", "events", "counted"): 0.99,
-    Run("sglang", "events", "counted"): 0.99,
-    Run("vllm", "hook", "counted"): 0.99,
-    Run("sglang", "hook", "counted"): 0.99,
-    Run("vllm", "events", "told"): 0.99,
-    Run("sglang", "events", "told"): 0.99,
+BARS = {
+    Case("embedded", "events", "counted"): 0.99,
+    Case("vllm", "events", "counted"): 0.99,
+    Case("sglang", "events", "counted"): 0.99,
+    Case("vllm", "hook", "counted"): 0.99,
+    Case("sglang", "hook", "counted"): 0.99,
+    Case("vllm", "events", "told"): 0.99,
+    Case("sglang", "events", "told"): 0.99,
     # Ends of documents are guessed from bytes: a cached block more or less in one request of five.
-    Run("embedded", "events", "estimated"): 0.96,
+    Case("embedded", "events", "estimated"): 0.96,
 }
-
-
-@pytest.mark.parametrize(("run", "bar"), RUNS.items(), ids=["-".join(run) for run in RUNS])
-def test_the_index_equals_the_engines_cache(
-    run: Run, bar: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    require(run.kind)
-    figures = run.measure(capsys, concurrency=1)
-    assert figures["num_probes"] == 300
-    assert figures["precision"] >= bar
-    assert figures["recall"] >= bar
-    assert bar <= figures["predicted_over_reported"] <= 1 / bar
-
-
+IN_FLIGHT = [case._replace(concurrency=8) for case in list(BARS)[:5]]
 # Sums of 17 probes, in which a single block of 32 tokens is 1 %.
 AT_REST = 0.97
 # A forecast of what the others evict before a request is computed. It depends on the order in which
@@ -71,12 +50,57 @@ AT_REST = 0.97
 AT_DISPATCH = 0.75
 
 
-@pytest.mark.parametrize("run", list(RUNS)[:5], ids=["-".join(run) for run in list(RUNS)[:5]])
-def test_eight_requests_in_flight_are_predicted(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    require(run.kind)
-    figures = run.measure(capsys, concurrency=8)
+def measure(kind: Kind, signal: str) -> dict[Case, dict[str, Any]]:
+    """Start one engine and measure all of its cases, each with an empty cache and a new proxy."""
+    cases = [case for case in [*BARS, *IN_FLIGHT] if case[:2] == (kind, signal)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.engines.fidelity",
+        "--engine",
+        kind,
+        "--signal",
+        signal,
+    ]
+    command += ["--ends", *(case.ends for case in cases)]
+    command += ["--concurrency", *(str(case.concurrency) for case in cases)]
+    command += ["--cache", "small", "--requests", "300", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def measured() -> Callable[[Kind, str], dict[Case, dict[str, Any]]]:
+    return functools.cache(measure)
+
+
+@pytest.fixture
+def figures(
+    case: Case,
+    measured: Callable[[Kind, str], dict[Case, dict[str, Any]]],
+    record_property: Callable[[str, object], None],
+) -> dict[str, Any]:
+    require(case.kind)
+    figures = measured(case.kind, case.signal)[case]
+    named = ("precision", "recall", "predicted_over_reported", "num_probes", "hit_rate")
+    shown = " ".join(f"{name}={figures[name]}" for name in named)
+    record_property(FIGURES, f"fidelity {case}, {case.concurrency} in flight: {shown}")
+    assert figures["state"] == "exact"
+    assert figures["hit_rate"] > 0.1, "nothing was reused, so nothing was predicted"
+    return figures
+
+
+@pytest.mark.parametrize(("case", "bar"), BARS.items(), ids=map(str, BARS))
+def test_the_index_equals_the_engines_cache(bar: float, figures: dict[str, Any]) -> None:
+    assert figures["num_probes"] == 300
+    assert figures["precision"] >= bar
+    assert figures["recall"] >= bar
+    assert bar <= figures["predicted_over_reported"] <= 1 / bar
+
+
+@pytest.mark.parametrize("case", IN_FLIGHT, ids=map(str, IN_FLIGHT))
+def test_eight_requests_in_flight_are_predicted(figures: dict[str, Any]) -> None:
     assert figures["num_probes"] >= 15
     assert figures["precision"] >= AT_REST
     assert figures["recall"] >= AT_REST

@@ -17,6 +17,15 @@ from tests.eventually import eventually
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
+    """An engine as it is: without chunk reuse, with a cache of 2048 tokens."""
+    require(request.param)
+    with EngineServer(request.param, cache_tokens=2048) as server:
+        yield server
+
+
 DOCUMENTS = [[100 + 200 * i + j for j in range(90 + 7 * i)] for i in range(16)]
 
 

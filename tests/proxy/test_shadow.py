@@ -76,7 +76,7 @@ def test_repeated_documents_of_a_chat_session_are_counted(
     engine: FakeEngine, start_proxy: Start
 ) -> None:
     proxy = start_proxy(proxy={"shadow": True})
-    with httpx.Client(base_url=f"{proxy.url}/v1", timeout=30) as client:
+    with httpx.Client(base_url=f"{proxy.url}/v1") as client:
         session = client.post("/sessions", json={"model": "m"}).json()["id"]
         for question in ("one?", "two?"):
             turn = {"query": question, "documents": documents(1, 2)}
