@@ -14,7 +14,7 @@ from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.test_examples import running
 
-SESSIONS = Path(__file__).parent.parent / "docs" / "sessions.md"
+SESSIONS = Path(__file__).parent.parent / "docs" / "conversations.md"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples need curl")
@@ -69,8 +69,6 @@ import ragboost
 requests = [ragboost.Request("Who?", documents), ragboost.Request("When?", documents)]
 class usage: prompt_tokens = 100
 cached = 40
-""",
-    "docs/retrieval.md": """
 import json, numpy, pathlib
 pathlib.Path("corpus.jsonl").write_text("".join(json.dumps(d) + "\\n" for d in documents))
 embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in texts]]
