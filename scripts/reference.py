@@ -115,7 +115,7 @@ def http_page() -> str:
         "the backend's body with the fields below added; its responses and errors are relayed byte "
         "for byte. The errors listed are the proxy's own, `ProxyErrorResponse` objects. "
         "`proxy.docs` serves this document at `/openapi.json` and `/docs`. More: "
-        "[the proxy](../proxy.md), [the chat-session API](../sessions.md).",
+        "[the proxy](../proxy.md), [the chat-session API](../conversations.md#the-session-api).",
     )
 
 

@@ -14,7 +14,7 @@ from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.test_examples import running
 
-SESSIONS = Path(__file__).parent.parent / "docs" / "sessions.md"
+SESSIONS = Path(__file__).parent.parent / "docs" / "conversations.md"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples need curl")
@@ -68,17 +68,15 @@ import ragboost
 requests = [ragboost.Request("Who?", documents), ragboost.Request("When?", documents)]
 class usage: prompt_tokens = 100
 cached = 40
-""",
-    "docs/retrieval.md": """
 import json, numpy, pathlib
 pathlib.Path("corpus.jsonl").write_text("".join(json.dumps(d) + "\\n" for d in documents))
 embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in texts]]
 """,
     "docs/engine.md": "",
-    "docs/replacement.md": "",
     "docs/chunk-cache.md": TINY_MODEL,
-    "docs/chunk-management.md": TINY_MODEL + REUSE + "reuse.precompute(system, chunks)",
-    "docs/chunk-tiers.md": TINY_MODEL + REUSE + "keys = []",
+    "docs/chunk-storage.md": TINY_MODEL
+    + REUSE
+    + "keys = []\nreuse.precompute(system, chunks)\ndisk = DiskTier(Path('p'), capacity_bytes=1 << 20)",
     "docs/graph.md": TINY_MODEL
     + REUSE
     + """

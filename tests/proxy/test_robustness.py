@@ -1,4 +1,4 @@
-"""What is left of the robustness matrix in docs/failures.md: failures do not spread, nothing is
+"""What is left of the robustness matrix in docs/reference/failures.md: failures do not spread, nothing is
 capped in silence, and limits hold as they are shipped."""
 
 import socket
