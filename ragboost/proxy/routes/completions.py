@@ -122,7 +122,7 @@ class Completions(Passthrough):
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
         self._recent = state.recent
-        self._fidelity = state.sync.fidelity
+        self._sync = state.sync
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -225,10 +225,10 @@ class Completions(Passthrough):
         cached_tokens = usage.cached_tokens
         if tracked is None or cached_tokens is None or not tracked.is_at(backend):
             return
-        error = self._fidelity.record(
+        error = self._sync.fidelity.record(
             predicted=tracked.predicted_tokens,
             reported=cached_tokens,
             prompt_tokens=usage.prompt_tokens,
         )
-        self._metrics.observe_prediction(error, self._fidelity.read())
+        self._metrics.observe_prediction(error, self._sync.fidelity.read())
         await tracked.report_usage(usage, cached_tokens=cached_tokens)
