@@ -76,7 +76,10 @@ embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in t
     "docs/chunk-cache.md": TINY_MODEL,
     "docs/chunk-storage.md": TINY_MODEL
     + REUSE
-    + "keys = []\nreuse.precompute(system, chunks)\ndisk = DiskTier(Path('p'), capacity_bytes=1 << 20)",
+    + """
+keys = []
+disk = DiskTier(Path("p"), capacity_bytes=1 << 20)
+""",
     "docs/graph.md": TINY_MODEL
     + REUSE
     + """

@@ -1,5 +1,5 @@
-"""What is left of the robustness matrix in docs/reference/failures.md: failures do not spread, nothing is
-capped in silence, and limits hold as they are shipped."""
+"""The rest of the failures in docs/reference/failures.md: failures do not spread, nothing is capped
+in silence, and limits hold as they are shipped."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
