@@ -34,7 +34,8 @@ STORED = 4  # chunks that fit into the store
 
 def stored_keys(worker: Any) -> list[str]:
     """Return the keys in a rank's store; runs there."""
-    return sorted(get_kv_transfer_group().filler.library.store._chunks)
+    (tier,) = get_kv_transfer_group().filler.library.store.memory
+    return sorted(key for key, _ in tier.items())
 
 
 def lose(worker: Any, *, rank: int) -> None:
