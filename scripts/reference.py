@@ -3,12 +3,11 @@
     python -m scripts.reference
     python -m scripts.reference --check
 
-Writes `docs/reference/` and the tables of files in `docs/architecture.md`; `--check` writes nothing
+Writes `docs/reference/`; `--check` writes nothing
 and exits with 1 if a page is stale.
 """
 
 import argparse
-import ast
 import html
 import json
 import re
@@ -183,28 +182,6 @@ def commands_page() -> str:
     )
 
 
-def architecture_page() -> str:
-    """Return the architecture page; its tables give each file's first docstring sentence."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    return re.sub(
-        r"(<!-- files of (\w+): .*? -->\n).*?(?=<!-- end -->)",
-        lambda found: f"{found[1]}\n{_files(found[2])}\n",
-        page,
-        flags=re.DOTALL,
-    )
-
-
-def _files(room: str) -> str:
-    rows = ["| file | |", "|---|---|"]
-    folder = ROOT / "ragboost" / room
-    files = [file for file in folder.rglob("*.py") if file.name != "__init__.py"]
-    for file in sorted(files, key=lambda file: (file.parent, file.name)):
-        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        sentence = re.split(r"\.\s|\n\n", docstring, maxsplit=1)[0]
-        rows.append(f"| `{file.relative_to(folder)}` | {_text(sentence).removesuffix('.')} |")
-    return "\n".join(rows) + "\n"
-
-
 def _text(text: str) -> str:
     """Return text as one line for a table cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
@@ -218,7 +195,6 @@ def pages() -> dict[str, str]:
         "http.md": _HEADER + http_page(),
         "engine-http.md": _HEADER + engine_http_page(),
         "commands.md": _HEADER + commands_page(),
-        "../architecture.md": architecture_page(),
     }
 
 

@@ -106,17 +106,6 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page: str) -> None:
             assert anchor in slugs, link
 
 
-@pytest.mark.parametrize("room", ["rewriting", "cache_sync", "proxy"])
-def test_the_architecture_page_names_every_file_of_a_room(room: str) -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    table = page.partition(f"<!-- files of {room}:")[2].partition("<!-- end -->")[0]
-    folder = ROOT / "ragboost" / room
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
-
-    named = set(re.findall(r"^\| `(.+?)` \| \S", table, flags=re.MULTILINE))
-    assert named == {name for name in files if not name.endswith("__init__.py")}
-
-
 def test_the_architecture_page_has_the_rooms_in_the_order_of_imports() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     table = page.partition("## Rooms")[2].partition("\n## ")[0]
