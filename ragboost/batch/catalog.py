@@ -31,8 +31,6 @@ _DOCUMENT_BYTES = 420  # one different document
 
 
 class FilePlace(NamedTuple):
-    """A position in a batch file."""
-
     line: int = 0  # number of lines before it
     offset: int = 0  # number of bytes before it
 
@@ -41,16 +39,12 @@ FILE_START = FilePlace()
 
 
 class WindowRead(NamedTuple):
-    """The result of reading one window."""
-
     rejected: int
     end: FilePlace  # where the next window begins
     is_last: bool  # the file ends there
 
 
 class CatalogEntry(NamedTuple):
-    """A request of the file."""
-
     line: int  # its line number in the input, from 1
     offset: int  # the first byte of that line
     head: int  # number of the text before the documents; -1 if there is nothing to plan
@@ -58,11 +52,7 @@ class CatalogEntry(NamedTuple):
 
 
 class DocumentCatalog:
-    """The requests of a window, in the order of the file.
-
-    Args:
-        dedup: send a document that a request repeats only once.
-    """
+    """The requests of a window, in the order of the file."""
 
     def __init__(self, tokens: TokenCounter, *, dedup: bool) -> None:
         self.entries: list[CatalogEntry] = []
@@ -75,7 +65,6 @@ class DocumentCatalog:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that a job over these requests needs at its peak, estimated from above."""
         return (
             _REQUEST_BYTES * len(self.entries)
             + _PLACE_BYTES * self._num_places
@@ -83,7 +72,6 @@ class DocumentCatalog:
         )
 
     def add(self, line: BatchLine, *, number: int, offset: int) -> None:
-        """Add the request of line `number`."""
         head = -1
         if line.documents and line.is_boost_wanted:
             head = self._heads.setdefault(line.head, len(self._heads))
@@ -122,11 +110,7 @@ def read_requests(
     start: FilePlace = FILE_START,
     is_full: IsFull | None = None,
 ) -> WindowRead:
-    """Fill a catalog from a file; skip blank lines.
-
-    Args:
-        is_full: ends the window after a line; None: read to the end of the file.
-    """
+    """Fill a catalog from a file, to its end or until `is_full`; skip blank lines."""
     total = source.seek(0, 2)
     source.seek(start.offset)
     rejected, (line, offset) = 0, start

@@ -24,8 +24,6 @@ _NUM_SIZES = 6
 
 
 class ForecastPoint(NamedTuple):
-    """Hit rates at one size of the prefix cache."""
-
     cache_tokens: int | None  # its capacity in document tokens; None if unbounded
     plain: float  # hit rate of the unchanged trace
     online: float  # hit rate with each request ordered on arrival
@@ -33,8 +31,6 @@ class ForecastPoint(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The predicted savings on a trace."""
-
     requests: int  # requests of the trace
     rejected: int  # malformed lines, which were skipped
     documents: int  # documents of all requests
@@ -43,7 +39,6 @@ class Forecast(NamedTuple):
     points: tuple[ForecastPoint, ...]  # by size of the cache, smallest first
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object; the unbounded cache has `cache_tokens: null`."""
         return {**self._asdict(), "points": [point._asdict() for point in self.points]}
 
 
@@ -55,11 +50,9 @@ def forecast(
     cache_tokens: Sequence[int] = (),
     on_progress: Progress | None = None,
 ) -> Forecast:
-    """Replay a trace at several sizes of the prefix cache.
+    """Replay a trace, in the line formats of `run_batch`, at several sizes of the prefix cache.
 
-    Args:
-        source: JSONL of requests in order of arrival, in the line formats of `run_batch`.
-        cache_tokens: sizes; if empty, from the largest request to the whole trace, and unbounded.
+    They are, by default, from the largest request to the whole trace, and unbounded.
     """
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
@@ -99,14 +92,12 @@ def forecast(
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:
-    """Return sizes in equal ratios, from one request upwards."""
     largest = max(largest, 2 * smallest)
     ratio = (largest / smallest) ** (1 / (_NUM_SIZES - 1))
     return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
 
 
 def _online(catalog: DocumentCatalog, settings: OrderingSettings, size: int | None) -> float:
-    """Return the hit rate with each request ordered by an index of this capacity."""
     # A prior is about documents' keys, and the catalog has numbers.
     policy = make_order_policy(settings.model_copy(update={"prior": None}))
     index = ContextIndex(capacity_tokens=size)

@@ -69,7 +69,6 @@ class WindowJob:
         )
 
     def plan(self, improve_s: float = 0.0) -> FilePlan:
-        """Order documents and requests."""
         self._on_progress("planning", 0, 1)
         plan = plan_file(
             self.catalog,
@@ -125,7 +124,6 @@ class WindowJob:
 
 
 def _as_they_are(settings: Settings) -> Settings:
-    """Return the settings for a request whose caller wants its documents unchanged."""
     return settings.model_copy(
         update={
             "dedup": settings.dedup.model_copy(update={"enabled": False}),
@@ -135,7 +133,6 @@ def _as_they_are(settings: Settings) -> Settings:
 
 
 def _verbatim(raw: bytes) -> bytes:
-    """Return a line's bytes without its line end and byte order mark."""
     return raw.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
 
 
