@@ -24,8 +24,6 @@ Messages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArmPrompt:
-    """A question as an arm sends it."""
-
     question: str
     messages: Messages  # the whole conversation
     prompt_tokens: int  # their estimated length
@@ -33,12 +31,7 @@ class ArmPrompt:
 
 
 class ArmRenderer:
-    """Renders the questions of one arm, in file order.
-
-    Args:
-        settings: the arm's settings: the user's own with its changes.
-        system: the system message; empty: none.
-    """
+    """Renders the questions of one arm, in file order; an empty `system` is no message."""
 
     def __init__(self, arm: EvalArm, settings: Settings, *, system: str, seed: int) -> None:
         self._arm = arm
@@ -79,7 +72,6 @@ class ArmRenderer:
         )
 
     def _moved(self, question: EvalQuestion) -> Planned:
-        """Return a random order, in the terms of a plan; later turns ignore it."""
         unique = unique_documents(question.documents)
         permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
         preamble = self._system[0][1] if self._system else ""
@@ -99,12 +91,7 @@ def render_arm(
     seed: int,
     on_prompt: Callable[[], None] = lambda: None,
 ) -> tuple[ArmPrompt, ...]:
-    """Render all questions of an arm.
-
-    Args:
-        questions: in the order in which a Booster sees them.
-        system: the system message; empty: none.
-    """
+    """Render all questions of an arm, in the order in which a Booster sees them."""
     renderer = ArmRenderer(arm, settings, system=system, seed=seed)
     prompts = []
     for question in questions:
