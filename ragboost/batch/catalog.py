@@ -5,10 +5,9 @@ Holds no texts, so that memory grows by a few hundred bytes a request, not with 
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
-from ragboost.batch.lines import BatchLine, LineParser
-from ragboost.errors import RagBoostError
+from ragboost.batch.lines import BatchLine
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 
@@ -17,11 +16,6 @@ Progress = Callable[[str, int, int], None]
 
 IsFull = Callable[["DocumentCatalog"], bool]
 """Decides after each line whether a window ends."""
-
-Rejected = Callable[[int, bytes, RagBoostError], object]
-"""Called with the number of a malformed line, the line and the error."""
-
-_EVERY = 64  # lines between two reports of progress
 
 # Bytes that a job holds at its peak, planning and prediction included, beside the working arrays of
 # the clustering (about 8 MB). An estimate from above; see docs/lab/batch-scale.md.
@@ -36,12 +30,6 @@ class FilePlace(NamedTuple):
 
 
 FILE_START = FilePlace()
-
-
-class WindowRead(NamedTuple):
-    rejected: int
-    end: FilePlace  # where the next window begins
-    is_last: bool  # the file ends there
 
 
 class CatalogEntry(NamedTuple):
@@ -98,33 +86,3 @@ class DocumentCatalog:
             number = self._documents[key] = len(self._documents)
             self.tokens.extend(self._counter.count_documents([document]))
         return number
-
-
-def read_requests(
-    source: BinaryIO,
-    catalog: DocumentCatalog,
-    *,
-    parser: LineParser,
-    on_rejected: Rejected,
-    on_progress: Progress,
-    start: FilePlace = FILE_START,
-    is_full: IsFull | None = None,
-) -> WindowRead:
-    """Fill a catalog from a file, to its end or until `is_full`; skip blank lines."""
-    total = source.seek(0, 2)
-    source.seek(start.offset)
-    rejected, (line, offset) = 0, start
-    for raw in source:
-        line += 1
-        try:
-            if raw.strip():
-                catalog.add(parser.parse(raw), number=line, offset=offset)
-        except RagBoostError as error:
-            rejected += 1
-            on_rejected(line, raw, error)
-        offset += len(raw)
-        if line % _EVERY == 0 or offset == total:
-            on_progress("reading", offset, total)
-        if is_full is not None and offset < total and is_full(catalog):
-            break
-    return WindowRead(rejected, FilePlace(line, offset), is_last=offset >= total)

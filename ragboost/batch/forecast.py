@@ -8,17 +8,16 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragboost.batch.catalog import DocumentCatalog, Progress, read_requests
+from ragboost.batch.catalog import DocumentCatalog, Progress
 from ragboost.batch.files import open_input
-from ragboost.batch.lines import LineParser
-from ragboost.batch.plan import plan_file, predict
+from ragboost.batch.plan import predict
+from ragboost.batch.window import WindowJob
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
 from ragboost.ordering import make_order_policy, order_documents
 from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import simulate
-from ragboost.tokens import make_offline_counter
 
 _NUM_SIZES = 6
 
@@ -57,21 +56,16 @@ def forecast(
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
     settings, move = settings or Settings(), on_progress or (lambda *_: None)
-    catalog = DocumentCatalog(make_offline_counter(settings.tokens), dedup=settings.dedup.enabled)
+    job = WindowJob(settings, corpus=corpus, on_progress=move)
     with open_input(source) as file:
-        read = read_requests(
-            file,
-            catalog,
-            parser=LineParser(settings, corpus=corpus),
-            on_rejected=lambda *_: None,
-            on_progress=move,
-        )
+        read = job.read(file, None)
+    catalog = job.catalog
     counts = [sum(catalog.tokens[i] for i in entry.documents) for entry in catalog.entries]
     if not any(counts):
         raise RequestError(f"{source}: no request with documents ({read.rejected} malformed lines)")
     sizes: list[int | None] = [*cache_tokens]
     sizes = sizes or [*_sizes(max(counts), sum(catalog.tokens)), None]
-    plan = plan_file(catalog, settings.ordering)
+    plan = job.plan()
     points = []
     for done, size in enumerate(sizes):
         move("replaying", done, len(sizes))

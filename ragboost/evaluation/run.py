@@ -11,7 +11,7 @@ from ragboost.evaluation.answers import AnswerFile, answer_key, ask_all
 from ragboost.evaluation.arms import EvalArm
 from ragboost.evaluation.cost import CostEstimate
 from ragboost.evaluation.endpoint import ChatEndpoint
-from ragboost.evaluation.prompts import ArmPrompt, Messages, render_arm
+from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer, Messages
 from ragboost.evaluation.questions import EvalQuestion
 from ragboost.evaluation.results import OrderEvaluation, compare
 from ragboost.evaluation.scores import JUDGE, METRICS, judge_messages, verdict
@@ -55,24 +55,17 @@ class OrderRun:
     def render(self, on_progress: StageProgress) -> None:
         total, done = len(self._arms) * len(self._questions), 0
 
-        def count() -> None:
-            nonlocal done
-            done += 1
-            on_progress("ordering", done, total)
-
         for arm in self._arms:
-            prompts = render_arm(
-                arm,
-                self._settings[arm.name],
-                self._questions,
-                system=self._system,
-                seed=self._seed,
-                on_prompt=count,
-            )
-            self._asked[arm.name] = tuple(
-                AskedPrompt(prompt, answer_key(self._endpoint.payload(prompt.messages)))
-                for prompt in prompts
-            )
+            settings = self._settings[arm.name]
+            renderer = ArmRenderer(arm, settings, system=self._system, seed=self._seed)
+            asked = []
+            for question in self._questions:
+                prompt = renderer.render(question)
+                key = answer_key(self._endpoint.payload(prompt.messages))
+                asked.append(AskedPrompt(prompt, key))
+                done += 1
+                on_progress("ordering", done, total)
+            self._asked[arm.name] = tuple(asked)
 
     def estimate(
         self, *, max_tokens: int, price_in: float | None, price_out: float | None
