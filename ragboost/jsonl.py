@@ -14,19 +14,14 @@ from ragboost.errors import RequestError
 
 
 class Line(NamedTuple):
-    """A line of a file."""
-
     where: str  # path and line number, for messages
     number: int  # the line number, from 1
     raw: bytes  # its bytes; never blank
 
 
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
-    """Yield the lines of a `.jsonl` or `.jsonl.gz` file, without blank ones.
-
-    Args:
-        max_bytes: of a line; of a longer one, its first `max_bytes + 1` are yielded. None: no
-            limit.
+    """Yield the non-blank lines of a `.jsonl` or `.jsonl.gz` file; of a line that is longer than
+    `max_bytes`, its first `max_bytes + 1`.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -50,14 +45,7 @@ def _bounded(file: gzip.GzipFile | BinaryIO, max_bytes: int | None) -> Iterator[
 
 
 def decode(raw: bytes, *, where: str = "") -> Any:
-    """Decode a line. Lone surrogates are accepted, as engines do.
-
-    Args:
-        where: its place, for messages; empty if the caller adds it.
-
-    Raises:
-        RequestError: not UTF-8, not JSON, or nested too deeply.
-    """
+    """Decode a line, whose place is `where`. Lone surrogates are accepted, as engines do."""
     prefix = f"{where}: " if where else ""
     try:
         return json.loads(raw.decode("utf-8-sig"))

@@ -17,11 +17,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def check_plot(path: Path) -> None:
-    """Check that a plot can be written, before the work whose result it shows.
-
-    Raises:
-        RequestError: an unsupported file type, or the directory does not exist.
-    """
+    """Check that a plot can be written, before the work whose result it shows."""
     if path.suffix not in (".png", ".svg"):
         raise RequestError(f"--plot writes .png or .svg, got {path.name!r}", param="plot")
     if not path.parent.is_dir():
@@ -40,16 +36,10 @@ def line_plot(
     x_ticks: Sequence[str] = (),
     is_crowded_left: bool = False,
 ) -> None:
-    """Plot lines with markers and a legend.
+    """Plot lines by name, with markers and a legend, into a .png or .svg file.
 
-    Args:
-        path: a .png or .svg file; overwritten if it exists.
-        lines: points by name; the legend shows the names.
-        x_label: label of the horizontal axis, with the unit.
-        y_label: label of the vertical axis, with the unit.
-        y_top: upper end of the vertical axis, which then starts at 0; None: automatic.
-        x_ticks: labels of x = 0, 1, 2, ...; if empty, numbers.
-        is_crowded_left: spread out small x with a square-root axis.
+    `y_top` is the upper end of an axis that starts at 0, `x_ticks` are labels of x = 0, 1, 2, ...
+    `is_crowded_left` spreads out small x with a square-root axis.
     """
     check_plot(path)
     figure = import_extra("matplotlib.figure", extra="plot").Figure(

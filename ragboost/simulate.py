@@ -15,14 +15,11 @@ _ROOT = 0
 
 
 class HitRate(NamedTuple):
-    """Cached and total prompt tokens."""
-
     cached_tokens: int
     prompt_tokens: int
 
     @property
     def hit_rate(self) -> float:
-        """The share of prompt tokens that were cached; 0.0 without prompts."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -33,14 +30,9 @@ class SimulatedCache:
     are never evicted for it; of a prompt larger than the cache, the prefix that fits is stored.
 
     Args:
-        tokens: token count of each document, at least 0.
-        capacity_tokens: document tokens that fit; None: unbounded.
         block_size: tokens per block; only full blocks of the concatenated documents match and are
             stored. A block is identified by all documents up to the one that holds its last token.
             None: documents match and are evicted whole.
-
-    Raises:
-        RequestError: a negative capacity, or a block size below 1.
     """
 
     # A node is a document behind its prefix. Nodes are rows of columns, not objects: with a million
@@ -105,7 +97,6 @@ class SimulatedCache:
         return HitRate(cached_tokens, prompt_tokens)
 
     def _sizes(self, documents: Sequence[Hashable]) -> tuple[list[int], int]:
-        """Return the storable tokens of each document, and the sum of all tokens."""
         sizes = [self._count(document) for document in documents]
         if sizes and min(sizes) < 0:
             document = documents[sizes.index(min(sizes))]
@@ -124,7 +115,6 @@ class SimulatedCache:
         return sizes, total
 
     def _is_filled(self, node: int) -> bool:
-        """Restore the evicted blocks of a leaf; return True if it is fully resident now."""
         missing = self._size[node] - self._resident[node]
         if missing:
             added = self._make_room(missing)
@@ -166,7 +156,6 @@ class SimulatedCache:
         return room - room % self._block_size if self._block_size is not None else 0
 
     def _evict(self, num_tokens: int) -> int:
-        """Evict at least `num_tokens`, or all that can be; return the number evicted."""
         evicted = 0
         while evicted < num_tokens and self._oldest < len(self._ends):
             node = self._ends[self._oldest]

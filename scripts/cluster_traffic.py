@@ -69,17 +69,23 @@ class ClusterClient:
         for number in range(len(talk.turns)):
             await self.ask(talk, number)
         if talk.session:
-            stored = await self._stored(talk)
+            stored = await self._stored(talk, self._urls[self._next_start() % len(self._urls)])
             self.num_doubled += stored is not None and stored > len(talk.turns)
 
     async def ask(self, talk: Talk, number: int) -> Turn:
-        """Ask one turn until it is answered, or `MAX_TRIES` times."""
+        """Ask one turn until it is answered, or `MAX_TRIES` times; each try asks the next URL.
+
+        A try stays with one URL: if it asked two, each second request would go to the same one,
+        and all tries of a turn could end at the replica that is down.
+        """
+        start = self._next_start()
         for tries in range(1, MAX_TRIES + 1):
+            url = self._urls[(start + tries) % len(self._urls)]
             try:
-                if tries > 1 and talk.session and (await self._stored(talk) or 0) > number:
+                if tries > 1 and talk.session and (await self._stored(talk, url) or 0) > number:
                     turn = Turn(talk.name, number, time.monotonic(), tries=tries)
                 else:
-                    turn = await self._try(talk, number, tries)
+                    turn = await self._try(talk, number, tries, url=url)
                 break
             except _FAILURES:
                 await asyncio.sleep(_PAUSE_S)
@@ -95,14 +101,14 @@ class ClusterClient:
         while len(self.turns) < num:
             await self._progress.wait()
 
-    async def _try(self, talk: Talk, number: int, tries: int) -> Turn:
+    async def _try(self, talk: Talk, number: int, tries: int, *, url: str) -> Turn:
         question, found = talk.turns[number]
         documents = [{"id": d.id, "title": d.title, "text": d.text} for d in found]
         body: Json = {"model": self._model, "max_tokens": 8}
         headers = {}
         if talk.is_session:
             if not talk.session:
-                created = await self._json("POST", "/v1/sessions", {"model": self._model})
+                created = await self._json("POST", f"{url}/v1/sessions", {"model": self._model})
                 talk.session = created["id"]
             path = f"/v1/sessions/{talk.session}/chat/completions"
             body |= {"query": question, "documents": documents}
@@ -111,7 +117,6 @@ class ClusterClient:
             headers["x-ragboost-session"] = talk.name
             body["messages"] = [*talk.messages, {"role": "user", "content": question}]
             body["ragboost"] = {"documents": documents}
-        url = self._next_url()
         answer = await ask_async(self._http, url + path, body, headers=headers)
         if not answer.is_complete:
             raise ValueError("the stream ended early")
@@ -129,23 +134,23 @@ class ClusterClient:
             answer.headers.get(REPLICA_HEADER, url),
         )
 
-    async def _stored(self, talk: Talk) -> int | None:
+    async def _stored(self, talk: Talk, url: str) -> int | None:
         """Return the turns that a chat session holds, or None where it is not known now."""
         try:
-            found = await self._json("GET", f"/v1/sessions/{talk.session}")
+            found = await self._json("GET", f"{url}/v1/sessions/{talk.session}")
         except _FAILURES:
             return None
         return int(found["num_turns"])
 
-    async def _json(self, method: str, path: str, body: Json | None = None) -> Json:
-        response = await self._http.request(method, self._next_url() + path, json=body)
+    async def _json(self, method: str, url: str, body: Json | None = None) -> Json:
+        response = await self._http.request(method, url, json=body)
         response.raise_for_status()
         found: Json = response.json()
         return found
 
-    def _next_url(self) -> str:
+    def _next_start(self) -> int:
         self._num_asked += 1
-        return self._urls[self._num_asked % len(self._urls)]
+        return self._num_asked
 
 
 def hit_rate(turns: Sequence[Turn]) -> float:

@@ -5,10 +5,9 @@ Holds no texts, so that memory grows by a few hundred bytes a request, not with 
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
-from ragboost.batch.lines import BatchLine, LineParser
-from ragboost.errors import RagBoostError
+from ragboost.batch.lines import BatchLine
 from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 
@@ -18,11 +17,6 @@ Progress = Callable[[str, int, int], None]
 IsFull = Callable[["DocumentCatalog"], bool]
 """Decides after each line whether a window ends."""
 
-Rejected = Callable[[int, bytes, RagBoostError], object]
-"""Called with the number of a malformed line, the line and the error."""
-
-_EVERY = 64  # lines between two reports of progress
-
 # Bytes that a job holds at its peak, planning and prediction included, beside the working arrays of
 # the clustering (about 8 MB). An estimate from above; see docs/lab/batch-scale.md.
 _REQUEST_BYTES = 1_500
@@ -31,8 +25,6 @@ _DOCUMENT_BYTES = 420  # one different document
 
 
 class FilePlace(NamedTuple):
-    """A position in a batch file."""
-
     line: int = 0  # number of lines before it
     offset: int = 0  # number of bytes before it
 
@@ -40,17 +32,7 @@ class FilePlace(NamedTuple):
 FILE_START = FilePlace()
 
 
-class WindowRead(NamedTuple):
-    """The result of reading one window."""
-
-    rejected: int
-    end: FilePlace  # where the next window begins
-    is_last: bool  # the file ends there
-
-
 class CatalogEntry(NamedTuple):
-    """A request of the file."""
-
     line: int  # its line number in the input, from 1
     offset: int  # the first byte of that line
     head: int  # number of the text before the documents; -1 if there is nothing to plan
@@ -58,11 +40,7 @@ class CatalogEntry(NamedTuple):
 
 
 class DocumentCatalog:
-    """The requests of a window, in the order of the file.
-
-    Args:
-        dedup: send a document that a request repeats only once.
-    """
+    """The requests of a window, in the order of the file."""
 
     def __init__(self, tokens: TokenCounter, *, dedup: bool) -> None:
         self.entries: list[CatalogEntry] = []
@@ -75,7 +53,6 @@ class DocumentCatalog:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that a job over these requests needs at its peak, estimated from above."""
         return (
             _REQUEST_BYTES * len(self.entries)
             + _PLACE_BYTES * self._num_places
@@ -83,7 +60,6 @@ class DocumentCatalog:
         )
 
     def add(self, line: BatchLine, *, number: int, offset: int) -> None:
-        """Add the request of line `number`."""
         head = -1
         if line.documents and line.is_boost_wanted:
             head = self._heads.setdefault(line.head, len(self._heads))
@@ -110,37 +86,3 @@ class DocumentCatalog:
             number = self._documents[key] = len(self._documents)
             self.tokens.extend(self._counter.count_documents([document]))
         return number
-
-
-def read_requests(
-    source: BinaryIO,
-    catalog: DocumentCatalog,
-    *,
-    parser: LineParser,
-    on_rejected: Rejected,
-    on_progress: Progress,
-    start: FilePlace = FILE_START,
-    is_full: IsFull | None = None,
-) -> WindowRead:
-    """Fill a catalog from a file; skip blank lines.
-
-    Args:
-        is_full: ends the window after a line; None: read to the end of the file.
-    """
-    total = source.seek(0, 2)
-    source.seek(start.offset)
-    rejected, (line, offset) = 0, start
-    for raw in source:
-        line += 1
-        try:
-            if raw.strip():
-                catalog.add(parser.parse(raw), number=line, offset=offset)
-        except RagBoostError as error:
-            rejected += 1
-            on_rejected(line, raw, error)
-        offset += len(raw)
-        if line % _EVERY == 0 or offset == total:
-            on_progress("reading", offset, total)
-        if is_full is not None and offset < total and is_full(catalog):
-            break
-    return WindowRead(rejected, FilePlace(line, offset), is_last=offset >= total)

@@ -1,15 +1,13 @@
 """Keep the finished windows of a batch job, so that an interrupted job can go on.
 
 Three files grow beside the output under temporary names. After each window a fourth says how long
-they are and where the next window begins; what they have beyond that is cut off by a job that
-resumes. Does not know what the windows hold.
+they are and where the next window begins. Does not know what the windows hold.
 """
 
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from ragboost.batch.catalog import FILE_START, FilePlace
@@ -17,21 +15,19 @@ from ragboost.batch.summary import BatchSummary
 from ragboost.errors import RequestError
 
 
-class Checkpoint(NamedTuple):
-    """A place between two windows."""
+class RejectedLinesError(RequestError):
+    """A strict job found malformed lines."""
 
+
+class Checkpoint(NamedTuple):
     place: FilePlace  # where the next window begins in the input
     summary: BatchSummary  # of the windows before
 
 
 class GrowingFiles:
-    """The files of a job while it writes them: complete or absent after it.
+    """The output, its positions and its rejects while they grow: complete or absent after it.
 
-    After an error they are deleted, unless there is a checkpoint to go on from.
-
-    Args:
-        paths: the files; the checkpoint is named after the first.
-        resume: go on from the checkpoint, if there is one.
+    After an error they are deleted, unless there is a checkpoint for `resume` to go on from.
     """
 
     def __init__(
@@ -56,12 +52,7 @@ class GrowingFiles:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
         is_kept = error is not None and self._state.exists()
         self._close()
         if not is_kept:
@@ -86,18 +77,21 @@ class GrowingFiles:
         temporary.write_text(json.dumps(state))
         temporary.replace(self._state)
 
-    def finish(self, *numbers: int) -> None:
-        """Give the files of these numbers their names; they are complete."""
-        for number in numbers:
+    def finish(self, summary: BatchSummary, *, source: Path, is_strict: bool) -> None:
+        """Give the files their names; a strict job with rejects fails, and has only these."""
+        has_failed = is_strict and summary.rejected > 0
+        for number in [2] if has_failed else range(len(self._paths)):
             self.files[number].close()
             self._parts[number].replace(self._paths[number])
+        if has_failed:
+            where = f"{summary.rejected}, see {self._paths[2]}"
+            raise RejectedLinesError(f"{source}: malformed lines: {where}")
 
     def forget(self) -> None:
         """Delete the checkpoint: there is nothing to go on from."""
         self._state.unlink(missing_ok=True)
 
     def _read_state(self) -> list[int] | None:
-        """Return the sizes of the files at the checkpoint, and set it; None if there is none."""
         try:
             state: dict[str, Any] = json.loads(self._state.read_text())
             sizes: list[int] = list(map(int, state["sizes"]))
@@ -126,7 +120,6 @@ class GrowingFiles:
 
 
 def _open_at(path: Path, size: int) -> BinaryIO:
-    """Open a file for writing behind its first `size` bytes."""
     file = path.open("r+b" if size else "wb")
     file.truncate(size)
     file.seek(size)

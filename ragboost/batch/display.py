@@ -21,11 +21,7 @@ _ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "pl
 
 @contextmanager
 def progress_bar(is_shown: bool | None) -> Iterator[ProgressFunction]:
-    """Yield a progress function that draws one bar per stage on standard error.
-
-    Args:
-        is_shown: draw them; None: if it is a terminal.
-    """
+    """Yield a function that draws a bar per stage on standard error; None: if it is a terminal."""
     console = Console(stderr=True)
     is_shown = console.is_terminal if is_shown is None else is_shown
     columns = (TextColumn("{task.description:<9}"), BarColumn(), TimeRemainingColumn())
@@ -63,12 +59,10 @@ def summary_sentence(summary: BatchSummary) -> str:
 
 
 def warning(summary: BatchSummary, output: Path) -> str:
-    """Return a warning that names the file of malformed lines."""
     return f"warning: malformed lines: {summary.rejected:,}, see {side_path(output, 'rejects')}"
 
 
 def forecast_table(forecast: Forecast) -> Table:
-    """Return a table with a row per cache size and order, and a bar of the hit rate."""
     table = Table(title="Predicted hit rate by size of the prefix cache", title_justify="left")
     table.add_column("cache, tokens", justify="right")
     table.add_column("trace")
@@ -97,11 +91,7 @@ def forecast_sentence(forecast: Forecast) -> str:
 
 
 def write_plot(forecast: Forecast, path: Path) -> None:
-    """Draw hit rate against cache size.
-
-    Args:
-        forecast: drawn with the unbounded cache at the right end.
-    """
+    """Draw hit rate against cache size, the unbounded cache at the right end."""
     lines = {
         label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]
         for name, label in _ORDERS
@@ -121,5 +111,4 @@ def _size(point: ForecastPoint) -> str:
 
 
 def _saved(point: ForecastPoint, rate: float) -> float:
-    """Return the share of the tokens computed today that would be cached."""
     return (rate - point.plain) / (1 - point.plain) if point.plain < 1 else 0.0

@@ -18,11 +18,7 @@ def side_path(output: Path, name: str) -> Path:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that can be read twice.
-
-    Raises:
-        RequestError: the file is missing, not a regular file, or compressed.
-    """
+    """Open a file that can be read twice: a regular one that is not compressed."""
     try:
         if path.exists() and not path.is_file():
             raise RequestError(f"{path} must be a regular file: it is read twice")
@@ -37,7 +33,6 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
 
 
 def output_paths(output: Path, *, inputs: list[Path]) -> list[Path]:
-    """Return the files that a job writes: the output, its positions and its rejects."""
     paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
     for path in paths:
         _check_output(path, inputs=inputs)
@@ -45,7 +40,6 @@ def output_paths(output: Path, *, inputs: list[Path]) -> list[Path]:
 
 
 def _check_output(path: Path, *, inputs: list[Path]) -> None:
-    """Refuse to overwrite an input, or a path that is not a regular file."""
     for source in inputs:
         if path.exists() and source.exists() and path.samefile(source):
             raise RequestError(f"{path} is an input of the job: give another output")

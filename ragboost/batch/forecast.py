@@ -8,24 +8,21 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragboost.batch.catalog import DocumentCatalog, Progress, read_requests
+from ragboost.batch.catalog import DocumentCatalog, Progress
 from ragboost.batch.files import open_input
-from ragboost.batch.lines import LineParser
-from ragboost.batch.plan import plan_file, predict
+from ragboost.batch.plan import predict
+from ragboost.batch.window import WindowJob
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
 from ragboost.ordering import make_order_policy, order_documents
 from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import simulate
-from ragboost.tokens import make_offline_counter
 
 _NUM_SIZES = 6
 
 
 class ForecastPoint(NamedTuple):
-    """Hit rates at one size of the prefix cache."""
-
     cache_tokens: int | None  # its capacity in document tokens; None if unbounded
     plain: float  # hit rate of the unchanged trace
     online: float  # hit rate with each request ordered on arrival
@@ -33,8 +30,6 @@ class ForecastPoint(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The predicted savings on a trace."""
-
     requests: int  # requests of the trace
     rejected: int  # malformed lines, which were skipped
     documents: int  # documents of all requests
@@ -43,7 +38,6 @@ class Forecast(NamedTuple):
     points: tuple[ForecastPoint, ...]  # by size of the cache, smallest first
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object; the unbounded cache has `cache_tokens: null`."""
         return {**self._asdict(), "points": [point._asdict() for point in self.points]}
 
 
@@ -55,30 +49,23 @@ def forecast(
     cache_tokens: Sequence[int] = (),
     on_progress: Progress | None = None,
 ) -> Forecast:
-    """Replay a trace at several sizes of the prefix cache.
+    """Replay a trace, in the line formats of `run_batch`, at several sizes of the prefix cache.
 
-    Args:
-        source: JSONL of requests in order of arrival, in the line formats of `run_batch`.
-        cache_tokens: sizes; if empty, from the largest request to the whole trace, and unbounded.
+    They are, by default, from the largest request to the whole trace, and unbounded.
     """
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
     settings, move = settings or Settings(), on_progress or (lambda *_: None)
-    catalog = DocumentCatalog(make_offline_counter(settings.tokens), dedup=settings.dedup.enabled)
+    job = WindowJob(settings, corpus=corpus, on_progress=move)
     with open_input(source) as file:
-        read = read_requests(
-            file,
-            catalog,
-            parser=LineParser(settings, corpus=corpus),
-            on_rejected=lambda *_: None,
-            on_progress=move,
-        )
+        read = job.read(file, None)
+    catalog = job.catalog
     counts = [sum(catalog.tokens[i] for i in entry.documents) for entry in catalog.entries]
     if not any(counts):
         raise RequestError(f"{source}: no request with documents ({read.rejected} malformed lines)")
     sizes: list[int | None] = [*cache_tokens]
     sizes = sizes or [*_sizes(max(counts), sum(catalog.tokens)), None]
-    plan = plan_file(catalog, settings.ordering)
+    plan = job.plan()
     points = []
     for done, size in enumerate(sizes):
         move("replaying", done, len(sizes))
@@ -99,14 +86,12 @@ def forecast(
 
 
 def _sizes(smallest: int, largest: int) -> list[int]:
-    """Return sizes in equal ratios, from one request upwards."""
     largest = max(largest, 2 * smallest)
     ratio = (largest / smallest) ** (1 / (_NUM_SIZES - 1))
     return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
 
 
 def _online(catalog: DocumentCatalog, settings: OrderingSettings, size: int | None) -> float:
-    """Return the hit rate with each request ordered by an index of this capacity."""
     # A prior is about documents' keys, and the catalog has numbers.
     policy = make_order_policy(settings.model_copy(update={"prior": None}))
     index = ContextIndex(capacity_tokens=size)

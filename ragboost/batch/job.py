@@ -21,10 +21,6 @@ from ragboost.simulate import SimulatedCache
 _MB = 1_000_000
 
 
-class RejectedLinesError(RequestError):
-    """A strict job found malformed lines."""
-
-
 def run_batch(
     source: Path,
     output: Path,
@@ -49,9 +45,7 @@ def run_batch(
 
     Args:
         source: JSONL; see `lines`. Blank lines are skipped.
-        output: the file to write; not an input.
-        cache_tokens: capacity for the prediction; None if unbounded.
-        block_size: block size in tokens for the prediction; None for whole documents.
+        cache_tokens, block_size: of the cache in the prediction; None: unbounded, whole documents.
         improve_s: seconds of a search for a better plan of each window.
         window: requests planned together; None: as many as `memory_mb` allows.
         memory_mb: memory for the plan; ends a window earlier. None: no limit.
@@ -70,12 +64,7 @@ def run_batch(
         with GrowingFiles(paths, fingerprint=fingerprint, resume=resume, start=start) as growing:
             job = WindowJob(settings, corpus=corpus, on_progress=on_progress or (lambda *_: None))
             summary = _run(job, file, growing, is_full=is_full, improve_s=improve_s, strict=strict)
-            if strict and summary.rejected:
-                growing.finish(2)
-                raise RejectedLinesError(
-                    f"{source}: malformed lines: {summary.rejected}, see {paths[2]}"
-                )
-            growing.finish(*range(len(paths)))
+            growing.finish(summary, source=source, is_strict=strict)
     return summary
 
 
@@ -109,7 +98,6 @@ def _run(
 
 
 def _bound(window: int | None, memory_mb: int | None) -> IsFull | None:
-    """Return the condition that ends a window; None if nothing does."""
     for name, value in (("window", window), ("memory_mb", memory_mb)):
         if value is not None and value < 1:
             raise RequestError(f"{name} must be at least 1, got {value}", param=name)
@@ -125,7 +113,6 @@ def _bound(window: int | None, memory_mb: int | None) -> IsFull | None:
 
 
 def _fingerprint(inputs: Sequence[Path], settings: Settings, options: tuple[object, ...]) -> str:
-    """Return a hash of everything that the output depends on."""
     parts: list[object] = [options]
     for path in filter(Path.exists, inputs):
         stat = path.stat()

@@ -29,8 +29,6 @@ _MAX_DEPTH = 100
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A request of the file."""
-
     value: dict[str, Any]  # the line's JSON object
     id: DocumentId  # its `custom_id` or `id`
     query: str
@@ -45,11 +43,7 @@ class BatchLine:
 
 
 class LineParser:
-    """Parses lines.
-
-    Args:
-        corpus: resolves `doc_ids`; without one, lines with `doc_ids` are malformed.
-    """
+    """Parses lines; without a corpus, those with `doc_ids` are malformed."""
 
     def __init__(self, settings: Settings, *, corpus: Corpus | None = None) -> None:
         self._formats = make_formats(settings)
@@ -149,18 +143,13 @@ def kept(context: Context) -> list[int]:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Decode a line. Lone surrogates are accepted, as engines do; NaN and infinity are not.
-
-    Raises:
-        RequestError: not UTF-8 or not JSON; or a number is not finite, named by its path.
-    """
+    """Decode a line. Lone surrogates are accepted, as engines do; NaN and infinity are not."""
     value = decode(raw)
     _check_values(value)
     return value
 
 
 def _check_values(value: Any) -> None:
-    """Refuse numbers that JSON cannot express, and nesting too deep for the steps that follow."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         deeper: list[Any] = []
@@ -179,7 +168,6 @@ def _check_values(value: Any) -> None:
 
 
 def _non_finite(value: Any, path: str) -> Iterator[str]:
-    """Yield the paths of the numbers that are NaN or infinite."""
     if isinstance(value, dict):
         for name, element in value.items():
             yield from _non_finite(element, f"{path}.{name}" if path else name)

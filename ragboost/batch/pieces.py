@@ -23,8 +23,6 @@ _PARTS = ("ordered", "positions", "rejects")
 
 
 class WindowSpan(NamedTuple):
-    """A window of a file."""
-
     number: int  # from 0
     start: FilePlace  # its place in the file
     num_lines: int  # blank and malformed ones included
@@ -52,12 +50,7 @@ def order_piece(
     improve_s: float = 0.0,
     start: BatchSummary,
 ) -> BatchSummary:
-    """Order one window and write it into a folder; the same call again writes the same.
-
-    Args:
-        improve_s: seconds of a search for a better plan.
-        start: an empty summary, with the cache of the prediction.
-    """
+    """Order one window and write it into a folder; the same call again writes the same."""
     job = WindowJob(settings, corpus=corpus)
     lines = itertools.count(1)
     with open_input(source) as file, ExitStack() as stack:
@@ -75,11 +68,7 @@ def order_piece(
 def join_pieces(
     folder: Path, summaries: Sequence[BatchSummary], files: Sequence[BinaryIO]
 ) -> BatchSummary:
-    """Append all windows, in order, to the output, its positions and its rejects.
-
-    Returns:
-        The summary of the whole file.
-    """
+    """Append all windows, in order, to the three files; return the summary of the whole."""
     output, positions, rejects = files
     first, *_ = summaries
     total = BatchSummary(cache_tokens=first.cache_tokens, block_size=first.block_size)

@@ -15,8 +15,6 @@ from ragboost.simulate import HitRate, simulate
 
 
 class FilePlan(NamedTuple):
-    """The order of documents and requests."""
-
     # For each request of the file, the documents to send in prompt order.
     permutations: list[Sequence[int]]
     release: list[int]  # positions of the requests in release order
@@ -29,11 +27,7 @@ def plan_file(
     improve_s: float = 0.0,
     on_progress: Progress | None = None,
 ) -> FilePlan:
-    """Plan each group of requests with the same head; requests without a plan come last.
-
-    Args:
-        improve_s: seconds of a search for better plans, shared among the groups by their size.
-    """
+    """Plan each group of requests with the same head; requests without a plan come last."""
     permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
     release: list[int] = []
     tokens = dict[Hashable, int](enumerate(catalog.tokens))
@@ -62,8 +56,6 @@ def plan_file(
 
 
 class _Clock:
-    """Distributes the seconds of a search and reports them."""
-
     def __init__(self, seconds: float, on_progress: Progress) -> None:
         self._seconds = seconds
         self._on_progress = on_progress

@@ -47,7 +47,6 @@ class BatchSummary:
         return self.plus(window)
 
     def plus(self, other: "BatchSummary") -> "BatchSummary":
-        """Return the summary of the windows of both."""
         counts = ("requests", "rejected", "documents", "duplicates_removed", "requests_reordered")
         return replace(
             self,
@@ -57,7 +56,6 @@ class BatchSummary:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object with hit rates beside their token counts."""
         fields = asdict(self)
         for name in ("before", "after"):
             rate: HitRate = getattr(self, name)
@@ -70,7 +68,6 @@ class BatchSummary:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "BatchSummary":
-        """Return the summary that `as_json` wrote."""
         rates = {
             name: HitRate(fields[name]["cached_tokens"], fields[name]["prompt_tokens"])
             for name in ("before", "after")

@@ -6,17 +6,9 @@ each line again at its offset. Does not know wire shapes (see `lines`), nor othe
 
 import codecs
 from collections.abc import Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from ragboost.batch.catalog import (
-    FILE_START,
-    DocumentCatalog,
-    FilePlace,
-    IsFull,
-    Progress,
-    WindowRead,
-    read_requests,
-)
+from ragboost.batch.catalog import FILE_START, DocumentCatalog, FilePlace, IsFull, Progress
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file
 from ragboost.booster.compose import Retrieved, compose
@@ -30,6 +22,12 @@ from ragboost.tokens import make_offline_counter
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
 _EVERY = 64  # lines between two reports of progress
+
+
+class WindowRead(NamedTuple):
+    rejected: int
+    end: FilePlace  # where the next window begins
+    is_last: bool  # the file ends there
 
 
 class WindowJob:
@@ -51,25 +49,36 @@ class WindowJob:
     def read(
         self,
         source: BinaryIO,
-        rejects: BinaryIO,
+        rejects: BinaryIO | None,
         *,
         start: FilePlace = FILE_START,
         is_full: IsFull | None = None,
     ) -> WindowRead:
-        """Fill the catalog (first pass), instead of the last window's, and write the rejects."""
+        """Fill the catalog (first pass), instead of the last window's, and write the rejects.
+
+        Skips blank lines; reads to the end of the file, or until `is_full` after a line.
+        """
         self.catalog = self._empty()
-        return read_requests(
-            source,
-            self.catalog,
-            parser=self._parser,
-            on_rejected=lambda *rejected: rejects.write(_rejected(*rejected)),
-            on_progress=self._on_progress,
-            start=start,
-            is_full=is_full,
-        )
+        total = source.seek(0, 2)
+        source.seek(start.offset)
+        rejected, (line, offset) = 0, start
+        for raw in source:
+            line += 1
+            try:
+                if raw.strip():
+                    self.catalog.add(self._parser.parse(raw), number=line, offset=offset)
+            except RagBoostError as error:
+                rejected += 1
+                if rejects is not None:
+                    rejects.write(_rejected(line, raw, error))
+            offset += len(raw)
+            if line % _EVERY == 0 or offset == total:
+                self._on_progress("reading", offset, total)
+            if is_full is not None and offset < total and is_full(self.catalog):
+                break
+        return WindowRead(rejected, FilePlace(line, offset), is_last=offset >= total)
 
     def plan(self, improve_s: float = 0.0) -> FilePlan:
-        """Order documents and requests."""
         self._on_progress("planning", 0, 1)
         plan = plan_file(
             self.catalog,
@@ -125,7 +134,6 @@ class WindowJob:
 
 
 def _as_they_are(settings: Settings) -> Settings:
-    """Return the settings for a request whose caller wants its documents unchanged."""
     return settings.model_copy(
         update={
             "dedup": settings.dedup.model_copy(update={"enabled": False}),
@@ -135,7 +143,6 @@ def _as_they_are(settings: Settings) -> Settings:
 
 
 def _verbatim(raw: bytes) -> bytes:
-    """Return a line's bytes without its line end and byte order mark."""
     return raw.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
 
 

@@ -28,17 +28,8 @@ def run(
 ) -> str:
     """Prepare a corpus in a running engine, and return sentences or JSON.
 
-    Args:
-        top_n: neighbours of each document; 0: measure nothing.
-        sources: of neighbours.
-        system: file with the system message.
-        template: text of a document in a prompt; None: a block as RAGBoost writes it.
-        label: template of the label in such a block.
-
-    Raises:
-        ConfigError: a path does not exist, or the engine cannot reuse chunks.
-        RequestError: an invalid line of a file.
-        BackendError: the engine cannot be reached, or refuses a request.
+    Without neighbours (`top_n` 0) nothing is measured. Without a `template`, a document is a block
+    as RAGBoost writes it, with this `label`.
     """
     for name, path in {"corpus": corpus, "system": system, **asdict(sources)}.items():
         if path is not None and not path.exists():

@@ -138,7 +138,6 @@ def _ask(
     concurrency: int,
     progress: bool | None,
 ) -> None:
-    """Render the prompts, say what the answers will cost, and ask for them once that is agreed."""
     from ragboost.batch.display import progress_bar
 
     with progress_bar(progress) as on_progress:
@@ -154,7 +153,6 @@ def _ask(
 def _show(
     result: "OrderEvaluation", failures: Mapping[str, str], *, plot: Path | None, as_json: bool
 ) -> None:
-    """Print the comparison, and a warning of the requests that it lacks."""
     from ragboost.evaluation.result_table import result_table, write_plot
 
     if failures:

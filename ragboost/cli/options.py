@@ -27,7 +27,6 @@ def setting(path: str, *, metavar: str | None = None) -> Any:
 
 
 def switch(path: str, flag: str) -> Any:
-    """Return a flag that turns a setting on."""
     return typer.Option(None, flag, help=field_paths()[path], show_default=False)
 
 

@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -17,10 +17,10 @@ _BACKEND = (
     "Base URL of a backend, without /v1; give it once per backend; by default "
     "http://127.0.0.1:8000."
 )
+_OTHERS = ("backend", "embedded", "model")  # options of `serve` that are no settings of the proxy
 
 
 def _print_access_log() -> None:
-    """Write the lines of the access log to standard output."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("ragboost.access")
@@ -64,20 +64,12 @@ def serve(
     ragboost serve --backend http://gpu-1:8000 --backend http://gpu-2:8000
     ragboost serve --embedded    # without a backend of your own; needs the extra engine
     """
+    flags = {f"proxy.{name}": value for name, value in locals().items() if name not in _OTHERS}
     if embedded and backend is not None:
         raise ConfigError("--embedded starts its own backend: omit --backend")
     if model is not None and not embedded:
         raise ConfigError("--model is for --embedded; a backend names its own models")
-    flags: dict[str, Any] = {
-        "proxy.host": host,
-        "proxy.port": port,
-        "engine.model": model,
-        "proxy.insecure": insecure,
-        "proxy.shadow": shadow,
-        "proxy.access_log": access_log,
-        "proxy.workers": workers,
-    }
-    settings = load_settings({**flags, **backends(backend)})
+    settings = load_settings({**flags, "engine.model": model, **backends(backend)})
     log_to_terminal()
 
     from ragboost.proxy.server import serve as serve_proxy
@@ -94,7 +86,6 @@ def serve(
 
 
 def _in_front_of_engine(settings: Settings, url: str) -> Settings:
-    """Point the proxy at the embedded engine, with an index of the engine's capacity."""
     capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
     return settings.model_copy(
         update={
@@ -139,7 +130,6 @@ def engine(
 
 
 def _lint(log: Path, *, as_json: bool) -> NoReturn:
-    """Print what breaks prompt caches in a log, and exit."""
     from rich.console import Console
 
     from ragboost.hosted.lint import lint_log

@@ -22,12 +22,8 @@ _RATIOS = ("prefill_tokens", "hit_rate", "ttft_p50_ms", "ttft_p95_ms")
 
 
 def summarize(plain: Costs, boosted: Costs) -> dict[str, Any]:
-    """Summarise both replays.
-
-    Returns:
-        `sessions` (independent users), `conversations` and `all`, each with `plain` and `boosted`
-        (requests, prompt_tokens, cached_tokens, prefill_tokens, hit_rate, ttft_p50_ms, ttft_p95_ms,
-        documents_deduplicated) and `ratio` (improvement of boosted over plain).
+    """Return `sessions` (independent users), `conversations` and `all`, each plain, boosted and as
+    `ratio`, the improvement of boosted over plain.
     """
     parts = {
         "sessions": (plain.sessions, boosted.sessions),

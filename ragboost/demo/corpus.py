@@ -24,12 +24,8 @@ _CHUNK_CHARACTERS = (200, 1200)  # shorter docstrings are skipped, longer ones a
 def standard_library() -> list[Document]:
     """Return the docstrings of the standard library's modules, classes and functions.
 
-    Returns:
-        One document per docstring: the id is the dotted name, the text the docstring with the
-        signature above it, cut to 1,200 characters at a line end.
-
-    Raises:
-        RagBoostError: this Python has no standard library source files.
+    One document per docstring: the id is the dotted name, the text the docstring with the signature
+    above it, cut to 1,200 characters at a line end.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     documents: dict[str, Document] = {}

@@ -24,8 +24,6 @@ Message = dict[str, str]
 
 
 class Cost(NamedTuple):
-    """The cost of one request, with tokens as reported by the engine."""
-
     prompt_tokens: int
     cached_tokens: int
     ttft_s: float  # time to the first token, in seconds
@@ -33,8 +31,6 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The costs of a replay."""
-
     sessions: list[Cost]
     conversations: list[Cost]
 
@@ -42,12 +38,8 @@ class Costs(NamedTuple):
 async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerator[Cost]:
     """Send all sessions, then all conversations turn by turn, each turn with the whole history.
 
-    Args:
-        boosted: pass the documents to the proxy; otherwise write them into the prompt, as
-            applications without RAGBoost do.
-
-    Yields:
-        The cost of each request, in this order. The next one is sent when its cost is requested.
+    Plain requests carry the documents in the prompt, as applications without RAGBoost write them.
+    Yields the cost of each request; the next one is sent when its cost is requested.
     """
     with closing(Backend(BackendSettings(url=url))) as client:
         for turn in workload.sessions:
@@ -124,7 +116,6 @@ async def _chat(client: Backend, body: Mapping[str, Any]) -> tuple[Cost, str]:
 
 
 async def _lines(response: UpstreamResponse) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream as they arrive."""
     rest = b""
     while data := await response.read():
         *lines, rest = (rest + data).split(b"\n")

@@ -34,30 +34,13 @@ def run_demo(
     """Replay a workload through proxy and engine, plain and boosted.
 
     Each has its own engine and proxy. Their requests alternate, so that other load on the machine
-    slows both alike.
-
-    Args:
-        engine: settings of the engines; None for the built-in model.
-        console: shows progress; None for stderr.
-
-    Returns:
-        The summary of `summarize`, and under `workload` the arguments.
-
-    Raises:
-        RagBoostError: a step failed; the message names it and the reason.
+    slows both alike. Returns the result of `summarize`, and under `workload` the arguments.
     """
     console = console or Console(stderr=True)
     documents = standard_library()
     console.print(f"corpus: {len(documents):,} documentation strings of Python's standard library")
-    workload = make_workload(
-        documents,
-        BM25Retriever(documents),
-        sessions=sessions,
-        conversations=conversations,
-        turns=turns,
-        k=k,
-        seed=seed,
-    )
+    drawn = {"sessions": sessions, "conversations": conversations, "turns": turns, "k": k}
+    workload = make_workload(documents, BM25Retriever(documents), **drawn, seed=seed)
     console.print(
         f"workload: {sessions} sessions, {conversations} conversations of {turns} turns, "
         f"{k} documents each, found by BM25"
@@ -68,7 +51,6 @@ def run_demo(
     with _served(settings, boosted=False) as plain_url, _served(settings, boosted=True) as url:
         console.print(f"two engines, each with a prefix cache of {capacity_tokens:,} tokens")
         plain, boosted = asyncio.run(_replay_both(workload, plain_url, url, console=console))
-    drawn = {"sessions": sessions, "conversations": conversations, "turns": turns, "k": k}
     return {
         "workload": {**drawn, "capacity_tokens": capacity_tokens, "seed": seed},
         **summarize(plain, boosted),
@@ -95,7 +77,6 @@ def _served(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
 async def _replay_both(
     workload: Workload, plain: str, boosted: str, *, console: Console
 ) -> tuple[Costs, Costs]:
-    """Replay plain and boosted requests alternately, with a progress bar."""
     columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn())
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     costs: list[list[Cost]] = [[], []]

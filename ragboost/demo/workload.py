@@ -20,15 +20,11 @@ _THEMES = 12  # parts of the library that most questions are about
 
 
 class WorkloadTurn(NamedTuple):
-    """A question with its retrieved documents, most relevant first."""
-
     question: str
     documents: tuple[Document, ...]
 
 
 class Workload(NamedTuple):
-    """The questions of the demo."""
-
     sessions: list[WorkloadTurn]  # independent users, one question each
     conversations: list[list[WorkloadTurn]]  # users with several questions
 
@@ -43,11 +39,7 @@ def make_workload(
     k: int,
     seed: int,
 ) -> Workload:
-    """Draw questions, most of them about a few themes, as at a support desk.
-
-    Args:
-        documents: the corpus; ids are dotted names.
-    """
+    """Draw questions, most of them about a few themes, as at a support desk."""
     draw = random.Random(seed)
     themes: dict[str, list[Document]] = {}
     for document in documents:

@@ -80,8 +80,6 @@ Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, frozen=True):
-    """The events of one message."""
-
     ts: float  # seconds since the epoch by the engine's clock
     events: Sequence[Event]  # in the order in which they happened
     dp_rank: int | None = None  # the data-parallel rank of the publisher, if reported
@@ -89,8 +87,6 @@ class EventBatch(msgspec.Struct, frozen=True):
 
 
 class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
-    """vLLM's positional layout; SGLang's is its beginning."""
-
     block_hashes: _Hashes
     parent_block_hash: BlockHash | None = None
     token_ids: _TokenIds = []
@@ -155,12 +151,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode the last frame of a message: `[ts, events]` or `[ts, events, dp_rank, ...]`.
-
-    Raises:
-        EventStreamError: the payload is too large or not such an array, or a known event lacks a
-            field or has an absurd value.
-    """
+    """Decode the last frame of a message: `[ts, events]` or `[ts, events, dp_rank, ...]`."""
     if len(payload) > MAX_BATCH_BYTES:
         raise EventStreamError(
             f"event batch of {len(payload)} bytes, the limit is {MAX_BATCH_BYTES}"
@@ -187,7 +178,6 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 
 def _decode_event(raw: msgspec.Raw) -> Event | str:
-    """Decode an event; return the name of one of unknown type."""
     first = memoryview(raw)[0]
     try:
         if first in _MAP_TYPES:

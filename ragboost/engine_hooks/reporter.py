@@ -39,12 +39,7 @@ class Reporter:
 
     `put` only appends to a queue: it takes no lock, opens no socket and encodes nothing, so a proxy
     that hangs or is down costs the engine nothing. A batch dropped because the queue is full leaves
-    a gap in the sequence numbers.
-
-    Args:
-        url: base URL of the proxy, such as `http://proxy:8080`.
-        max_kept_bytes: encoded size of the batches kept for replays.
-        key: the proxy's `engine_hooks.report_key`, if it requires one.
+    a gap in the sequence numbers. `key` is the proxy's `engine_hooks.report_key`, if it needs one.
     """
 
     def __init__(
@@ -183,7 +178,6 @@ class Reporter:
 
 
 def _error_message(body: bytes) -> str:
-    """Return the message of an error in OpenAI's shape, behind a colon; empty if there is none."""
     try:
         return f": {json.loads(body)['error']['message']}"[:500]
     except (ValueError, TypeError, LookupError, RecursionError):

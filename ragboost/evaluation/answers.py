@@ -32,11 +32,7 @@ def answer_key(payload: Mapping[str, Any]) -> str:
 
 
 class AnswerFile:
-    """Answers by key, appended to a JSON Lines file as they come.
-
-    Args:
-        path: the file; created if missing. A torn last line, of a run that was killed, is ignored.
-    """
+    """Answers by key, appended to a JSON Lines file as they come; a torn last line is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,18 +86,10 @@ def ask_all(
     concurrency: int,
     on_answer: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, str]:
-    """Ask for all answers that are missing.
+    """Ask for all answers that are missing, and return the error of each that failed, by key.
 
-    Args:
-        endpoint: the endpoint; stopped and closed in the end.
-        answers: the answers so far; the new ones are added.
-        on_answer: called with the requests that have ended and their total.
-
-    Returns:
-        The error of each request that failed, by key.
-
-    Raises:
-        BackendError: the first request failed, twenty in a row did, or the endpoint refuses all.
+    Stops and closes the endpoint. Raises BackendError if the first request failed, twenty in a row
+    did, or the endpoint refuses all.
     """
     missing = {key: messages for key, messages in wanted.items() if key not in answers}
     if not missing:

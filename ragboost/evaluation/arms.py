@@ -18,8 +18,6 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class EvalArm:
-    """One way to send the same questions."""
-
     name: str  # as in `--arm`
     # Settings by dotted path, on top of the user's own.
     changes: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)

@@ -14,8 +14,6 @@ _CELLS = 4_000_000  # drawn at a time
 
 
 class PairedDifference(NamedTuple):
-    """The mean difference of two arms on the same questions."""
-
     mean: float  # other minus baseline
     low: float  # lower end of the interval at 95 %
     high: float
@@ -27,13 +25,10 @@ def paired_difference(
 ) -> PairedDifference:
     """Return the mean of `other - baseline` with a percentile bootstrap interval.
 
-    Whole groups are drawn, since the turns of a conversation are not independent. If no question
-    differs in one direction, resampling cannot show that any would: the interval is then wider in
-    that direction by the largest share that zero events among the groups allow (the rule of three,
-    exactly).
-
-    Args:
-        baseline: scores from 0 to 1.
+    Scores are 0 to 1. Whole groups are drawn, since the turns of a conversation are not
+    independent. If no question differs in one direction, resampling cannot show that any would: the
+    interval is then wider there by the largest share that zero events among the groups allow (the
+    rule of three, exactly).
     """
     difference = np.asarray(other, dtype=float) - np.asarray(baseline, dtype=float)
     if not len(difference):

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The questions that are still to be asked."""
-
     num_prompts: int  # distinct prompts of all arms
     num_known: int  # those answered by earlier runs
     prompt_tokens: int  # estimated, of the others
@@ -21,7 +19,6 @@ class CostEstimate:
 
     @property
     def num_missing(self) -> int:
-        """Prompts to ask."""
         return self.num_prompts - self.num_known
 
     @property

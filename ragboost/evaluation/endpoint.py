@@ -1,4 +1,4 @@
-"""Ask an OpenAI-compatible endpoint: one chat completion at a time per thread, with retries.
+"""Ask an OpenAI-compatible endpoint: one chat completion at a time per connection, with retries.
 
 Knows HTTP, `usage` and rate limits. Does not know questions or scores.
 """
@@ -7,8 +7,11 @@ import http.client
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -46,15 +49,12 @@ class RefusedEndpointError(BackendStatusError):
 
 
 class ChatEndpoint:
-    """An endpoint and a model. Thread-safe: each thread has its own connection.
+    """An endpoint and a model; thread-safe.
 
     Args:
         url: with or without `/v1` and `/chat/completions`.
         api_key: sent as a bearer token; empty: none.
         body: further fields of the request; null removes a field.
-
-    Raises:
-        ConfigError: the URL is not one of HTTP.
     """
 
     def __init__(
@@ -74,17 +74,18 @@ class ChatEndpoint:
         path = parts.path.rstrip("/")
         if not path.endswith(_ROUTE):
             path = (path or "/v1") + _ROUTE
-        self._parts = parts
         self._target = path + (f"?{parts.query}" if parts.query else "")
         self.where = f"{parts.scheme}://{parts.hostname}:{parts.port or ''}".rstrip(":") + path
         self._fields = {"model": model, "max_tokens": max_tokens, "temperature": 0, **(body or {})}
         self._headers = {"content-type": "application/json", "user-agent": "ragboost-eval-order"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
+        is_https = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
+        self._connect = partial(kind, parts.hostname, parts.port, timeout=timeout_s)
+        self._idle: deque[http.client.HTTPConnection] = deque()
         self._timeout_s = timeout_s
         self._attempts = attempts
-        self._local = threading.local()
-        self._open: set[http.client.HTTPConnection] = set()
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._not_before = 0.0  # a rate limit holds for all threads
@@ -99,58 +100,58 @@ class ChatEndpoint:
         self._stopped.set()
 
     def close(self) -> None:
-        """Close the connections of all threads, none of which may be asking."""
-        with self._lock:
-            kept, self._open = self._open, set()
-        for connection in kept:
-            connection.close()
+        """Close all connections; nobody may be asking."""
+        while self._idle:
+            self._idle.pop().close()
 
     def ask(self, messages: Messages) -> ModelAnswer:
         """Return the answer to a conversation; wait and try again while the endpoint is busy."""
         body = json.dumps(self.payload(messages)).encode("utf-8", "replace")
         for attempt in range(1, self._attempts + 1):
             self._wait()
+            delay_s = None
             try:
-                status, headers, text = self._post(body)
+                status, retry_after, text = self._post(body)
                 if status == 200:
                     return self._read(text)
                 error: Exception = self._refusal(status, text)
                 if status not in _PASSING:
                     raise error
-                self._defer(_retry_after(headers), attempt)
+                delay_s = _seconds(retry_after)
             except TimeoutError:
-                self._close()
-                error = BackendTimeoutError(
-                    f"{self.where} did not answer within {self._timeout_s:g} s"
-                )
-                self._defer(None, attempt)
-            except (OSError, http.client.HTTPException) as problem:
-                self._close()
-                error = BackendConnectionError(f"cannot reach {self.where}: {problem!r}")
-                self._defer(None, attempt)
+                problem = f"{self.where} did not answer within {self._timeout_s:g} s"
+                error = BackendTimeoutError(problem)
+            except (OSError, http.client.HTTPException) as failure:
+                error = BackendConnectionError(f"cannot reach {self.where}: {failure!r}")
             if self._stopped.is_set():
                 break
+            if attempt < self._attempts:
+                self._defer(_FIRST_WAIT_S * 2 ** (attempt - 1) if delay_s is None else delay_s)
         raise error
 
     def probe(self) -> None:
         """Connect once."""
         try:
-            self._connection().connect()
+            with closing(self._connect()) as connection:
+                connection.connect()
         except OSError as problem:
             raise BackendConnectionError(f"cannot reach {self.where}: {problem}") from None
-        finally:
-            self._close()
 
-    def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        connection = self._connection()
-        connection.request("POST", self._target, body, self._headers)
-        response = connection.getresponse()
-        text = response.read(_MAX_RESPONSE_BYTES + 1)
-        if len(text) > _MAX_RESPONSE_BYTES:
-            self._close()
-            raise http.client.HTTPException("the response is longer than 16 MiB")
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return response.status, headers, text
+    def _post(self, body: bytes) -> tuple[int, str, bytes]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        with ExitStack() as stack:
+            stack.callback(connection.close)
+            connection.request("POST", self._target, body, self._headers)
+            response = connection.getresponse()
+            text = response.read(_MAX_RESPONSE_BYTES + 1)
+            if len(text) > _MAX_RESPONSE_BYTES:
+                raise http.client.HTTPException("the response is longer than 16 MiB")
+            stack.pop_all()
+        self._idle.append(connection)
+        return response.status, response.getheader("retry-after", ""), text
 
     def _read(self, text: bytes) -> ModelAnswer:
         try:
@@ -181,32 +182,9 @@ class ChatEndpoint:
             kind = RefusedPromptError
         return kind(f"{self.where} answered {status}: {problem}")
 
-    def _connection(self) -> http.client.HTTPConnection:
-        kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if kept is None:
-            is_https = self._parts.scheme == "https"
-            kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
-            host = self._parts.hostname or ""
-            kept = self._local.connection = kind(host, self._parts.port, timeout=self._timeout_s)
-            with self._lock:
-                self._open.add(kept)
-        return kept
-
-    def _close(self) -> None:
-        kept = getattr(self._local, "connection", None)
-        if kept is not None:
-            kept.close()
-            with self._lock:
-                self._open.discard(kept)
-            self._local.connection = None
-
-    def _defer(self, wanted_s: float | None, attempt: int) -> None:
-        """Let no thread ask for a while: as long as the endpoint wants, within bounds."""
-        if attempt >= self._attempts:
-            return
-        wait = _FIRST_WAIT_S * 2 ** (attempt - 1) if wanted_s is None else wanted_s
+    def _defer(self, delay_s: float) -> None:
         with self._lock:
-            until = time.monotonic() + min(max(wait, 0.0), _MAX_WAIT_S)
+            until = time.monotonic() + min(max(delay_s, 0.0), _MAX_WAIT_S)
             self._not_before = max(self._not_before, until)
 
     def _wait(self) -> None:
@@ -218,16 +196,12 @@ class ChatEndpoint:
             self._stopped.wait(left)
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of `retry-after`, which may be a number or a date; None without it."""
-    value = headers.get("retry-after", "").strip()
-    if not value:
-        return None
+def _seconds(retry_after: str) -> float | None:
     try:
-        return float(value)
+        return float(retry_after)
     except ValueError:
         pass
     try:
-        return parsedate_to_datetime(value).timestamp() - time.time()
+        return parsedate_to_datetime(retry_after).timestamp() - time.time()
     except (TypeError, ValueError):
         return None

@@ -20,8 +20,6 @@ _MAX_SHOWN = 3
 
 
 class LoadedQuestions(NamedTuple):
-    """The questions of a file."""
-
     questions: tuple[EvalQuestion, ...]  # in file order
     format: str  # the file's format
     num_rejected: int = 0
@@ -36,13 +34,10 @@ def load_questions(
     k: int = 10,
     limit: int | None = None,
 ) -> LoadedQuestions:
-    """Read the questions of a file.
+    """Read the questions of a file: JSON Lines, also gzipped, JSON or CSV.
 
-    Args:
-        path: JSON Lines, JSON or CSV, also gzipped JSON Lines.
-        name: its format; None: recognised by the first record.
-        corpus: documents to retrieve from, or that `doc_ids` refer to.
-        k: documents per question, where the file holds no retrieval.
+    Without a `name`, the first record shows the format. `corpus` holds the documents to retrieve
+    from, `k` a question, where the file holds no retrieval, or those that `doc_ids` refer to.
     """
     pools = Pools()
     if corpus is not None:

@@ -6,7 +6,6 @@ assistant's message, so that the prompts of a turn do not depend on the model. A
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,8 +23,6 @@ Messages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArmPrompt:
-    """A question as an arm sends it."""
-
     question: str
     messages: Messages  # the whole conversation
     prompt_tokens: int  # their estimated length
@@ -33,16 +30,12 @@ class ArmPrompt:
 
 
 class ArmRenderer:
-    """Renders the questions of one arm, in file order.
-
-    Args:
-        settings: the arm's settings: the user's own with its changes.
-        system: the system message; empty: none.
-    """
+    """Renders the questions of one arm, in file order; an empty `system` is no message."""
 
     def __init__(self, arm: EvalArm, settings: Settings, *, system: str, seed: int) -> None:
         self._arm = arm
         self._booster = Booster(settings)
+        self._preamble = system
         self._system: Messages = (("system", system),) if system else ()
         self._rng = np.random.default_rng(seed)
         self._history: defaultdict[str, Messages] = defaultdict(tuple)
@@ -74,40 +67,15 @@ class ArmRenderer:
             question.text,
             documents,
             session=question.conversation,
-            preamble=self._system[0][1] if self._system else "",
+            preamble=self._preamble,
             planned=planned,
         )
 
     def _moved(self, question: EvalQuestion) -> Planned:
-        """Return a random order, in the terms of a plan; later turns ignore it."""
         unique = unique_documents(question.documents)
         permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
-        preamble = self._system[0][1] if self._system else ""
-        elements = tuple(
-            (preamble, unique[i].key) if preamble else unique[i].key for i in permutation
-        )
+        preamble = self._preamble
+        keys = [unique[i].key for i in permutation]
+        elements = tuple((preamble, key) if preamble else key for key in keys)
         tokens = self._booster.tokens.count_documents([unique[i] for i in permutation])
         return Planned(permutation, elements, tuple(tokens), 0)
-
-
-def render_arm(
-    arm: EvalArm,
-    settings: Settings,
-    questions: Sequence[EvalQuestion],
-    *,
-    system: str,
-    seed: int,
-    on_prompt: Callable[[], None] = lambda: None,
-) -> tuple[ArmPrompt, ...]:
-    """Render all questions of an arm.
-
-    Args:
-        questions: in the order in which a Booster sees them.
-        system: the system message; empty: none.
-    """
-    renderer = ArmRenderer(arm, settings, system=system, seed=seed)
-    prompts = []
-    for question in questions:
-        prompts.append(renderer.render(question))
-        on_prompt()
-    return tuple(prompts)

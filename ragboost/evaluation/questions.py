@@ -13,8 +13,6 @@ from ragboost.types import Document
 
 @dataclass(frozen=True, slots=True)
 class EvalQuestion:
-    """A question with its documents, ready to be asked."""
-
     id: str  # unique in the file
     text: str
     documents: tuple[Document, ...]  # most relevant first; not empty
@@ -60,11 +58,7 @@ class Pools:
 
 
 def text_of(row: Mapping[str, object], *names: str) -> str:
-    """Return the first of these fields that is present.
-
-    Raises:
-        RequestError: none is, or it is not a text.
-    """
+    """Return the first of these fields that is present; it must be a non-empty text."""
     value = next((row[name] for name in names if row.get(name) is not None), None)
     if not isinstance(value, str) or not value.strip():
         raise RequestError(f"{names[0]} must be a non-empty string", param=names[0])

@@ -16,8 +16,6 @@ Scores = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """Scores of an arm."""
-
     arm: EvalArm
     num_changed: int  # questions whose prompt differs from the baseline's
     num_failed: int  # questions without an answer or a verdict
@@ -29,8 +27,6 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class OrderEvaluation:
-    """The result of `ragboost eval-order`."""
-
     arms: tuple[ArmResult, ...]  # the baseline first
     metric: str  # the one of the sentence
     num_questions: int
@@ -73,8 +69,7 @@ class OrderEvaluation:
         )
 
     def _advised(self) -> ArmResult | None:
-        """Return the best arm that a setting leads to: one that still boosts, if any is better
-        than what was measured."""
+        """Return the best arm that a setting leads to: one that still boosts, if any is better."""
         results = {result.arm.name: result for result in self.arms}
         measured = results[BOOSTED].differences[self.metric].mean
         others = [

@@ -11,7 +11,7 @@ from ragboost.evaluation.answers import AnswerFile, answer_key, ask_all
 from ragboost.evaluation.arms import EvalArm
 from ragboost.evaluation.cost import CostEstimate
 from ragboost.evaluation.endpoint import ChatEndpoint
-from ragboost.evaluation.prompts import ArmPrompt, Messages, render_arm
+from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer, Messages
 from ragboost.evaluation.questions import EvalQuestion
 from ragboost.evaluation.results import OrderEvaluation, compare
 from ragboost.evaluation.scores import JUDGE, METRICS, judge_messages, verdict
@@ -22,20 +22,12 @@ _BYTES_PER_TOKEN = 4
 
 
 class AskedPrompt(NamedTuple):
-    """A prompt and the key of its answer."""
-
     prompt: ArmPrompt
     key: str
 
 
 class OrderRun:
-    """One evaluation of questions over arms.
-
-    Args:
-        answers: the answers so far, of model and judge.
-        judge: an endpoint that judges answers; None: no judge.
-        system: the system message; empty: none.
-    """
+    """One evaluation of questions over arms, judged if there is a `judge`."""
 
     def __init__(
         self,
@@ -61,32 +53,23 @@ class OrderRun:
         self.failures: dict[str, str] = {}
 
     def render(self, on_progress: StageProgress) -> None:
-        """Render the prompts of all arms."""
         total, done = len(self._arms) * len(self._questions), 0
 
-        def count() -> None:
-            nonlocal done
-            done += 1
-            on_progress("ordering", done, total)
-
         for arm in self._arms:
-            prompts = render_arm(
-                arm,
-                self._settings[arm.name],
-                self._questions,
-                system=self._system,
-                seed=self._seed,
-                on_prompt=count,
-            )
-            self._asked[arm.name] = tuple(
-                AskedPrompt(prompt, answer_key(self._endpoint.payload(prompt.messages)))
-                for prompt in prompts
-            )
+            settings = self._settings[arm.name]
+            renderer = ArmRenderer(arm, settings, system=self._system, seed=self._seed)
+            asked = []
+            for question in self._questions:
+                prompt = renderer.render(question)
+                key = answer_key(self._endpoint.payload(prompt.messages))
+                asked.append(AskedPrompt(prompt, key))
+                done += 1
+                on_progress("ordering", done, total)
+            self._asked[arm.name] = tuple(asked)
 
     def estimate(
         self, *, max_tokens: int, price_in: float | None, price_out: float | None
     ) -> CostEstimate:
-        """Estimate what is still to be asked."""
         tokens = {asked.key: asked.prompt.prompt_tokens for asked in self._all()}
         missing = [key for key in tokens if key not in self._answers]
         verdicts = judge_tokens = 0
@@ -107,11 +90,7 @@ class OrderRun:
         )
 
     def ask(self, *, concurrency: int, on_progress: StageProgress) -> None:
-        """Ask for all missing answers, then for the judge's verdicts.
-
-        Raises:
-            BackendError: an endpoint does not answer; what it has answered is kept.
-        """
+        """Ask for all missing answers, then for the judge's verdicts; each one is kept."""
         wanted = {one.key: one.prompt.messages for one in self._all()}
         self.failures |= ask_all(
             self._endpoint,

@@ -16,7 +16,6 @@ METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
 
 
 def judge_messages(question: EvalQuestion, answer: str) -> Messages:
-    """Return what a judge is asked about an answer."""
     right = " or ".join(question.answers)
     return (
         (

@@ -31,10 +31,8 @@ class IndexEntry(NamedTuple):
 class ContextIndex(ContextTree):
     """A radix tree over the document sequences that a prefix cache holds.
 
-    Args:
-        capacity_tokens, max_nodes: as for `ContextTree`.
-        max_visits: nodes that one search compares, including the root; from the last of them it
-            only descends, to any depth.
+    One search compares at most `max_visits` nodes, including the root; from the last of them it
+    only descends, to any depth.
     """
 
     def __init__(
@@ -99,9 +97,6 @@ class ContextIndex(ContextTree):
 
         The turn's own documents do not become a child of the node: questions and answers precede
         them, so no other request can reuse them.
-
-        Args:
-            leading: the documents at the front of the conversation, in prompt order.
         """
         if not leading:
             return IndexEntry((), 0)
@@ -157,10 +152,9 @@ class ContextIndex(ContextTree):
             node = parent
 
     def drop_unused(self, documents: Documents, *, num_kept: int, tick: int) -> None:
-        """Remove the end of a sequence that has not been used since it was inserted.
+        """Remove the end of a sequence that has not been used since it was inserted at `tick`.
 
-        Args:
-            num_kept: leading documents to keep, since they were cached before the insertion.
+        Keeps `num_kept` leading documents, which were cached before.
         """
         node = self._last_node(documents)
         while node.is_leaf and node.parent is not None and node.last_used == tick:
@@ -191,7 +185,6 @@ class ContextIndex(ContextTree):
         return tuple(path)
 
     def _last_node(self, documents: Documents) -> Node:
-        """Return the deepest node whose context is a prefix of the sequence."""
         node, at = self.root, 0
         while at < len(documents):
             child = node.children.get(documents[at])
@@ -215,7 +208,6 @@ class ContextIndex(ContextTree):
             self.remove(child)
 
     def _apply_forecast(self) -> int | None:
-        """Update the expected eviction; return `EvictionForecast.first_hidden_batch`."""
         forecast = self.eviction_forecast
         if forecast is None:
             self._ages.expect_eviction(0)

@@ -18,19 +18,13 @@ _UNLINKED_PER_INSERT = 64  # an insertion adds at most 2 nodes
 
 
 class ContextTree:
-    """The nodes, their resident tokens and their eviction order.
-
-    Args:
-        capacity_tokens: size of the cache; inserting more evicts. None: unbounded, only `evict` and
-            `remove` shrink the tree.
-        max_nodes: bound on memory; the least recently used leaves are evicted beyond it.
-    """
+    """The nodes, their resident tokens and their eviction order."""
 
     def __init__(self, *, capacity_tokens: int | None = None, max_nodes: int = 200_000) -> None:
         # What requests in flight are about to evict; searches count it as evicted. None: nothing.
         self.eviction_forecast: EvictionForecast | None = None
-        self.capacity_tokens = capacity_tokens
-        self.max_nodes = max_nodes
+        self.capacity_tokens = capacity_tokens  # inserting more evicts; None: unbounded
+        self.max_nodes = max_nodes  # least recently used leaves are evicted beyond it
         self._tick = 0  # never decreases
         self._retired: list[Node] = []  # of trees that were cleared, not yet taken apart
         self.root = Node()
@@ -123,7 +117,6 @@ class ContextTree:
         return node
 
     def touch(self, node: Node) -> None:
-        """Count a node and its ancestors as just used."""
         self._tick += 1
         for step in node.ancestors:
             self._use(step)
@@ -142,11 +135,7 @@ class ContextTree:
         self._shrink()
 
     def truncate(self, leaf: Node, num_tokens: int) -> None:
-        """Keep only the first tokens of a leaf resident: at least 1, at most what it holds.
-
-        Raises:
-            ContextIndexError: the node is not a leaf of the tree.
-        """
+        """Keep only the first tokens of a leaf resident: at least 1, at most what it holds."""
         if not leaf.is_leaf or leaf is self.root or not self.holds(leaf):
             raise ContextIndexError(f"{leaf!r} is not a leaf of this index")
         num_tokens = max(1, min(num_tokens, leaf.num_tokens))
@@ -162,11 +151,7 @@ class ContextTree:
     def remove(self, node: Node) -> int:
         """Remove a node and its subtree: a prefix cache cannot hold a sequence without its prefix.
 
-        Returns:
-            The tokens removed; 0 if the node is not in the tree.
-
-        Raises:
-            ContextIndexError: the node is the root; use `clear`.
+        Returns the tokens removed; 0 if the node is not in the tree.
         """
         if node is self.root:
             raise ContextIndexError("the root cannot be removed; clear() empties the index")
@@ -184,10 +169,8 @@ class ContextTree:
         """Remove tokens from the least recently used leaves (paper section 4.1, index update).
 
         A leaf loses its last tokens first and is removed with its last one; its parent may become
-        the next leaf. Evicting 0 does nothing.
-
-        Returns:
-            The tokens evicted; fewer than requested only if the tree is empty afterwards.
+        the next leaf. Evicting 0 does nothing. Returns the tokens evicted; fewer than requested
+        only if the tree is empty afterwards.
         """
         evicted = 0
         while evicted < num_tokens and (leaf := self._leaves.pop()) is not None:
@@ -294,14 +277,12 @@ class ContextTree:
         return upper
 
     def _restore(self, node: Node) -> None:
-        """Count a node's evicted tokens as resident again: a sequence through it is recomputed."""
         if node.children:
             return  # only leaves lose tokens
         missing = sum(node.tokens) + node.generated_tokens - node.num_tokens
         self._count(node, missing)
 
     def _measure(self, node: Node, tokens: tuple[int, ...]) -> None:
-        """Replace the lengths of a fully resident node's documents by more exact ones."""
         if tokens != node.tokens:
             old, new = sum(node.tokens), sum(tokens)
             is_confirmed = node.confirmed_tokens >= old

@@ -35,7 +35,6 @@ class EvictionForecast:
     def update(
         self, retained_share: float, next_batch: int, free_tokens: float, *, is_batched: bool
     ) -> None:
-        """Set all attributes."""
         self.retained_share = retained_share
         self.next_batch = next_batch
         self.free_tokens = free_tokens
@@ -69,7 +68,6 @@ class TokenAges:
         self._num_evicted = 0  # tokens up to `evict_through_tick`
 
     def add(self, tick: int, num_tokens: int) -> None:
-        """Add tokens last used at `tick`, or subtract them if negative."""
         total = self._tokens.get(tick, 0) + num_tokens
         if total:
             self._tokens[tick] = total
@@ -99,18 +97,13 @@ class TokenAges:
         self.partial_tokens = min(num_tokens - self._num_evicted, following)
 
     def retained_tokens(self, tick: int) -> int:
-        """Return how many tokens last used at `tick` will not be evicted."""
         if tick <= self.evict_through_tick:
             return 0
         evicted = self.partial_tokens if tick == self.evict_through_tick + 1 else 0
         return self._tokens.get(tick, 0) - evicted
 
     def check_integrity(self, ticks: Set[int], *, num_tokens: int) -> None:
-        """Compare the counts with the nodes' ticks and total tokens.
-
-        Raises:
-            ContextIndexError: they differ; the message gives the numbers.
-        """
+        """Compare the counts with the nodes' ticks and total tokens."""
         ordered, total = list(self._tokens), sum(self._tokens.values())
         evicted = sum(n for tick, n in self._tokens.items() if tick <= self.evict_through_tick)
         if (set(ordered), total, evicted) != (ticks, num_tokens, self._num_evicted):
@@ -137,7 +130,6 @@ class EvictionQueue:
         return len(self._heap)
 
     def push(self, leaf: Node) -> None:
-        """Queue a leaf unless it is queued already."""
         if not leaf.is_queued:
             leaf.is_queued = True
             heapq.heappush(self._heap, (leaf.last_used, leaf.serial, leaf))

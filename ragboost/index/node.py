@@ -82,7 +82,6 @@ class Node:
 
     @property
     def is_leaf(self) -> bool:
-        """True if no other node extends this one."""
         return not self.children
 
     @property
@@ -97,31 +96,23 @@ class Node:
 
     @property
     def context(self) -> tuple[Hashable, ...]:
-        """The documents from the root to the end of this node."""
         return tuple(document for node in self.ancestors for document in node.documents)
 
     @property
     def search_path(self) -> tuple[int, ...]:
-        """Child positions from the root to this node."""
         return tuple(node.slot for node in self.ancestors)
 
     def resident_prefix(self, num_documents: int) -> int:
-        """Return the resident tokens of the first `num_documents` documents of this node."""
         return min(sum(self.tokens[:num_documents]), self.num_tokens)
 
     def resident_documents(self, num_documents: int, *, within: int | None = None) -> int:
-        """Return how many of the first `num_documents` documents have resident tokens.
-
-        Args:
-            within: count only the first `within` tokens as resident; None: `num_tokens`.
-        """
+        """Count the first `num_documents` documents that begin `within` the resident tokens."""
         num_tokens = self.num_tokens if within is None else within
         while num_documents and sum(self.tokens[: num_documents - 1]) >= num_tokens:
             num_documents -= 1
         return num_documents
 
     def child_at(self, slot: int) -> Optional["Node"]:
-        """Return the child in a slot; None if there is none or it has been removed."""
         return self._by_slot.get(slot) if self._by_slot else None
 
     def attach(self, child: "Node") -> None:
@@ -135,7 +126,6 @@ class Node:
             self.next_slot = child.slot + 1
 
     def detach(self) -> None:
-        """Remove this node from its parent."""
         parent = self.parent
         assert parent is not None, "the root cannot be detached"
         assert parent._by_slot is not None, "a parent without children"
@@ -146,8 +136,7 @@ class Node:
     def unlink(self) -> list["Node"]:
         """Forget all other nodes, so that this one is freed without the garbage collector.
 
-        Returns:
-            The children that it had.
+        Returns the children that it had.
         """
         children = list(self.children.values())
         self.parent = self._by_slot = None
@@ -155,7 +144,6 @@ class Node:
         return children
 
     def check_integrity(self) -> None:
-        """Check what holds for every node but the root."""
         whole = sum(self.tokens)
         parent, children = self.parent, self.children
         invariants = {

@@ -12,8 +12,6 @@ from ragboost.index.node import Node, common_length
 
 
 class PrefixMatch(NamedTuple):
-    """The cached prefix that a request can reuse."""
-
     documents: tuple[Hashable, ...]  # the prefix in cached order; all belong to the request
     cached_tokens: int  # number of its tokens that are resident
     node: Node  # the node in which the prefix ends; the root if nothing matches

@@ -17,8 +17,6 @@ _MAX_NAME = 16
 
 @dataclass(frozen=True, slots=True)
 class Placed(Generic[T]):
-    """One of the caller's objects at its new position."""
-
     value: T
     label: str  # its label in hints, such as `[Doc_7]`
     rank: int  # its position in relevance order, from 0
@@ -27,8 +25,6 @@ class Placed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Placement(Generic[T]):
-    """A request's objects in prompt order."""
-
     placed: tuple[Placed[T], ...]
     blank: tuple[T, ...]  # objects without text, which are not ordered
     hint: str  # the order hint; empty if nothing moved
@@ -51,11 +47,7 @@ def place(
     *,
     as_document: Callable[[T], Document | None],
 ) -> Placement[T]:
-    """Order and de-duplicate objects at the front of a prompt.
-
-    Args:
-        as_document: converts an object to what the model reads; None for a blank one.
-    """
+    """Order and de-duplicate objects at the front of a prompt; blank ones become no document."""
     documents = [as_document(value) for value in values]
     texts = [(rank, document) for rank, document in enumerate(documents) if document is not None]
     context = booster.boost(query, [document for _, document in texts])

@@ -23,12 +23,9 @@ class RepeatedDocuments:
         self._earlier = EarlierTexts(settings.hints.location_template)
 
     def rewrite(self, text: str, *, is_tool: bool, documents: Sequence[str] = ()) -> str:
-        """Return the next text of the conversation, with references.
+        """Return the next text of the conversation; in a tool's result, with references.
 
-        Args:
-            is_tool: the text is a tool's result; only these get references.
-            documents: the documents in the text, in order, if known; otherwise they are found by
-                their markup.
+        Documents that are not given, in order, are found by their markup.
         """
         groups: Sequence[Group] = _known(text, documents)
         try:
@@ -44,7 +41,6 @@ class RepeatedDocuments:
 
 
 def _known(text: str, documents: Sequence[str]) -> list[TextGroup]:
-    """Return the group of documents that occur in this order; none if one is missing."""
     blocks: list[DocumentBlock] = []
     at = 0
     for document in documents:

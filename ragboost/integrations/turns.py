@@ -17,8 +17,6 @@ Record = Mapping[str, Any]
 
 
 class BoostedTurn(NamedTuple):
-    """A boosted turn, and the record to keep beside its message."""
-
     context: Context
     record: dict[str, Any]
 
@@ -31,12 +29,9 @@ def boost_turn(
     history: Sequence[Record],
     before: Sequence[str] = (),
 ) -> BoostedTurn:
-    """Boost the next turn.
+    """Boost the next turn of a conversation whose earlier turns have these records, oldest first.
 
-    Args:
-        history: the records of the earlier turns in this payload, oldest first.
-        before: the texts before the first document of the payload, the same in every turn of a
-            conversation.
+    `before` are the texts before the payload's first document, the same in every turn.
     """
     turns = [_turn(number, record) for number, record in enumerate(history, 1)]
     state = SessionState("caller", turns=turns, next_turn=len(turns) + 1)

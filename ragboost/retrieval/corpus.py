@@ -49,7 +49,6 @@ class Corpus(Sequence[Document]):
         return cls(documents)
 
     def find(self, document_id: DocumentId) -> Document | None:
-        """Return the document with this id; None if there is none."""
         position = self._position.get(_id_key(document_id))
         return None if position is None else self._documents[position]
 

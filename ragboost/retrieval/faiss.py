@@ -20,14 +20,10 @@ _BATCH = 256
 
 
 class FaissRetriever:
-    """Retriever over embeddings of title and text; see `Retriever`.
+    """Retriever over embeddings of title and text, at least one; see `Retriever`.
 
-    Args:
-        documents: the corpus; at least one.
-        embed: called with at most 256 texts at a time, documents first, later queries.
-
-    Raises:
-        RequestError: no documents, or vectors of a wrong shape or with NaN in them.
+    `embed` is called with at most 256 texts at a time, documents first, later queries; vectors of a
+    wrong shape or with NaN in them are a RequestError.
     """
 
     def __init__(self, documents: Sequence[Document], embed: EmbeddingFunction) -> None:

@@ -32,13 +32,11 @@ class Retriever(Protocol):
 
 
 def check_k(k: int) -> None:
-    """Refuse to retrieve fewer than one document."""
     if k < 1:
         raise RequestError(f"k must be at least 1, got {k}", param="k")
 
 
 def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
-    """Return the positions of the `k` highest scores, highest first, ties in order."""
     bad = np.flatnonzero(~np.isfinite(scores))
     if bad.size:
         raise RequestError(
@@ -52,5 +50,4 @@ def with_score(document: Document, score: float) -> Document:
 
 
 def searchable_text(document: Document) -> str:
-    """Return the indexed text of a document: its title, if any, and its text."""
     return f"{document.title}\n{document.text}" if document.title else document.text

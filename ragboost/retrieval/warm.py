@@ -41,11 +41,7 @@ def imagine_contexts(
     limit: int,
     on_progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> list[list[int]]:
-    """Retrieve for a random passage of each document, or of `limit` documents of a larger corpus.
-
-    Returns:
-        For each query, the positions of the documents found.
-    """
+    """Return what is retrieved for a random passage of each of at most `limit` documents."""
     rng = random.Random(0)
     asked = documents if len(documents) <= limit else rng.sample(documents, limit)
     position = {document.key: i for i, document in enumerate(documents)}

@@ -24,11 +24,9 @@ class Deadline:
             self._set_timer(self._due)
 
     def clear(self) -> None:
-        """Call nothing."""
         self._due = self._callback = None
 
     def cancel(self) -> None:
-        """Call nothing, and let go of the loop's timer."""
         self.clear()
         if self._timer is not None:
             self._timer.cancel()

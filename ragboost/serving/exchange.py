@@ -101,7 +101,6 @@ class HttpExchange:
             on_lost()
 
     def feed(self, data: bytes) -> None:
-        """Add bytes to the request's body."""
         if self.num_bytes <= self._max_body_bytes:
             self._body.append(data)
         self.num_bytes += len(data)
@@ -109,7 +108,6 @@ class HttpExchange:
             self._wake()
 
     def finish_request(self) -> None:
-        """End the request's body."""
         self.is_received = True
         self._wake()
 
@@ -130,7 +128,6 @@ class HttpExchange:
         self.scope = {}
 
     def fail(self, status: int, message: str) -> None:
-        """End the exchange after its application has failed."""
         if self.has_started or self.is_disconnected:
             self._wire.abort()
             return
@@ -162,8 +159,7 @@ class HttpExchange:
     async def send(self, message: Message) -> None:
         """Send the head of the response, or bytes of its body.
 
-        Raises:
-            RuntimeError: the message is out of order, or the response contradicts its own head.
+        Raises RuntimeError if the message is out of order, or the response contradicts its head.
         """
         if self._wire.is_write_paused and not self.is_disconnected:
             await self._wire.drain()

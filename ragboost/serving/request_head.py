@@ -31,7 +31,6 @@ class HeadScan:
         return found + len(HEAD_END) if found >= 0 else len(data)
 
     def add(self, data: bytes, position: int, end: int) -> None:
-        """Count a part of the data, up to what `find_end` has returned."""
         self.num_bytes += end - position
         self._tail = (self._tail + data[max(position, end - 3) : end])[-3:]
 
@@ -74,7 +73,6 @@ class RequestHead:
         return None
 
     def without_upgrade(self, method: bytes, version: str) -> bytes:
-        """Return the head's bytes without its `upgrade`."""
         lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + HEAD_END

@@ -21,12 +21,7 @@ _START_TIMEOUT_S = 60.0
 
 @contextmanager
 def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve `app` in a background thread; yield its base URL; stop it on exit.
-
-    Args:
-        app: the ASGI application; its lifespan runs in the thread.
-        port: 0 picks a free one.
-    """
+    """Serve an ASGI app in a background thread, on a free port if 0; yield its URL."""
     listening = bind(host, port)
     server = uvicorn.Server(_config(app, drain_s=5))
     thread = threading.Thread(
@@ -53,14 +48,9 @@ def serve(app: Any, *, host: str, port: int) -> None:
 
 
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Bind a socket to an address; port 0 picks a free one.
+    """Bind a socket to an address, a free port if 0; raise ConfigError if that fails.
 
-    Args:
-        is_shared: other sockets of this user may have the same address, and take a part of its
-            connections.
-
-    Raises:
-        ConfigError: the address is in use or not one of this machine.
+    Other sockets of this user may share the address, and take a part of its connections.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)

@@ -36,11 +36,9 @@ class WorkerLink:
         return self._pipe.fileno()
 
     def ready(self) -> None:
-        """Report that the worker serves requests."""
         self._pipe.send(_READY)
 
     def failed(self, reason: str) -> None:
-        """Report why the worker cannot start."""
         self._pipe.send(reason)
 
 
@@ -48,11 +46,8 @@ class Supervisor:
     """A group of worker processes, each with arguments of its own.
 
     Workers are new interpreters: they inherit nothing but their arguments and the standard streams.
-
-    Args:
-        run: called in each worker with its `WorkerLink` and its arguments; a top-level function.
-        arguments: of each worker, which keeps them when it is restarted.
-        drain_s: seconds that a worker may take to finish its requests after SIGTERM.
+    Each calls `run`, a top-level function, with its `WorkerLink` and its arguments, also when it is
+    restarted, and may take `drain_s` to finish its requests after SIGTERM.
     """
 
     def __init__(
@@ -65,8 +60,7 @@ class Supervisor:
     def run(self, *, on_ready: Callable[[], None]) -> None:
         """Run the workers until SIGTERM or SIGINT, and then until they have drained.
 
-        Raises:
-            ConfigError: a worker could not start the first time.
+        Raises ConfigError if a worker could not start the first time.
         """
         with self._signals() as woken:
             try:
@@ -105,7 +99,6 @@ class Supervisor:
                 worker.start()
 
     def _wait(self, woken: socket.socket, *, timeout: float | None) -> None:
-        """Wait until a worker reports or ends, a signal arrives, or the time is up."""
         handles: list[Any] = [woken]
         for worker in self._workers:
             handles += worker.handles
@@ -113,7 +106,6 @@ class Supervisor:
             woken.recv(4096)
 
     def _stop(self) -> None:
-        """Stop all workers; kill those that do not end."""
         self._is_stopping = True
         for worker in self._workers:
             worker.terminate()
@@ -180,7 +172,6 @@ class _Worker:
         theirs.close()
 
     def read(self) -> None:
-        """Read the process's reports."""
         try:
             while self._pipe is not None and self._pipe.poll():
                 report = self._pipe.recv()
@@ -192,7 +183,7 @@ class _Worker:
             self._close_pipe()
 
     def plan_restart(self, now: float) -> None:
-        """Decide when to start the next process: later after each quick death."""
+        """Start the next process later after each quick death."""
         assert self._process is not None, "never started"
         is_quick = now - self._started_at < _STABLE_S
         self._num_deaths = self._num_deaths + 1 if is_quick else 0

@@ -1,8 +1,9 @@
 """Chat sessions in this process, lost when it ends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
@@ -21,20 +22,11 @@ class MemoryStore(ChatSessionStore):
 
     is_shared = False
 
-    def __init__(
-        self,
-        settings: SessionSettings,
-        *,
-        clock: Callable[[], float] | None = None,
-        on_failure: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(settings, clock=clock, on_failure=on_failure)
-        self._entries: BoundedMap[str, _Entry] = BoundedMap(
-            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=self._clock
-        )
-        self._deleted: BoundedMap[str, None] = BoundedMap(
-            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=self._clock
-        )
+    def __init__(self, settings: SessionSettings, **options: Any) -> None:
+        super().__init__(settings, **options)
+        bounds: Any = {"max_entries": settings.max_sessions, "ttl_s": settings.ttl_s}
+        self._entries: BoundedMap[str, _Entry] = BoundedMap(**bounds, clock=self._clock)
+        self._deleted: BoundedMap[str, None] = BoundedMap(**bounds, clock=self._clock)
 
     @property
     def num_bytes(self) -> int:

@@ -6,7 +6,7 @@ a broken connection: the proxy decides what a turn without a store means.
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,14 +33,8 @@ class RedisStore(ChatSessionStore):
     is_shared = True
     connects_replicas = True
 
-    def __init__(
-        self,
-        settings: SessionSettings,
-        *,
-        clock: Callable[[], float] | None = None,
-        on_failure: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(settings, clock=clock, on_failure=on_failure)
+    def __init__(self, settings: SessionSettings, **options: Any) -> None:
+        super().__init__(settings, **options)
         self._client = make_client(settings)
         self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
         self._create, self._append, self._restore, self._delete = (
@@ -150,8 +144,6 @@ def _key(kind: str, name: str) -> str:
 
 
 def _fields(session: ChatSession) -> dict[str, bytes]:
-    """Encode a session for a hash; absent texts are empty, and present ones begin with `=`."""
-
     def text(value: str | None) -> bytes:
         return b"" if value is None else b"=" + value.encode("utf-8", "surrogatepass")
 

@@ -61,11 +61,6 @@ class SqliteStore(ChatSessionStore):
     is_on_disk = True
 
     async def open(self) -> None:
-        """Open the file; create it if it does not exist.
-
-        Raises:
-            ConfigError: it cannot be opened, or is not a session store of this version.
-        """
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ragboost-sessions")
         try:
             self._connection = await self._in_thread(self._connect)
@@ -131,7 +126,6 @@ class SqliteStore(ChatSessionStore):
         self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
 
     def _allocate(self) -> None:
-        """Write and free some pages."""
         self._connection.execute(
             f"CREATE TABLE IF NOT EXISTS space AS SELECT zeroblob({_CHECKED_BYTES}) AS bytes"
         )

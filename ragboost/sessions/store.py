@@ -31,8 +31,6 @@ class ChatSession:
 
 
 class Page(NamedTuple):
-    """One page of a list of sessions; `has_more` if others follow."""
-
     sessions: Sequence[ChatSession]
     has_more: bool
 
@@ -42,11 +40,8 @@ class ChatSessionStore(ABC):
 
     A session that has expired, or belongs to another owner, counts as unknown. The least recently
     used sessions are dropped beyond the bounds. No method blocks the event loop. A method that
-    fails raises SessionStoreError, calls `on_failure`, and has changed nothing.
-
-    Raises:
-        ConfigError: the settings lack what the store needs.
-        MissingExtraError: a client is not installed.
+    fails raises SessionStoreError, calls `on_failure`, and has changed nothing. Settings that lack
+    what the store needs are a ConfigError, a client that is not installed a MissingExtraError.
     """
 
     is_shared: ClassVar[bool]  # processes on one machine may use it together
@@ -73,11 +68,7 @@ class ChatSessionStore(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Open the store.
-
-        Raises:
-            ConfigError: the settings do not allow it.
-        """
+        """Open the store; raise ConfigError if it cannot be used."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -110,11 +101,8 @@ class ChatSessionStore(ABC):
     async def restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
         """Add a session that was dropped or has expired during a turn, which counts as use.
 
-        Return False and change nothing if the session is known, or was deleted.
-
-        Args:
-            session: as `get` returned it before the turn.
-            turns: all of its turns with the new one, oldest first.
+        Takes it as `get` returned it before the turn, and all of its turns, oldest first. Return
+        False and change nothing if the session is known, or was deleted.
         """
 
     @abstractmethod
@@ -129,7 +117,6 @@ class ChatSessionStore(ABC):
         """
 
     def _earliest(self) -> float:
-        """Return the last use below which a session has expired."""
         return self._clock() - self._settings.ttl_s
 
     def _failed(self, error: Exception) -> SessionStoreError:

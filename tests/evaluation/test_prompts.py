@@ -8,7 +8,7 @@ from ragboost.booster import Booster
 from ragboost.config import Settings, load_settings
 from ragboost.errors import RequestError
 from ragboost.evaluation.arms import ARMS, choose_arms
-from ragboost.evaluation.prompts import ArmPrompt, render_arm
+from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer
 from ragboost.evaluation.questions import EvalQuestion
 from ragboost.types import Document
 
@@ -22,8 +22,8 @@ def ask(number: int, names: str, *, conversation: str | None = None) -> EvalQues
 
 def rendered(name: str, *questions: EvalQuestion, system: str = "") -> tuple[ArmPrompt, ...]:
     arm = next(arm for arm in ARMS if arm.name == name)
-    settings = load_settings(arm.changes)
-    return render_arm(arm, settings, questions, system=system, seed=1)
+    renderer = ArmRenderer(arm, load_settings(arm.changes), system=system, seed=1)
+    return tuple(map(renderer.render, questions))
 
 
 def order(prompt: ArmPrompt) -> str:

@@ -28,8 +28,6 @@ _MODULES = {"multihop-rag": "multihop_rag", "2wiki": "two_wiki"}
 
 
 class QuestionFormat(Protocol):
-    """One format."""
-
     def matches(self, row: Row) -> bool:
         """Return True if a file's first record is of this format."""
 
@@ -45,5 +43,4 @@ def question_format(name: str) -> QuestionFormat:
 
 
 def recognised(row: Row) -> str | None:
-    """Return the name of a record's format; None if it has none of them."""
     return next((name for name in FORMATS if question_format(name).matches(row)), None)

@@ -46,7 +46,6 @@ def cluster(
 
 
 def _sorted_rank(names: list[Hashable]) -> Ints:
-    """Return the rank of each document among the sorted names (the paper sorts by document id)."""
     try:
         order = sorted(range(len(names)), key=names.__getitem__)  # type: ignore[arg-type]
     except TypeError:  # ids of several types

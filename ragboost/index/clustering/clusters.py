@@ -70,7 +70,6 @@ def number(contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int
 
 
 def _most_frequent(numbers: NDArray[np.int32], lengths: Ints) -> tuple[NDArray[np.int32], Ints]:
-    """Keep the `MAX_WIDTH` lowest numbers of each context, in their order."""
     kept = []
     for context in np.split(numbers, np.cumsum(lengths)[:-1]):
         if len(context) > MAX_WIDTH:

@@ -101,7 +101,6 @@ def _holders(rows: Rows) -> list[Ints]:
 
 
 def _sharing(context: NDArray[np.int32], holders: list[Ints], before: int) -> Ints:
-    """Return the contexts before position `before` that share a document with `context`."""
     lists = [holders[document] for document in context[context >= 0]]
     if not lists:
         return np.zeros(0, dtype=np.int64)
@@ -120,7 +119,6 @@ def _update(
     *,
     alpha: float,
 ) -> None:
-    """Update the distances after slot `b` was merged into slot `a`."""
     others = np.flatnonzero(np.isfinite(distances[a]) | np.isfinite(distances[b]))
     others = others[(node_of[others] >= 0) & (others != a)]
     distances[b, :] = distances[:, b] = distances[a, :] = distances[:, a] = np.inf

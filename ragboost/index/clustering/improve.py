@@ -118,7 +118,6 @@ class _Forest:
         return Merges(_ints(left), _ints(right), _padded(shared, width))
 
     def _plant(self, merges: Merges) -> None:
-        """Build the nodes of a forest; merges that share no more than their parent disappear."""
         count = len(self._leaves)
         above = np.full(count + len(merges.left), -1)
         made = count + np.arange(len(merges.left))
@@ -138,7 +137,6 @@ class _Forest:
             places[node] = inner, documents
 
     def _choose(self) -> list[int]:
-        """Choose contexts that are connected by common documents."""
         rng = self._rng
         chosen = {rng.randrange(len(self._contexts)): None}
         for _ in range(rng.randint(1, _MOST_MOVED - 1)):

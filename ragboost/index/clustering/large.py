@@ -105,7 +105,6 @@ def _merge_level(forest: _Forest, tokens: Ints, *, size: int) -> bool:
 
 
 def _only(merges: Merges, keep: NDArray[np.bool_], count: int) -> Merges:
-    """Keep some of the merges and renumber them without gaps."""
     number = np.concatenate([np.arange(count), count - 1 + np.cumsum(keep)])
     return Merges(number[merges.left[keep]], number[merges.right[keep]], merges.shared[keep])
 
@@ -139,7 +138,6 @@ def _parts(shared: NDArray[np.int32], tokens: Ints, *, size: int) -> list[Ints]:
 def _best_documents(
     shared: NDArray[np.int32], tokens: Ints, *, above: tuple[int, ...]
 ) -> NDArray[np.int32]:
-    """Return the document of each row that saves most among these rows; -1 if none is shared."""
     present = shared[(shared >= 0) & ~np.isin(shared, above)]
     documents, frequency = np.unique(present, return_counts=True)
     value = (frequency - 1) * tokens[documents]

@@ -28,10 +28,8 @@ _SLOW_ROUND_SHARE = 0.05
 def merge(documents: NDArray[np.int32], tokens: Ints) -> Merges:
     """Merge greedily by saved tokens until no two clusters share a document.
 
-    Time grows with the square of the number of contexts.
-
-    Args:
-        documents: (contexts, width) document numbers, padded with -1; low numbers are frequent.
+    Time grows with the square of the number of contexts. `documents` are (contexts, width) numbers,
+    padded with -1; low numbers are frequent.
     """
     with threadpool_limits(
         limits=1, user_api="blas"
@@ -196,7 +194,6 @@ class _Agglomeration:
         self.scores[cluster, column] = self._score(cluster, heir, overlap)
 
     def _find_partners(self, stale: Ints, alive: Ints) -> None:
-        """Find the best partners of `stale` clusters among all `alive` ones."""
         if not len(stale):
             return
         postings = _Postings(self.shared[alive], self.num_dense, len(self.tokens))

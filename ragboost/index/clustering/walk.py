@@ -11,11 +11,7 @@ from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows
 
 
 def walk(rows: Rows, merges: Merges, *, rank: Ints) -> ClusterTree:
-    """Order the contexts so that those with a common prefix are adjacent.
-
-    Args:
-        rank: (documents,) order of documents within one node of the tree.
-    """
+    """Order the contexts so that those with a common prefix are adjacent; `rank` within a node."""
     count = len(rows.documents)
     left, right = merges.left.tolist(), merges.right.tolist()
     shared = [_members(row, rank) for row in merges.shared]
@@ -58,7 +54,6 @@ def _members(row: NDArray[np.int32], rank: Ints) -> list[int]:
 def _children(
     node: int, left: list[int], right: list[int], shared: list[list[int]], count: int
 ) -> list[int]:
-    """Return a node's children, replacing merges that share no more than it by their own."""
     size = len(shared[node - count])
     children: list[int] = []
     stack = [node]

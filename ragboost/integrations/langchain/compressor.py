@@ -32,5 +32,4 @@ class BoostCompressor(BaseDocumentCompressor):
     async def acompress_documents(
         self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[LangChainDocument]:
-        """Order and de-duplicate documents, as `compress_documents`."""
         return boosted_documents(self.booster, query, documents)

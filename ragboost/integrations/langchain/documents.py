@@ -16,7 +16,6 @@ KEY = "ragboost"
 
 
 def as_document(document: LangChainDocument) -> Document | None:
-    """Convert a document; None for a blank one."""
     if not document.page_content.strip():
         return None
     return named_document(document.page_content, name=document.id)
@@ -25,12 +24,11 @@ def as_document(document: LangChainDocument) -> Document | None:
 def boosted_documents(
     booster: Booster, query: str, documents: Sequence[LangChainDocument]
 ) -> list[LangChainDocument]:
-    """Return ordered and de-duplicated copies of documents.
+    """Return ordered and de-duplicated copies of documents; blank ones come last.
 
-    Returns:
-        Copies with `metadata["ragboost"]`: `label` and `rank` (from 0) of each; `duplicates`, the
-        metadata of the documents with the same text that it replaces; and on the last one `hint`,
-        the order hint, if the order changed. Blank documents come last.
+    `metadata["ragboost"]` has `label` and `rank` (from 0) of each; `duplicates`, the metadata of
+    the documents with the same text; and on the last one `hint`, the order hint, if the order
+    changed.
     """
     placement = place(booster, query, documents, as_document=as_document)
     copies = [_copy(placed) for placed in placement.placed]

@@ -19,9 +19,6 @@ class BoostMiddleware(AgentMiddleware[Any, Any, Any]):
     The model's input changes, the agent's state does not. The same messages always yield the same
     bytes, so that each step extends the prefix of the last one. Documents are not reordered: no
     other request shares the prefix after a question that only this agent asked.
-
-    Args:
-        settings: settings of formats, hints and de-duplication; None for the defaults.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -70,7 +67,6 @@ def _read_part(results: RepeatedDocuments, part: Any, *, is_tool: bool) -> Any:
 
 
 def _documents(artifact: Any) -> Sequence[str]:
-    """Return the texts of the documents in a tool message's artifact."""
     if not isinstance(artifact, list | tuple):
         return ()
     texts = [

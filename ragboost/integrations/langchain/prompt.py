@@ -31,7 +31,6 @@ class BoostPrompt(BaseChatPromptTemplate):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def format_messages(self, **kwargs: Any) -> list[BaseMessage]:
-        """Return the system message, the history and the new message."""
         history: Sequence[BaseMessage] = kwargs.get("history") or ()
         documents: Sequence[LangChainDocument] = kwargs["documents"]
         before = [] if self.system is None else [SystemMessage(self.system)]
@@ -50,7 +49,6 @@ class BoostPrompt(BaseChatPromptTemplate):
         return [*messages, HumanMessage(content, additional_kwargs={KEY: turn.record})]
 
     def pretty_repr(self, html: bool = False) -> str:
-        """Return a one-line description."""
         return f"{self.system or ''}\n\n{{history}}\n\n{{documents}}\n\n{{question}}"
 
 

@@ -14,10 +14,7 @@ def extra_body(
 ) -> dict[str, Any]:
     """Return the `extra_body` of a call: `llm.bind(extra_body=extra_body(documents))`.
 
-    The proxy puts the documents into the last user message, ordered and with hints.
-
-    Args:
-        documents: most relevant first; blank ones are skipped.
-        session_id: the conversation; None: documents of its earlier turns are not sent again.
+    The proxy puts the documents, most relevant first, into the last user message, ordered and with
+    hints; those of earlier turns of `session_id` are not sent again.
     """
     return ragboost_body(map(as_document, documents), session_id=session_id)

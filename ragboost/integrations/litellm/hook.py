@@ -25,17 +25,8 @@ _CALLS = frozenset(
 )
 # LiteLLM's other fields are its own objects, or unrelated to documents.
 _FIELDS = (
-    "model",
-    *ANY.messages,
-    *ANY.prompts,
-    *ANY.instructions,
-    *ANY.tools,
-    *ANY.stored,
-    "documents",
-    "chat_template_kwargs",
-    "citation_options",
-    "ragboost",
-    "cache_salt",
+    *("model", *ANY.messages, *ANY.prompts, *ANY.instructions, *ANY.tools, *ANY.stored),
+    *("documents", "chat_template_kwargs", "citation_options", "ragboost", "cache_salt"),
     "session_id",
 )
 
@@ -56,9 +47,6 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     Knows the same shapes as the proxy. A conversation is followed if the request names it
     (`ragboost.session_id`, `x-litellm-session-id`, ...). There is one index per model: LiteLLM
     should send requests with the same prefix to the same deployment.
-
-    Args:
-        settings: None: the defaults.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -72,11 +60,7 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
-        """Return the request with its documents boosted; see LiteLLM's `CustomLogger`.
-
-        Raises:
-            RefusedError: the `ragboost` object is malformed; LiteLLM answers with a 400.
-        """
+        """Return the request with its documents boosted; see LiteLLM's `CustomLogger`."""
         fields = {name: data[name] for name in _FIELDS if name in data}
         if str(getattr(call_type, "value", call_type)) not in _CALLS or not fields:
             return data
@@ -114,5 +98,4 @@ def _headers(data: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def _user(user_api_key_dict: Any) -> str:
-    """Return LiteLLM's hash of the key, which keeps the conversations of users apart."""
     return str(getattr(user_api_key_dict, "api_key", None) or "")

@@ -31,15 +31,9 @@ _RESERVED_TOKENS = 256
 class BoostChatEngine(BaseChatEngine):
     """Chat over a retriever that sends a document only once per conversation.
 
-    The memory holds the messages as sent, with documents, hints and question. Their records are
-    part of `additional_kwargs`, so that a memory may forget whole messages.
-
-    Args:
-        llm: None for `Settings.llm`.
-        booster: one per backend and model, shared by all engines that use them; None for its own.
-        memory: None for one of the size of the model's context window.
-        system_prompt: None for no system message.
-        node_postprocessors: for example a reranker; the chat engine orders the result.
+    The memory, by default one of the size of the model's context window, holds the messages as
+    sent, with documents, hints and question. Their records are part of `additional_kwargs`, so that
+    it may forget whole messages. One booster serves all engines of a backend and model.
     """
 
     def __init__(
@@ -69,7 +63,6 @@ class BoostChatEngine(BaseChatEngine):
         return self._memory.get_all()
 
     def reset(self) -> None:
-        """Forget the conversation."""
         self._memory.reset()
 
     def chat(
@@ -87,7 +80,6 @@ class BoostChatEngine(BaseChatEngine):
     async def achat(
         self, message: str, chat_history: list[ChatMessage] | None = None
     ) -> AgentChatResponse:
-        """Answer; a turn that fails is not remembered."""
         if chat_history is not None:
             await self._memory.aset(chat_history)
         nodes, past = await self._anodes(message), await self._memory.aget()
@@ -99,7 +91,6 @@ class BoostChatEngine(BaseChatEngine):
     def stream_chat(
         self, message: str, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
-        """Answer in pieces."""
         if chat_history is not None:
             self._memory.set(chat_history)
         nodes, past = self._nodes(message), self._memory.get()
@@ -115,7 +106,6 @@ class BoostChatEngine(BaseChatEngine):
     async def astream_chat(
         self, message: str, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
-        """Answer in pieces."""
         if chat_history is not None:
             await self._memory.aset(chat_history)
         nodes, past = await self._anodes(message), await self._memory.aget()
@@ -147,7 +137,6 @@ class BoostChatEngine(BaseChatEngine):
     def _turn(
         self, question: str, nodes: Sequence[NodeWithScore], past: Sequence[ChatMessage]
     ) -> ChatMessage:
-        """Return the message with documents, hints and question."""
         messages = [*self._prefix, *past]
         is_boosted = [KEY in message.additional_kwargs for message in messages]
         first = is_boosted.index(True) if True in is_boosted else len(messages)

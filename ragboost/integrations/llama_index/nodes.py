@@ -19,7 +19,6 @@ DUPLICATES = "ragboost_duplicates"
 
 
 def as_document(node: NodeWithScore) -> Document | None:
-    """Convert a node with its metadata; None for a blank one."""
     text = node.node.get_content(metadata_mode=MetadataMode.LLM)
     return named_document(text, name=node.node.node_id) if text.strip() else None
 
@@ -27,12 +26,11 @@ def as_document(node: NodeWithScore) -> Document | None:
 def boosted_nodes(
     booster: Booster, query: str, nodes: Sequence[NodeWithScore]
 ) -> list[NodeWithScore]:
-    """Return ordered and de-duplicated copies of nodes.
+    """Return ordered and de-duplicated copies of nodes; those without text come last.
 
-    Returns:
-        Copies with their scores. The metadata has the label under `ragboost`, visible to the model,
-        and the ids of nodes with the same text under `ragboost_duplicates`, hidden from it. Nodes
-        without text come last. Nodes that were boosted before are returned unchanged.
+    Their metadata has the label under `ragboost`, visible to the model, and the ids of nodes with
+    the same text under `ragboost_duplicates`, hidden from it. Nodes that were boosted before are
+    returned unchanged.
     """
     if any(KEY in node.node.metadata for node in nodes):
         return list(nodes)
@@ -48,11 +46,8 @@ def boosted_nodes(
 def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None) -> dict[str, Any]:
     """Return the `extra_body` of a call through the proxy: `llm.chat(messages, extra_body=...)`.
 
-    The proxy puts the documents into the last user message, ordered and with hints.
-
-    Args:
-        nodes: most relevant first; those without text are skipped.
-        session_id: the conversation; None: documents of its earlier turns are not sent again.
+    The proxy puts the documents, most relevant first, into the last user message, ordered and with
+    hints; those of earlier turns of `session_id` are not sent again.
     """
     return ragboost_body(map(as_document, nodes), session_id=session_id)
 

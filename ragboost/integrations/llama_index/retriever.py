@@ -11,11 +11,8 @@ from ragboost.integrations.llama_index.nodes import boosted_nodes
 class BoostNodeRetriever(BaseRetriever):
     """Return another retriever's nodes in the order that reuses the prefix cache, each text once.
 
-    For engines without node postprocessors; otherwise use `BoostPostprocessor`.
-
-    Args:
-        booster: one per backend and model, shared by all engines that use them; None for its own.
-        callback_manager: None for an empty one.
+    For engines without node postprocessors; otherwise use `BoostPostprocessor`. One booster serves
+    all engines of a backend and model.
     """
 
     def __init__(

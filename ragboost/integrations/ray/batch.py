@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ragboost.batch import BatchSummary, RejectedLinesError
+from ragboost.batch import BatchSummary
 from ragboost.batch.catalog import FilePlace, Progress
 from ragboost.batch.checkpoint import GrowingFiles
 from ragboost.batch.files import open_input, output_paths
@@ -35,17 +35,9 @@ def run_batch_on_ray(
 ) -> BatchSummary:
     """Order a file of requests as `run_batch` does, its windows in the processes of a Ray cluster.
 
-    Joins the cluster at `RAY_ADDRESS`, or starts one here. A window that failed with its machine is
-    ordered again. The windows are kept in a folder beside the output until all are there.
-
-    Args:
-        source: JSONL, readable by all machines under this path.
-        output: the file to write, in storage that all machines share.
-        corpus: file of the documents, likewise; each process reads it once.
-        cache_tokens: capacity for the prediction; None if unbounded.
-        block_size: block size in tokens for the prediction; None for whole documents.
-        improve_s: seconds of a search for a better plan of each window.
-        strict: fail on malformed lines; then only the rejects are written.
+    Joins the cluster at `RAY_ADDRESS`, or starts one here. All machines share the storage of
+    source, corpus and output. A window that failed with its machine is ordered again. The windows
+    are kept in a folder beside the output until all are there.
     """
     if window < 1:
         raise RequestError(f"window must be at least 1, got {window}", param="window")
@@ -65,16 +57,15 @@ def run_batch_on_ray(
             improve_s=improve_s,
             start=start,
         )
-        summary = _join(folder, summaries, paths, start=start, is_strict=strict)
+        with GrowingFiles(paths, fingerprint="", resume=False, start=start) as growing:
+            summary = join_pieces(folder, summaries, growing.files)
+            growing.finish(summary, source=source, is_strict=strict)
+            return summary
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if strict and summary.rejected:
-        raise RejectedLinesError(f"{source}: malformed lines: {summary.rejected}, see {paths[2]}")
-    return summary
 
 
 def _make_folder(output: Path) -> Path:
-    """Make an empty folder for the windows beside the output."""
     folder = output.with_name(f".{output.name}.windows").resolve()
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -85,10 +76,7 @@ def _make_folder(output: Path) -> Path:
 
 
 def _order(spans: list[WindowSpan], *, on_progress: Progress, **options: Any) -> list[BatchSummary]:
-    """Order all windows, in any order, and return their summaries in that of the file.
-
-    `options` are those of the processes that order them.
-    """
+    """Order all windows, in any order, and return their summaries in that of the file."""
     ray_data: Any = import_extra("ray.data", extra="ray")
     rows = [{"number": n, "line": at.line, "offset": at.offset, "lines": m} for n, at, m in spans]
     windows = ray_data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))
@@ -104,25 +92,7 @@ def _order(spans: list[WindowSpan], *, on_progress: Progress, **options: Any) ->
     return [summaries[number] for number in range(len(spans))]
 
 
-def _join(
-    folder: Path,
-    summaries: list[BatchSummary],
-    paths: list[Path],
-    *,
-    start: BatchSummary,
-    is_strict: bool,
-) -> BatchSummary:
-    """Put the windows together; only the rejects are written if there are any and it is strict."""
-    with GrowingFiles(paths, fingerprint="", resume=False, start=start) as growing:
-        summary = join_pieces(folder, summaries, growing.files)
-        for number in [2] if is_strict and summary.rejected else range(len(paths)):
-            growing.finish(number)
-        return summary
-
-
 class _WindowOrderer:
-    """Orders windows in one process of the cluster."""
-
     def __init__(self, *, source: str, folder: str, corpus: str | None, **options: Any) -> None:
         self._source, self._folder = Path(source), Path(folder)
         self._options = options

@@ -35,10 +35,7 @@ def boosted(
     Args:
         dataset: one question per row with its documents, most relevant first: texts, or objects
             with the fields of `ragboost.Document`.
-        system: the system prompt; None for no system message.
-        settings: None for the defaults.
         num_blocks: blocks of consecutive rows; the number of engine replicas. Not with `window`.
-        window: rows planned together; None: all.
 
     Raises:
         InvalidDocumentError, RequestError: a row is invalid, or `window` is below 1. With `window`,

@@ -13,17 +13,9 @@ def deploy(settings: Settings | None = None, *, num_replicas: int = 1) -> Any:
     """Return an application for `serve.run`: the whole proxy, streams included.
 
     Several replicas have an index each, and a conversation stays with one of them if its requests
-    name it in the header `x-session-id`: Ray hashes it consistently. Ray sets header limits,
-    draining, host and port instead of the settings.
-
-    Args:
-        settings: None for the defaults.
-        num_replicas: processes of the proxy; more than one need `session.store = "redis"`, or
-            `"sqlite"` on one machine.
-
-    Raises:
-        ConfigError: several replicas could not share chat sessions, or this Ray cannot keep a
-            conversation at one of them.
+    name it in the header `x-session-id`: Ray hashes it consistently. They need `session.store =
+    "redis"`, or `"sqlite"` on one machine. Ray sets header limits, draining, host and port instead
+    of the settings.
     """
     serve: Any = import_extra("ray.serve", extra="ray")
     options: dict[str, Any] = {}
@@ -40,7 +32,6 @@ def deploy(settings: Settings | None = None, *, num_replicas: int = 1) -> Any:
 
 
 def _sticky(settings: Settings, num_replicas: int) -> Any:
-    """Return Ray's setting that sends equal values of `x-session-id` to one replica."""
     if num_replicas < 1:
         raise ConfigError(f"num_replicas must be at least 1, got {num_replicas}")
     if not store_class(settings.session).is_shared:
