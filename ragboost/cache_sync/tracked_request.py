@@ -11,7 +11,7 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.context import Context
 from ragboost.rewriting.headers import RawHeaders, get_header, new_request_id
-from ragboost.rewriting.rewriter import BoostResult
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.tokens import TokenCounter
 from ragboost.wires.usage import Usage
 
@@ -57,7 +57,7 @@ class TrackedRequest:
         follower: CacheFollower,
         tenant: Tenant,
         context: Context,
-        result: BoostResult,
+        result: Rewriting,
         *,
         engine_id: EngineRequestId | None,
     ) -> None:

@@ -36,7 +36,7 @@ from ragboost.rewriting.headers import RawHeaders, printable, request_headers, w
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
 from ragboost.rewriting.recognition import Histories
-from ragboost.rewriting.rewriter import BoostResult, Rewriter
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
@@ -79,7 +79,6 @@ class BoostPipeline:
         self._workers = workers
         self._shadow = shadow
         self._parser = RequestParser(settings)
-        self._rewriter = Rewriter(settings)
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
@@ -129,8 +128,8 @@ class BoostPipeline:
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
         conversation = history
-        if request.claim is not None:
-            conversation = self._histories.match(request.claim)
+        if request.links:
+            conversation = self._histories.match(request)
         digest = conversation.digest if conversation is not None else UNCHANGED
         tenant = None
         if not self._is_plain(request, conversation):
@@ -177,7 +176,7 @@ class BoostPipeline:
             return None
         if request.session is not None:
             return workers.owner(request.session)
-        for link in reversed(request.claim.links[:-1] if request.claim is not None else ()):
+        for link in reversed(request.links[:-1]):
             if self._histories.keeps(link):
                 return None
             if (worker := workers.keeper(link)) is not None:
@@ -255,7 +254,10 @@ class BoostPipeline:
                 sent,
                 request.tenant_key.model,
                 bypass=result.bypass,
-                result=result,
+                context=context,
+                num_documents=result.num_documents,
+                num_dropped=result.num_dropped,
+                delta=result.delta,
                 tracked=tracked,
                 history=digest,
                 is_usage_added=is_usage_added,
@@ -271,26 +273,28 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
-    ) -> BoostResult:
+    ) -> Rewriting:
+        template = self._settings.hints.label_template
+        result = Rewriting(request, conversation, label_template=template)
         if self._shadow is not None:
-            return self._rewriter.render(request, conversation, bypass=Bypass("shadow"))
+            return result.render(Bypass("shadow"))
         booster = tenant.booster(admission.backend.name)
-        return self._rewriter.rewrite(request, booster, conversation, planned=admission.planned)
+        return result.boost(booster, planned=admission.planned)
 
     def _remember(
-        self, request: ParsedRequest, conversation: Conversation | None, result: BoostResult
+        self, request: ParsedRequest, conversation: Conversation | None, result: Rewriting
     ) -> Digest:
         """Keep what a message of a conversation without a name became, and tell other workers."""
-        if request.claim is None or conversation is None:
+        if not request.links or conversation is None:
             return UNCHANGED
         if self._workers is not None and result.delta.sent:
-            self._workers.keep(request.claim.links[-1])
-        return self._histories.add(request.claim, conversation, result.delta)
+            self._workers.keep(request.links[-1])
+        return self._histories.add(request, conversation, result.delta)
 
     def _encode(
         self,
         request: ParsedRequest,
-        result: BoostResult,
+        result: Rewriting,
         tenant: Tenant,
         id_field: EngineRequestId | None,
         *,
@@ -363,7 +367,7 @@ def _seconds(started: float, admission: Admission) -> float:
     return time.perf_counter() - started - admission.waited_s
 
 
-def _dropped_tokens(tenant: Tenant, result: BoostResult) -> int:
+def _dropped_tokens(tenant: Tenant, result: Rewriting) -> int:
     """Count the tokens of documents that were given and not sent."""
     context = result.context
     if context is None or len(context.documents) == len(context.retrieved):

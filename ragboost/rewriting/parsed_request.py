@@ -21,8 +21,7 @@ from ragboost.formats import (
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header, user_of
-from ragboost.rewriting.json_body import JsonBody, chain_links
-from ragboost.rewriting.recognition import Claim
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
 from ragboost.wires.body import content_of, is_instruction, question_part
@@ -72,9 +71,13 @@ class ParsedRequest:
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: FoundDocuments | None = None
         self.bypass: Bypass | None = None  # why there are no documents to boost
-        # How an unnamed conversation is recognised; None where that is switched off, or the
-        # request carries no documents.
-        self.claim: Claim | None = None
+        # What recognises its conversation if that has no name: the links of its messages up to the
+        # one that carries, or is to carry, its documents; they depend on its model, cache salt,
+        # credentials and end user, too. Empty where recognition is off, or without documents.
+        self.links: Sequence[Link] = ()
+        # Shape and keys of its documents beside the messages; empty if they are inside.
+        self.shape_beside = ""
+        self.keys_beside: tuple[str, ...] = ()
         self._leading: Request | EllipsisType | None = ...
 
     def leading(self, conversation: Conversation | None) -> Request | None:
@@ -127,12 +130,12 @@ class RequestParser:
     """Parse completion requests.
 
     Args:
-        has_claims: recognise unnamed conversations if `session.stateless` says so.
+        recognises: follow unnamed conversations if `session.stateless` says so.
     """
 
-    def __init__(self, settings: Settings, *, has_claims: bool = True) -> None:
+    def __init__(self, settings: Settings, *, recognises: bool = True) -> None:
         self._formats = make_formats(settings)
-        self._has_claims = has_claims and settings.session.stateless
+        self._recognises = recognises and settings.session.stateless
 
     def parse(
         self,
@@ -167,8 +170,8 @@ class RequestParser:
         try:
             if (hit := find_format(self._formats, body.fields)) is not None:
                 request.shape, request.found = hit
-                if session is None and self._has_claims:
-                    request.claim = _claim(request, *hit, scope=scope)
+                if session is None and self._recognises:
+                    _set_links(request, *hit, scope=scope)
             else:
                 request.bypass = Bypass("no_documents")
         except UnknownShapeError as error:
@@ -215,16 +218,14 @@ def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
-def _claim(
+def _set_links(
     request: ParsedRequest, shape: Format, found: FoundDocuments, *, scope: bytes
-) -> Claim | None:
+) -> None:
     body = request.body
-    if found.message is None or not body.messages:
-        return None
-    links = chain_links(body.message_digests[: found.message + 1], seed=scope)
-    if shape.in_place:
-        return Claim(links)
-    return Claim(links, shape.name, found.keys, request.is_boost_wanted)
+    if found.message is not None and body.messages:
+        request.links = chain_links(body.message_digests[: found.message + 1], seed=scope)
+        if not shape.in_place:
+            request.shape_beside, request.keys_beside = shape.name, found.keys
 
 
 def preamble(

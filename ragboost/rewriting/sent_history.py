@@ -86,6 +86,10 @@ class HistoryDelta(NamedTuple):
     sent: tuple[tuple[Link, SentMessage], ...] = ()  # each behind the one before it
     turn: Turn | None = None  # the Booster's record of the request
     parent: Digest | None = None  # of the history that the first was sent behind; None: unknown
+    # Where it is kept in a conversation without a name: the link of the original history up to it,
+    # and the shape of the documents that its request gave beside the messages.
+    link: Link = b""
+    shape: str = ""
 
 
 _NOTHING = HistoryDelta()

@@ -12,7 +12,7 @@ from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import RequestParser
-from ragboost.rewriting.rewriter import Rewriter
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import Conversations
 from ragboost.wires.registry import ANY
 
@@ -64,8 +64,8 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
         settings = settings or Settings()
-        self._parser = RequestParser(settings, has_claims=False)
-        self._rewriter = Rewriter(settings)
+        self._parser = RequestParser(settings, recognises=False)
+        self._label_template = settings.hints.label_template
         self._tenants = Tenants(settings)
         self._conversations = Conversations(settings.session)
 
@@ -98,7 +98,8 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
         if request.session is not None:
             conversation = self._conversations.get(request.session)
         booster = self._tenants.get(request.tenant_key).booster("litellm")
-        result = self._rewriter.rewrite(request, booster, conversation)
+        result = Rewriting(request, conversation, label_template=self._label_template)
+        result.boost(booster)
         if conversation is not None:
             self._conversations.add(conversation, result.delta)
         rewritten: dict[str, Any] = json.loads(request.body.encode(result.fields))
