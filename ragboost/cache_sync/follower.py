@@ -292,7 +292,6 @@ class CacheFollower:
             self._by_preamble.pop(preamble)
 
     def _learn(self, layout: PromptLayout) -> None:
-        """Correct later layouts by a reported prompt length."""
         if layout.is_measured:
             self._unknown_tokens = layout.unknown_tokens
         elif self._scale is None:
@@ -307,14 +306,12 @@ class CacheFollower:
             self.on_change("", Changes({request_id: tokens}))
 
     def _cached_before(self, layout: PromptLayout) -> int:
-        """Return the cached tokens of the text before the documents, such as a system prompt."""
         request_id = self._by_preamble.peek((layout.tenant, layout.preamble))
         resident = None if request_id is None else self._resident_tokens(request_id)
         # Labels begin alike: about half of a frame belongs to the common text.
         return min(resident or 0, layout.start + sum(layout.frames[:1]) // 2)
 
     async def _switch(self, mode: CacheMode) -> None:
-        """Switch all indexes to events, to the model, or to another capacity."""
         becomes_exact = mode.is_exact and not self._mode.is_exact
         if mode.is_exact != self._mode.is_exact:
             how = "follows its events" if mode.is_exact else "is a model, its events are incomplete"

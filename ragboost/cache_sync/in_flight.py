@@ -126,7 +126,6 @@ class InFlight:
         return self.capacity_tokens - taken - batch.shared_tokens
 
     def _complete_batch(self, request: "_Request") -> None:
-        """Remove the batch of a request and those before it."""
         if request.batch >= self._running:
             for number in [n for n in self._batches if n <= request.batch]:
                 del self._batches[number]

@@ -20,8 +20,6 @@ SESSION_HEADER = b"x-session-id"
 
 
 class EngineRequestId(NamedTuple):
-    """The id of a request in its engine's events."""
-
     name: str  # unique unless the client chose it
     is_generated: bool  # not from the client, so it must be added to body and headers
 
@@ -103,7 +101,6 @@ class TrackedRequest:
             )
 
     def report_end(self, usage: Usage | None, *, backend: str, is_computed: bool) -> None:
-        """Tell the follower that the request has ended."""
         if self._layout is None:
             return
         entry = self._context.index_entry

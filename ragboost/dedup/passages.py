@@ -89,7 +89,6 @@ def cut_passages(text: str, *, sizes: PassageSizes) -> list[_Passage]:
 def _cuts(
     array: NDArray[np.uint8], is_start: NDArray[np.bool_], sizes: PassageSizes
 ) -> Iterator[int]:
-    """Yield the ends of all passages but the last."""
     hashes = _gear(array)
     spread = max(sizes.avg_bytes - sizes.min_bytes, 1)
     # The upper bits depend on the whole window.
@@ -165,7 +164,6 @@ def _pieces(
 def _learn(
     known: dict[bytes, Reference], source: int, pieces: Pieces, passages: Sequence[_Passage]
 ) -> None:
-    """Remember the passages that this text keeps verbatim."""
     kept: list[tuple[int, int]] = []
     place = 0
     for piece in pieces:

@@ -18,12 +18,10 @@ def find_blocks(content: list[Any]) -> list[ListGroup]:
 
 
 def find_file_search_results(results: list[Any]) -> list[ListGroup]:
-    """Find the results of a file search."""
     return list(_groups(results, lambda value: text_of(value) is not None, _result))
 
 
 def is_document_block(value: Any) -> bool:
-    """Return True for a document or search result block."""
     return isinstance(value, dict) and value.get("type") in ("document", "search_result")
 
 

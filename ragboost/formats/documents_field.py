@@ -117,7 +117,6 @@ def _as_document(value: Any) -> Document:
 
 
 def _check_citations(body: Mapping[str, Any], documents: Sequence[Any]) -> None:
-    """Refuse Cohere documents without an id, which citations name by their position."""
     is_cohere = "citation_options" in body or any(
         isinstance(value, dict) and "data" in value for value in documents
     )

@@ -101,7 +101,6 @@ class Messages:
         return new
 
     def _places(self, body: Mapping[str, Any]) -> list[_Place]:
-        """Return all groups in the order in which the model reads them."""
         slots = list(find_slots(body))
         # Citations by position count all document blocks of a request: none of them may move.
         has_positions = any(
@@ -146,7 +145,6 @@ class Messages:
         return dict(edits), num
 
     def _ordered(self, group: Group, found: FoundDocuments, context: Context) -> list[Edit]:
-        """Return the edits that put a group into the context's order, with its hint."""
         order = _order(found.documents, context.documents)
         is_numbered = group.blocks[0].number is not None
         if order == list(range(len(group.blocks))) and not is_numbered:
@@ -201,7 +199,6 @@ def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:
 def _labels(
     blocks: Sequence[DocumentBlock], order: Sequence[int], names: Mapping[int, str]
 ) -> list[str]:
-    """Return the labels of the documents in hints, by position."""
     if names:
         return [_shown(blocks[i], names[i]) for i in order]
     labels = [blocks[i].name for i in order]

@@ -20,8 +20,6 @@ _MAX_SESSION_ID = 256
 
 
 class RagboostObject:
-    """Documents in the `ragboost` object."""
-
     name = "ragboost_object"
     in_message = True
     in_place = False

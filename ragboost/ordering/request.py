@@ -44,13 +44,10 @@ class RelevanceOrder:
         *,
         prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
-        """Return the documents as they are."""
         return list(documents)
 
 
 class Order(NamedTuple):
-    """A new order of a request's documents."""
-
     permutation: tuple[int, ...]  # positions in the relevance order
     num_matched: int  # leading documents that the cache holds, the last perhaps in part
     cached_tokens: int  # resident tokens of these

@@ -77,7 +77,6 @@ class Finding:
     fix: str = ""  # what to change; empty if nothing
 
     def as_json(self) -> dict[str, str]:
-        """Return the finding as a JSON object, for `--json`."""
         return asdict(self)
 
 
@@ -195,7 +194,6 @@ class _Examination:
         return None
 
     async def _documents(self) -> None:
-        """Check that the chat template reads `documents`, which makes the prompt longer."""
         documents = {"documents": [{"title": "Zebra", "text": "A zebra has stripes. " * 20}] * 2}
         alone = await self._prompt_tokens()
         if await self._prompt_tokens(**documents) > alone + 20:

@@ -138,11 +138,7 @@ class BoostPipeline:
         if history_sent is None and request.session is not None and tenant is not None:
             history_sent = self.conversations.get(request.session)
         await self._dispatcher.admit(
-            admission,
-            request,
-            tenant=tenant,
-            conversation=history_sent,
-            history=digest,
+            admission, request, tenant=tenant, conversation=history_sent, history=digest
         )
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
@@ -170,7 +166,6 @@ class BoostPipeline:
         return self._count(await (asyncio.shield(work) if needs_thread(request) else work))
 
     def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
-        """Return the other worker that keeps a request's conversation, if there is one."""
         workers = self._workers
         if workers is None or workers.has_handed_over(headers):
             return None
@@ -284,7 +279,6 @@ class BoostPipeline:
     def _remember(
         self, request: ParsedRequest, conversation: Conversation | None, result: Rewriting
     ) -> Digest:
-        """Keep what a message of a conversation without a name became, and tell other workers."""
         if not request.links or conversation is None:
             return UNCHANGED
         if self._workers is not None and result.delta.sent:
@@ -302,7 +296,6 @@ class BoostPipeline:
         is_usage_added: bool,
         is_hosted: bool,
     ) -> bytes:
-        """Return the body to send, with everything that is added for the backend."""
         fields, context = self._share_passages(result.fields), result.context
         if self._marker is not None and is_hosted:
             ratio = tenant.tokens.tokens_per_byte
@@ -333,7 +326,6 @@ class BoostPipeline:
         return {**fields, name: shared.messages}
 
     def _lacks_usage(self, fields: Mapping[str, Any]) -> bool:
-        """Return True for a stream that would not report its usage, if it can be asked to."""
         options = fields.get("stream_options") or {}
         return (
             self._settings.proxy.stream_usage
@@ -368,7 +360,6 @@ def _seconds(started: float, admission: Admission) -> float:
 
 
 def _dropped_tokens(tenant: Tenant, result: Rewriting) -> int:
-    """Count the tokens of documents that were given and not sent."""
     context = result.context
     if context is None or len(context.documents) == len(context.retrieved):
         return 0

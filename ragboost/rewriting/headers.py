@@ -50,7 +50,6 @@ def decode_value(value: bytes) -> str:
 
 
 def new_request_id() -> str:
-    """Return a random `x-request-id`."""
     return os.urandom(16).hex()
 
 
@@ -79,7 +78,6 @@ def request_headers(headers: RawHeaders, *, is_read: bool = False) -> list[tuple
 
 
 def with_header(headers: RawHeaders, name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the headers with `name` set to this one value."""
     return [*(header for header in headers if header[0] != name), (name, value)]
 
 
@@ -90,7 +88,6 @@ def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
 
 
 def _connection_options(headers: RawHeaders) -> frozenset[bytes]:
-    """Return the header names that `connection` lists as hop-by-hop."""
     names: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":

@@ -212,7 +212,6 @@ def _is_name(value: Any) -> bool:
 
 
 def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    """Hash, without ambiguity, everything that keeps equal names and messages separate."""
     parts = [user, *key, *[str(fields.get(name, "")) for name in _END_USER]]
     scope = "".join([f"{len(part)}:{part}" for part in parts])
     return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
@@ -252,7 +251,6 @@ def preamble(
 
 
 def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
-    """Return what the model reads before offset `start` of the value at a path."""
     parts = _fields(body, ANY.tools if is_instruction(path) else ANY.tools + ANY.instructions)
     value: Any = body.fields
     for depth, step in enumerate(path):

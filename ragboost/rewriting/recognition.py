@@ -105,7 +105,6 @@ class Histories:
         return digest
 
     def _chain(self, digest: Digest) -> Iterator[HistoryDelta]:
-        """Yield the rewritten messages from the last to the first, as far as they are kept."""
         while node := self._nodes.peek(digest):
             yield node
             digest = node.parent or UNCHANGED

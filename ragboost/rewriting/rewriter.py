@@ -103,11 +103,9 @@ class Rewriting:
         return self._request.found
 
     def _put(self, sent: Mapping[int, SentMessage]) -> None:
-        """Write messages, by index, as they were sent before."""
         self.fields = with_messages(self._body, self.fields, sent)
 
     def _leave(self, bypass: Bypass | None, history: ResentMessages) -> None:
-        """Leave the documents of this request alone."""
         self.bypass, self.delta = bypass, history.with_last()
 
     def _resend(self, bypass: Bypass | None) -> None:
@@ -267,7 +265,6 @@ class Rewriting:
         known: Mapping[str, str] = _NO_LABELS,
         is_complete: bool = True,
     ) -> Context:
-        """Return a context with the documents in a given order, without hints."""
         index = {document.key: at for at, document in enumerate(documents)}
         return Context(
             query=self._found.query,
@@ -287,7 +284,6 @@ class Rewriting:
         turn: Turn | None = None,
         is_boosted: bool = True,
     ) -> None:
-        """Write a context into the body, and keep the bytes of the message that carries it."""
         written = self._shape.replace(self.fields, self._found, context)
         message, name = self._found.message, self._body.list_name
         self.fields, self.delta = written, HistoryDelta(turn=turn)
@@ -307,7 +303,6 @@ class Rewriting:
         self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
 
     def _keep_last(self, history: ResentMessages) -> None:
-        """Keep the bytes of the last message, for turns that give documents in another shape."""
         name, message = self._body.list_name, None
         if history.is_named and history.links:
             *messages, last = self.fields[name]

@@ -32,8 +32,6 @@ FORM_BYTES = 400  # memory of a form beside its message
 
 
 class SentMessage(NamedTuple):
-    """A message as it was sent."""
-
     message: bytes  # as the engine received it; empty if it is the client's own
     retrieved: tuple[str, ...]  # keys of the documents that the client gave with it, by relevance
     documents: tuple[str, ...]  # keys of those that it carries in full, in prompt order
@@ -61,8 +59,6 @@ AS_IT_CAME = SentMessage(b"", (), (), is_boosted=False)
 
 @dataclass(frozen=True)
 class MessageForm:
-    """One way in which a message was sent."""
-
     link: Link  # of the original history up to it
     sent: SentMessage
     parent: Digest | None = None  # of the history that it was sent behind; None: unknown
@@ -249,7 +245,6 @@ class ResentMessages:
                 self.carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
 
     def digest(self, end: int) -> Digest:
-        """Identify the history before a message as it is sent."""
         last = max([at for at in self._digests if at < end], default=None)
         return UNCHANGED if last is None else self._digests[last]
 
@@ -285,7 +280,6 @@ class ResentMessages:
 def with_messages(
     body: JsonBody, fields: Mapping[str, Any], sent: Mapping[int, SentMessage]
 ) -> dict[str, Any]:
-    """Return the fields of a body with these messages, by index, as they were sent before."""
     if not sent:
         return dict(fields)
     messages = list(fields[body.list_name])
@@ -295,7 +289,6 @@ def with_messages(
 
 
 def _unanswered(body: JsonBody) -> int | None:
-    """Return the index of the question to which no message is an answer yet, if there is one."""
     messages = body.fields.get(body.list_name) or ()
     for at in range(len(body.messages) - 1, -1, -1):
         role = messages[at].get("role") if isinstance(messages[at], dict) else None

@@ -84,7 +84,6 @@ def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
 
 
 def _results(message: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the content of each tool result of a message."""
     if isinstance(message, Raw):  # rewritten before, and never changed again
         message = _decode(message)
     if not isinstance(message, dict):

@@ -79,7 +79,6 @@ def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> l
 def _labels(
     text: str, where: Frame, forms: Sequence[tuple[str, str]]
 ) -> tuple[list[_Label], str | None]:
-    """Return the labels of the form that occurs first in the text, and its prefix."""
     found: dict[str, list[_Label]] = {}
     for at in _line_starts(text, where):
         if text[at : at + 1] not in _FIRST_CHARACTERS:

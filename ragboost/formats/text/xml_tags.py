@@ -196,7 +196,6 @@ def _block(text: str, element: _Element, number: str | None) -> DocumentBlock:
 
 
 def _content(text: str, element: _Element) -> tuple[int, int]:
-    """Return the offsets of the text inside `<document_content>`."""
     end = text.rfind(_CONTENT_END, element.content, element.inner_end)
     if end < 0:
         return strip(text, element.inner_start, element.inner_end)
@@ -204,7 +203,6 @@ def _content(text: str, element: _Element) -> tuple[int, int]:
 
 
 def _name(text: str, element: _Element, number: str | None, start: int) -> str:
-    """Return the name in an attribute, or in a tag at `start`, where the element's text begins."""
     for name in _NAMES:
         if name != number and name in element.attributes:
             return _quoted(element.attributes[name].value)

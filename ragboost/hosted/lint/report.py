@@ -49,7 +49,6 @@ class LintFinding:
     examples: list[tuple[str, str, PrefixBreak]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "cause": str(self.cause),
             "place": self.place,
@@ -113,7 +112,6 @@ class LintReport:
             finding.examples.append((earlier, later, found))
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "requests": self.requests,
             "continued": self.continued,
@@ -124,7 +122,6 @@ class LintReport:
         }
 
     def table(self) -> Table:
-        """Return a table for a terminal."""
         table = Table(title="What breaks the prompt cache")
         for name in ("cause", "place", "times", "lost tokens"):
             table.add_column(name, justify="left" if name in ("cause", "place") else "right")
@@ -142,7 +139,6 @@ class LintReport:
         return table
 
     def sentence(self) -> str:
-        """Return the result in one sentence."""
         lost = sum(finding.lost_tokens for finding in self.findings)
         share = lost / self.prompt_tokens if self.prompt_tokens else 0.0
         return (

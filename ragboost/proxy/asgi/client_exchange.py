@@ -112,7 +112,6 @@ class RequestContext:
             await self.send(head)
 
     async def send_body(self, data: bytes) -> None:
-        """Send a part of the body, which is not the last one."""
         if self._head is None:
             await self.send({"type": "http.response.body", "body": data, "more_body": True})
             return

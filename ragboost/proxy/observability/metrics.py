@@ -115,7 +115,6 @@ class Tallies(Collector):
         return tally
 
     def histogram(self, histogram: Histogram) -> HistogramTally:
-        """Return a new tally in place of a histogram."""
         tally = HistogramTally(histogram)
         self._all.append(tally)
         return tally
@@ -302,7 +301,6 @@ class Metrics:
         return TalliesByLabels(lambda *values: self._tallies.histogram(histogram.labels(*values)))
 
     def watch_streams(self, sync: CacheSync) -> None:
-        """Add the metrics of the streams of cache events."""
         self.registry.register(StreamCollector(sync))
 
     def watch_workers(self, workers: CollectedWorkers) -> None:

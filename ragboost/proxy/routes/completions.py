@@ -221,7 +221,6 @@ class Completions(Passthrough):
             await self._learn(upstream.tracked, usage, backend=backend)
 
     async def _learn(self, tracked: TrackedRequest | None, usage: Usage, *, backend: str) -> None:
-        """Compare the usage with what was predicted, and correct the index by it."""
         cached_tokens = usage.cached_tokens
         if tracked is None or cached_tokens is None or not tracked.is_at(backend):
             return

@@ -189,7 +189,6 @@ class Dispatcher:
         return prefixes if is_unique else prefixes[:-1]
 
     def _sent_bytes(self, admission: Admission, num_bytes: int) -> int:
-        """Estimate a prompt's bytes, including what earlier turns added to the client's text."""
         added = resent = 0
         for backend in self.backends.all:
             sent, original = self.router.prefixes.longest(backend.name, admission.prefixes)

@@ -24,13 +24,10 @@ class Place(NamedTuple):
         return self.team == other.team and self.number > other.number
 
     def moved_up(self, span: int) -> "Place":
-        """Return the place after one before it was given up."""
         return self._replace(begin=self.begin - span)
 
 
 class VirtualQueue:
-    """The virtual queue of one backend."""
-
     def __init__(self) -> None:
         self._sent = 0.0  # tokens
         self._num_arrived = 0

@@ -176,7 +176,6 @@ class WaitingRoom:
                     queue.let_go(queued, now, how="alone")
 
     def _move_all(self, backend: Backend) -> None:
-        """Move the requests that wait for a backend that is down."""
         queue = self._queues[backend]
         for queued in list(queue.waiting):
             tokens = queued.admission.prompt_tokens
@@ -202,7 +201,6 @@ class WaitingRoom:
         return max(1, math.ceil(now - min(since, default=now)))
 
     def _shares_with_any(self, admission: Admission) -> bool:
-        """Return True if a prompt that is being computed will have more of this one's cached."""
         computing = self.paces[admission.backend].outstanding()
         return any(_is_awaited(other, admission) for other in computing)
 

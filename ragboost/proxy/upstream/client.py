@@ -278,7 +278,6 @@ class Connection(asyncio.Protocol):
             self._stop_timer()
 
     def _release(self) -> None:
-        """Return the connection to the pool after a complete response."""
         self._waiter = self._response = None
         self._headers = []
         self.resume()

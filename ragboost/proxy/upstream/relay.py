@@ -47,7 +47,6 @@ class UpstreamRequest(NamedTuple):
 
     @property
     def response_headers(self) -> RawHeaders:
-        """The `x-ragboost-*` headers of the response to a completion."""
         if self.seconds is None:
             return ()
         headers = [
@@ -219,7 +218,6 @@ async def _send_cut(
     status: int = 502,
     reason: str = "the backend's response ended early",
 ) -> None:
-    """End an incomplete response. The server closes the connection if the end is not sent."""
     watch.finish()
     is_between_events = last.endswith((b"\n\n", b"\r\n\r\n")) or not last
     if _is_stream(response) and is_between_events:
@@ -244,7 +242,6 @@ def _outcome(status: int) -> str:
 
 
 def _with_request_id(headers: RawHeaders, exchange: RequestContext) -> RawHeaders:
-    """Add the request's id if the client gave none, and the proxy's span as the parent, if any."""
     if get_header(headers, REQUEST_ID) is None:
         headers = [*headers, (REQUEST_ID, exchange.request_id.encode("latin-1"))]
     for name, value in exchange.trace_headers.items():

@@ -25,7 +25,6 @@ class WorkerIdentity:
         return tuple(i for i in range(self.num_workers) if i != self.worker_id)
 
     def address(self, worker_id: int) -> str:
-        """Return the ZeroMQ address at which a worker publishes."""
         return f"ipc://{self.folder}/{worker_id}"
 
     def name(self, worker_id: int) -> str:

@@ -87,5 +87,4 @@ class LoadBoard:
 
 
 def _counted(load: Load) -> Load:
-    """Return a load that takes nothing away from the others'."""
     return Load(*[max(0, number) for number in load])

@@ -60,7 +60,6 @@ class MessageHandler:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def report(self) -> LoadReport:
-        """Return this process's load."""
         return LoadReport(self._board.own())
 
     def watch(self, publish: Callable[[SentPrompt], None]) -> None:

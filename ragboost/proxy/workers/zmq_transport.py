@@ -68,11 +68,7 @@ class ZmqTransport:
     """
 
     def __init__(
-        self,
-        identity: WorkerIdentity,
-        listener: Listener,
-        *,
-        report: Callable[[], LoadReport],
+        self, identity: WorkerIdentity, listener: Listener, *, report: Callable[[], LoadReport]
     ) -> None:
         self.num_sent = self.num_received = 0  # messages; those sent without signs of life
         self.num_lost = 0  # times that a number showed that messages were lost
