@@ -26,8 +26,9 @@ from benchmarks.command import make_parser, report, show_rows
 from ragboost.booster import Booster
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
+from ragboost.formats import make_formats
 from ragboost.proxy.memory import short_collections
-from ragboost.rewriting.parsed_request import ParsedRequest, RequestParser
+from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import Conversation, Conversations
@@ -76,10 +77,10 @@ def _named_sessions(num: int) -> dict[str, Any]:
     """Fill the conversations that requests name."""
     settings = Settings(session={"max_sessions": num})  # type: ignore[arg-type]
     with _grown() as figures:
-        parser, tenants = RequestParser(settings), Tenants(settings)
+        formats, tenants = make_formats(settings), Tenants(settings)
         kept = Conversations(settings.session)
         for number, documents in enumerate(_requests(num)):
-            request = parser.parse(_body(documents, session_id=f"s{number}"), [])
+            request = parse_request(_body(documents, session_id=f"s{number}"), [], formats=formats)
             conversation = kept.get(request.session or "")
             booster = tenants.get(request.tenant_key).booster("b")
             kept.add(conversation, _rewritten(request, conversation, booster).delta)
@@ -91,10 +92,10 @@ def _recognised_sessions(num: int) -> dict[str, Any]:
     """Fill the conversations that are recognised by their messages."""
     settings = Settings(session={"max_sessions": num})  # type: ignore[arg-type]
     with _grown() as figures:
-        parser, tenants = RequestParser(settings), Tenants(settings)
+        formats, tenants = make_formats(settings), Tenants(settings)
         kept = Histories(settings.session)
         for documents in _requests(num):
-            request = parser.parse(_body(documents), [])
+            request = parse_request(_body(documents), [], formats=formats, recognises=True)
             assert request.links, "a conversation without a name"
             conversation = kept.match(request)
             booster = tenants.get(request.tenant_key).booster("b")

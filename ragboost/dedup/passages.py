@@ -1,8 +1,7 @@
 """Replace repeated texts and passages by references to their first occurrence.
 
 Content-defined chunking: a gear hash over the last 32 bytes decides the cuts, so an insertion moves
-no other cut. The result for a text depends only on it and on earlier texts. Linear in the length of
-the texts. Knows texts. Does not know messages.
+no other cut. Depends on a text and those before it alone, in linear time.
 """
 
 import hashlib

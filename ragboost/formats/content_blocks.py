@@ -1,8 +1,6 @@
-"""Documents as list elements: Anthropic's `document` and `search_result` blocks in messages and
-tool results, and the results of an OpenAI `file_search_call`.
+"""Documents as list elements: Anthropic's blocks, and the results of an OpenAI `file_search_call`.
 
-Whole elements move. An element with the caller's cache breakpoint stays, and no other moves across
-it.
+Whole elements move, but none with the caller's cache breakpoint, or across one.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,11 +1,7 @@
-"""The `documents` field of a chat request (vLLM, transformers, Cohere), and the one in
-`chat_template_kwargs` (SGLang).
+"""The `documents` field of a chat request, also in `chat_template_kwargs` (SGLang).
 
-Objects (`{"title", "text", ...}` or `{"id", "data": {...}}`) and strings are only moved, never
-changed; of equal ones the first is kept. The chat template renders them above the messages, so that
-they belong to this request alone, and chooses their labels: the order hint names them by title if
-all have distinct ones, else by position, counted from 1 ("document 3"). Cohere's citations name
-documents by id; requests whose citations would count positions pass unchanged.
+Its elements are moved, never changed. The chat template renders them above the messages and labels
+them: the order hint names them by title if all differ, else by position ("document 3").
 """
 
 import json

@@ -1,9 +1,7 @@
 """Documents inside messages: in their texts, as content blocks, in tool results.
 
-The first group of a payload is ordered if only instructions precede it: only then can another
-request have the same prefix. In every later group, a document whose text occurs earlier in the
-payload is replaced by a reference; its markup and attributes are kept. No document leaves its text
-or list, or moves across a cache breakpoint set by the caller.
+The first group is ordered if only instructions precede it: only then can others have that prefix.
+In later ones a text that occurred before becomes a reference. None leaves its text or list.
 """
 
 from collections import defaultdict

@@ -1,8 +1,7 @@
 """The `ragboost` object of a body: `{"documents": [...], "session_id": "...", "options": {...}}`.
 
-Its documents are rendered into the last user message, or the `prompt`, and the object is removed
-from the body. A malformed object is the caller's error. An engine that reuses chunks reads and
-checks its `reuse`.
+Its documents are rendered into the last user message, or the `prompt`, and the object is removed. A
+malformed one is the caller's error; the engine checks its `reuse`.
 """
 
 from collections.abc import Mapping

@@ -34,16 +34,6 @@ class Receipt(NamedTuple):
     dropped_tokens: int
     cost: PromptCost | None = None  # with a price for the model
 
-    @classmethod
-    def of(
-        cls, usage: Usage, *, predicted: int, dropped_tokens: int, price: PriceSettings | None
-    ) -> "Receipt":
-        """Make the receipt of a response."""
-        cost = None
-        if price is not None:
-            cost = prompt_cost(price, usage, dropped_tokens=dropped_tokens)
-        return cls(usage.prompt_tokens, usage.cached_tokens, predicted, dropped_tokens, cost)
-
     @property
     def saved_tokens(self) -> int:
         """Tokens that were not computed: read from the cache, or not sent."""

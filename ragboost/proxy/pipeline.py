@@ -20,6 +20,7 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
+from ragboost.formats import make_formats
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
@@ -34,7 +35,7 @@ from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, parse_request
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
@@ -78,7 +79,7 @@ class BoostPipeline:
         self._dispatcher = dispatcher
         self._workers = workers
         self._shadow = shadow
-        self._parser = RequestParser(settings)
+        self._formats = make_formats(settings)
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
@@ -115,7 +116,15 @@ class BoostPipeline:
         if self._stable is not None:
             stable = partial(self._stable.apply, raw)
             raw = await asyncio.to_thread(stable) if len(raw) > _THREAD_BYTES else stable()
-        parse = partial(self._parser.parse, raw, headers, session=session, team=team)
+        parse = partial(
+            parse_request,
+            raw,
+            headers,
+            formats=self._formats,
+            recognises=self._settings.session.stateless,
+            session=session,
+            team=team,
+        )
         try:
             request = await asyncio.to_thread(parse) if len(raw) > _THREAD_BYTES else parse()
         except MalformedBodyError:  # the backend reports the error

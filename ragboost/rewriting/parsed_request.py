@@ -9,7 +9,6 @@ from types import EllipsisType
 from typing import Any, NamedTuple
 
 from ragboost.booster.tenants import TenantKey
-from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
     Format,
@@ -17,7 +16,6 @@ from ragboost.formats import (
     TooManyDocumentsError,
     UnknownShapeError,
     find_format,
-    make_formats,
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header, user_of
@@ -126,57 +124,46 @@ class ParsedRequest:
         )
 
 
-class RequestParser:
-    """Parse completion requests.
+def parse_request(
+    raw: bytes,
+    headers: RawHeaders,
+    *,
+    formats: tuple[Format, ...],
+    recognises: bool = False,
+    user: str | None = None,
+    session: str | None = None,
+    team: str = "",
+) -> ParsedRequest:
+    """Parse a completion request.
 
     Args:
-        recognises: follow unnamed conversations if `session.stateless` says so.
+        recognises: find what recognises its conversation, if that has no name.
+        user: under which its conversation is kept; None: the user of its credentials.
+        session: unique name of its conversation; None: the one that the request names, if any.
+        team: of its API key.
+
+    Raises:
+        MalformedBodyError: the body is not a JSON object.
+        RequestError: the `ragboost` object or the session header is malformed.
     """
-
-    def __init__(self, settings: Settings, *, recognises: bool = True) -> None:
-        self._formats = make_formats(settings)
-        self._recognises = recognises and settings.session.stateless
-
-    def parse(
-        self,
-        raw: bytes,
-        headers: RawHeaders,
-        *,
-        user: str | None = None,
-        session: str | None = None,
-        team: str = "",
-    ) -> ParsedRequest:
-        """Parse a request.
-
-        Args:
-            raw: its body.
-            headers: of the request.
-            user: under which its conversation is kept; None: the user of its credentials.
-            session: unique name of its conversation; None: the one that the request names, if any.
-            team: of its API key.
-
-        Raises:
-            MalformedBodyError: the body is not a JSON object.
-            RequestError: the `ragboost` object or the session header is malformed.
-        """
-        body = JsonBody(raw)
-        options = ragboost_fields(body.fields)
-        request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
-        user = user_of(headers) if user is None else user
-        scope = _scope(body.fields, request.tenant_key, user)
-        if session is None and (name := _session_name(body.fields, options, headers)) is not None:
-            session = f"{scope.hex()}/{name}"
-        request.session = session
-        try:
-            if (hit := find_format(self._formats, body.fields)) is not None:
-                request.shape, request.found = hit
-                if session is None and self._recognises:
-                    _set_links(request, *hit, scope=scope)
-            else:
-                request.bypass = Bypass("no_documents")
-        except UnknownShapeError as error:
-            request.bypass = Bypass.of(error)
-        return request
+    body = JsonBody(raw)
+    options = ragboost_fields(body.fields)
+    request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
+    user = user_of(headers) if user is None else user
+    scope = _scope(body.fields, request.tenant_key, user)
+    if session is None and (name := _session_name(body.fields, options, headers)) is not None:
+        session = f"{scope.hex()}/{name}"
+    request.session = session
+    try:
+        if (hit := find_format(formats, body.fields)) is not None:
+            request.shape, request.found = hit
+            if session is None and recognises:
+                _set_links(request, *hit, scope=scope)
+        else:
+            request.bypass = Bypass("no_documents")
+    except UnknownShapeError as error:
+        request.bypass = Bypass.of(error)
+    return request
 
 
 def _session_name(

@@ -1,8 +1,7 @@
 """Recognise conversations that have no session id, by messages and documents that they repeat.
 
-A rewritten message is sent again only in a request that contains, itself, the message in its
-original form and every document of the rewritten one. So a request adds no text but its own to a
-prompt, whoever else has the same questions, answers and key. Kept in memory. Does not know HTTP.
+A rewritten message is sent again only in a request that contains the original and all documents of
+the rewritten one: no prompt gets a text of others, whoever has the same questions and key.
 """
 
 import hashlib

@@ -24,6 +24,7 @@ from ragboost.rewriting.sent_history import (
     SentMessage,
     with_messages,
 )
+from ragboost.tokens import num_bytes
 from ragboost.types import Document
 
 _NO_LABELS: Mapping[str, str] = {}
@@ -333,9 +334,5 @@ def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in body.messages]
     texts = [document.text for document in found.documents]
-    inside = sum([len(text) if text.isascii() else _num_bytes(text) for text in texts])
+    inside = sum([num_bytes(text) for text in texts])
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))

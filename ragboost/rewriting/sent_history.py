@@ -1,10 +1,7 @@
 """The messages of conversations as they were sent, kept to be sent again byte for byte.
 
-A chat client resends its history in its original form. Each message that was rewritten is found by
-the link of the original history up to and including it: an edited, truncated or foreign history
-finds none, and the conversation starts over. Branches of a conversation may have equal messages
-with other documents: each form of a message knows the history that it was sent behind. Does not
-know texts of documents or HTTP.
+A rewritten message is found by the link of the original history up to it: an edited, truncated or
+foreign history finds none. Where branches differ, each form knows what it was sent behind.
 """
 
 import hashlib

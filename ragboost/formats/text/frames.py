@@ -30,7 +30,6 @@ _INTROS = (
 _STUFF = "pieces of context to answer"
 _STUFF_END = "\n\nQuestion:"
 _INTRO_CHARS = 400
-_MIN_DASHES = 5
 
 
 class Frame(NamedTuple):

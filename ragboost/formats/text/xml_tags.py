@@ -1,8 +1,7 @@
 """Documents in XML tags: `<document index="1" source="a.pdf">...</document>`.
 
-Attributes and inner tags, such as Anthropic's `<source>` and `<document_content>`, move with their
-document. A run has at least two elements of one tag that only white space separates. Texts with
-nested, unclosed or self-closing elements are left alone.
+Attributes and inner tags move with their document. A run has two or more elements of one tag that
+only white space separates. Nested, unclosed and self-closing ones are left alone.
 """
 
 import re

@@ -10,8 +10,9 @@ from litellm.integrations.custom_logger import CustomLogger
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
+from ragboost.formats import make_formats
 from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.parsed_request import RequestParser
+from ragboost.rewriting.parsed_request import parse_request
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import Conversations
 from ragboost.wires.registry import ANY
@@ -64,7 +65,7 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
         settings = settings or Settings()
-        self._parser = RequestParser(settings, recognises=False)
+        self._formats = make_formats(settings)
         self._label_template = settings.hints.label_template
         self._tenants = Tenants(settings)
         self._conversations = Conversations(settings.session)
@@ -93,7 +94,8 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def _rewrite(
         self, fields: Mapping[str, Any], headers: RawHeaders, *, user: str
     ) -> dict[str, Any]:
-        request = self._parser.parse(json.dumps(fields).encode(), headers, user=user)
+        raw = json.dumps(fields).encode()
+        request = parse_request(raw, headers, formats=self._formats, user=user)
         conversation = None
         if request.session is not None:
             conversation = self._conversations.get(request.session)

@@ -1,8 +1,7 @@
 """Track the message prefixes recently sent to each backend, for cache-affinity routing.
 
-Knows hashes of the client's original messages and lengths of what was sent for them, in bytes: a
-model's tokens per byte change as its documents are counted. Does not know documents: the context
-index does.
+Knows hashes of the client's messages, not documents. Lengths of what was sent for them are in
+bytes: a model's tokens per byte change as its documents are counted.
 """
 
 from collections.abc import Sequence
