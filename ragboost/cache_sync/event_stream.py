@@ -205,7 +205,6 @@ class EventStream:
             self._apply(seq, payload)
 
     def replay(self, seq: int, payload: bytes) -> None:
-        """Handle a frame of the requested replay."""
         replay = self._replay
         if replay is None:
             return

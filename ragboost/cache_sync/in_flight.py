@@ -83,7 +83,6 @@ class InFlight:
                 self._update(request, prompt_tokens=prompt_tokens)
 
     def remove(self, request_id: str) -> None:
-        """Remove a request that will store nothing more."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.num_tokens -= request.missing_tokens

@@ -11,7 +11,6 @@ from ragboost.wires.body import has_cache_mark
 
 
 def find_blocks(content: list[Any]) -> list[ListGroup]:
-    """Find runs of document and search result blocks."""
     return list(_groups(content, is_document_block, _block))
 
 

@@ -38,12 +38,6 @@ class DocumentsField:
         self._parent = parent
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
-        """Find the field's documents.
-
-        Raises:
-            UnknownShapeError: not a list, an element without text, citations by position, or too
-                many documents.
-        """
         documents = self._holder(body).get("documents")
         if documents is None or documents == [] or not message_field(body):
             return None
@@ -61,7 +55,6 @@ class DocumentsField:
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        """Move the objects, and add the order hint to the question if they moved."""
         documents = self._holder(body)["documents"]
         originals: dict[str, Any] = {}
         for document, value in zip(found.documents, documents, strict=True):

@@ -45,11 +45,6 @@ class Messages:
         self._has_numbers = settings.formats.numbers == "label"
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
-        """Find the groups of a body; None if none can be ordered or replaced by a reference.
-
-        Raises:
-            TooManyDocumentsError: in all groups together.
-        """
         if not self._settings.formats.in_text:
             return None
         places = self._places(body)
@@ -84,7 +79,6 @@ class Messages:
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        """Write the new order and the references."""
         layout = found.layout
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
         edits: dict[Path, list[Edit]] = {path: list(e) for path, e in layout.references.items()}

@@ -29,14 +29,6 @@ class RagboostObject:
         self._pool = pool
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
-        """Find the object's documents; None if it has none.
-
-        Args:
-            body: its object has been checked by `ragboost_fields`.
-
-        Raises:
-            RequestError: a document is malformed, there are too many, or the body has no question.
-        """
         if FIELD not in body:
             return None
         values, where = body[FIELD].get("documents", []), f"{FIELD}.documents"
@@ -60,7 +52,6 @@ class RagboostObject:
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        """Write documents, hints and question in place of the question."""
         body = without_object(body)
         return replace_question(body, context.render(), message=found.message)
 

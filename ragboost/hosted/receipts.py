@@ -40,7 +40,6 @@ class Receipt(NamedTuple):
         return (self.cached_tokens or 0) + self.dropped_tokens
 
     def encode(self) -> bytes:
-        """Return one line of JSON, in ASCII."""
         fields: dict[str, int | float | None] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

@@ -29,8 +29,6 @@ class OrderPolicy(Protocol):
 
 
 class RelevanceOrder:
-    """The order in which the retriever gave the documents."""
-
     def __init__(self, prior: CorpusPrior | None = None) -> None:
         pass
 

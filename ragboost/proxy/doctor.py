@@ -68,8 +68,6 @@ Status = Literal["ok", "advice", "failed"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     backend: str  # name of the backend
     check: str  # name of the check
     status: Status  # `ok`; `advice`: works, with room for improvement; `failed`: does not work

@@ -34,7 +34,6 @@ _ENCODING = b"accept-encoding"
 
 
 def get_header(headers: RawHeaders, name: bytes) -> str | None:
-    """Return the first value of a header with a lower-case `name`, or None."""
     for key, value in headers:
         if key == name:
             return value.decode("latin-1")
@@ -82,7 +81,6 @@ def with_header(headers: RawHeaders, name: bytes, value: bytes) -> list[tuple[by
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Copy a backend's headers for the client, byte for byte."""
     dropped = _HOP_BY_HOP | _connection_options(headers)
     return [header for header in headers if header[0] not in dropped]
 

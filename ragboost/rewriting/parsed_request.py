@@ -49,7 +49,6 @@ class Bypass(NamedTuple):
 
     @classmethod
     def of(cls, error: RagBoostError) -> "Bypass":
-        """Name the reason of an error."""
         for kind in type(error).__mro__:
             if kind in _REASONS:
                 return cls(_REASONS[kind], error)
@@ -57,8 +56,6 @@ class Bypass(NamedTuple):
 
 
 class ParsedRequest:
-    """A completion request before it is rewritten."""
-
     def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
         self.body = body
         self.tenant_key = tenant_key

@@ -62,12 +62,10 @@ class MessageForm:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the form takes."""
         return FORM_BYTES + len(self.sent.message)
 
     @cached_property
     def digest(self) -> Digest:
-        """Identify the history up to and including the message."""
         hashed = hashlib.sha256(self.link + (self.parent or UNCHANGED))
         hashed.update(self.sent.message)
         return hashed.digest()
@@ -158,7 +156,6 @@ class Conversations:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all rewritten messages."""
         return self._by_key.size
 
     def get(self, key: str) -> Conversation:
@@ -166,7 +163,6 @@ class Conversations:
         return self._by_key.get(key) or Conversation(key)
 
     def add(self, conversation: Conversation, delta: HistoryDelta) -> None:
-        """Keep a conversation with what a request added to it, if anything."""
         if delta.sent or delta.turn is not None:
             conversation.remember(delta)
             conversation.shrink(self._max_bytes)

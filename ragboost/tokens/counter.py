@@ -130,7 +130,6 @@ class TokenCounter:
             return taken
 
     def learn(self, key: str, length: int, *, ids: Sequence[int] = ()) -> None:
-        """Store a document's counted length."""
         with self._lock:
             self._lengths[key] = max(1, length)
             self._lengths.move_to_end(key)

@@ -57,7 +57,6 @@ _Found = _Element | DocumentBlock  # a block at once for all other elements
 
 
 def find(text: str) -> list[TextGroup]:
-    """Find runs of elements of the first known tag that has any."""
     for tag in _closed_tags(text):
         found = list(runs(text, _elements(text, tag)))
         fences = code_fences(text) if found else []

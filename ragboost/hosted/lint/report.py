@@ -85,11 +85,9 @@ class LintReport:
 
     @property
     def findings(self) -> list[LintFinding]:
-        """The findings, by lost tokens."""
         return sorted(self._findings.values(), key=lambda finding: -finding.lost_tokens)
 
     def add_bad_line(self, reason: str) -> None:
-        """Count a line that is no request."""
         self.num_bad_lines += 1
         if len(self.bad_lines) < _MAX_BAD_LINES:
             self.bad_lines.append(reason)
@@ -97,7 +95,6 @@ class LintReport:
     def add(
         self, earlier: str, later: str, found: PrefixBreak, *, price: PriceSettings | None
     ) -> None:
-        """Count a break between two requests."""
         place = found.place
         if (found.cause, place) not in self._findings and len(self._findings) >= _MAX_FINDINGS:
             place = "other"

@@ -296,18 +296,15 @@ class Metrics:
         self.registry.register(StreamCollector(sync))
 
     def watch_workers(self, workers: CollectedWorkers) -> None:
-        """Add the metrics of the exchange with other workers."""
         self.registry.register(WorkerCollector(workers))
 
     def watch_replicas(self, learner: CollectedLearner) -> None:
-        """Add the metrics of the exchange with other replicas."""
         self.registry.register(ReplicaCollector(learner))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
     def count_request(self, endpoint: str, model: str, outcome: str, *, seconds: float) -> None:
-        """Count a request that has ended, and how long it took."""
         if model not in self._models:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
@@ -320,7 +317,6 @@ class Metrics:
         self._ttft[endpoint, result].observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
-        """Record the proxy's own time for a stage of a request."""
         self._overhead[stage,].observe(seconds)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
@@ -329,7 +325,6 @@ class Metrics:
         self._releases[release,].inc()
 
     def count_bypass(self, reason: str) -> None:
-        """Count a request that is forwarded without boosting."""
         self._bypass[reason,].inc()
 
     def count_context(self, context: Context) -> None:
@@ -339,7 +334,6 @@ class Metrics:
         self._predicted_tokens.inc(context.predicted_cached_tokens)
 
     def count_passages(self, saved_bytes: int) -> None:
-        """Count the bytes that references to earlier tool results have saved."""
         self._passage_bytes.inc(saved_bytes)
 
     def count_shadow(self, context: Context, original: Booster, *, preamble: str = "") -> None:
@@ -372,7 +366,6 @@ class Metrics:
             self._uncached_cost.inc(cost.uncached)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
-        """Record the error of a prediction of cached tokens, and the rolling figures."""
         self._prediction_error.observe(error)
         self._prediction_precision.set(figures.precision)
         self._prediction_recall.set(figures.recall)

@@ -57,7 +57,6 @@ class Dispatcher:
             self.room.close()
 
     def admission(self) -> Admission:
-        """Return the admission of a request, which is assigned later."""
         return Admission(self)
 
     def assign(self, admission: Admission) -> None:

@@ -301,7 +301,6 @@ class Backends:
         self._checks = [asyncio.create_task(self._check(backend)) for backend in checked]
 
     async def close(self) -> None:
-        """Stop the health checks and close all backends."""
         for check in self._checks:
             check.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)

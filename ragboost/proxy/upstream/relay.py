@@ -28,8 +28,6 @@ _EVENT_STREAM = "text/event-stream"
 
 
 class UpstreamRequest(NamedTuple):
-    """A request to send to a backend."""
-
     body: bytes
     headers: RawHeaders  # without the request id
     model: str = ""  # named by the client

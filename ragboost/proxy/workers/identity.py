@@ -28,5 +28,4 @@ class WorkerIdentity:
         return f"ipc://{self.folder}/{worker_id}"
 
     def name(self, worker_id: int) -> str:
-        """Return a worker's name among all processes of all replicas."""
         return f"{self.group}/{worker_id}"

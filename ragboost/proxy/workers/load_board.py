@@ -42,7 +42,6 @@ class LoadBoard:
         }
 
     def put(self, source: str, loads: Mapping[str, Load]) -> None:
-        """Replace the loads of a process."""
         if source not in self._loads and len(self._loads) >= _MAX_SOURCES:
             return
         now = {key: _counted(load) for key, load in loads.items() if key in self._backends}

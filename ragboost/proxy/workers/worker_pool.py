@@ -64,7 +64,6 @@ class WorkerPool:
             ) from None
 
     async def close(self) -> None:
-        """Stop, and close the connections to the others."""
         await self._transport.close()
         await self._handler.close()
         for client in self._clients.values():

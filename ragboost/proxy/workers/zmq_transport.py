@@ -111,7 +111,6 @@ class ZmqTransport:
         self._read()
 
     async def close(self) -> None:
-        """Stop, and close the sockets."""
         tasks = [task for task in (self._beats, *self._snapshots.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -122,7 +121,6 @@ class ZmqTransport:
             self._context.destroy(linger=0)
 
     def is_alive(self, worker_id: int) -> bool:
-        """Return True if another worker was heard lately."""
         return self._peers[worker_id].alive_until > time.monotonic()
 
     def publish(self, message: SharedMessage) -> None:

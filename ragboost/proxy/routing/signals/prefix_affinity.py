@@ -25,7 +25,6 @@ class PrefixAffinity(RoutingSignal):
         self._sent: dict[str, BoundedMap[Link, int]] = {}
 
     async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
-        """Return the tokens of the longest part of its messages that the backend was sent."""
         sent, _ = self.longest(backend.name, admission.prefixes)
         sent = max(sent, self.num_bytes(backend.name, admission.history))
         return int(sent * admission.tokens_per_byte)
@@ -67,7 +66,6 @@ class PrefixAffinity(RoutingSignal):
         sent.put(prefixes[-1].link, num_bytes)
 
     def forget(self, backend: str) -> None:
-        """Drop the prefixes of a backend that lost its prefix cache."""
         self._sent.pop(backend, None)
 
 
