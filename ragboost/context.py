@@ -1,8 +1,7 @@
 """The ordered documents of one request, and their rendering as prompt text or chat messages.
 
-The prompt begins with the documents, and their bytes depend only on the sequence of documents, so
-contexts with equal leading documents begin with equal bytes. Does not know how an order is found,
-request bodies or models' chat templates.
+The prompt begins with the documents, and their bytes depend only on their sequence, so contexts
+with equal leading documents begin with equal bytes.
 """
 
 from collections.abc import Iterator, Sequence

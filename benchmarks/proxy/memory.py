@@ -26,11 +26,12 @@ from benchmarks.command import make_parser, report, show_rows
 from ragboost.booster import Booster
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
+from ragboost.formats import make_formats
 from ragboost.proxy.memory import short_collections
-from ragboost.rewriting.parsed_request import RequestParser
+from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from ragboost.rewriting.recognition import Histories
-from ragboost.rewriting.rewriter import Rewriter
-from ragboost.rewriting.sent_history import Conversations
+from ragboost.rewriting.rewriter import Rewriting
+from ragboost.rewriting.sent_history import Conversation, Conversations
 from ragboost.types import Document
 from scripts.processes import exit_on_sigterm
 
@@ -76,13 +77,13 @@ def _named_sessions(num: int) -> dict[str, Any]:
     """Fill the conversations that requests name."""
     settings = Settings(session={"max_sessions": num})  # type: ignore[arg-type]
     with _grown() as figures:
-        parser, rewriter, tenants = RequestParser(settings), Rewriter(settings), Tenants(settings)
+        formats, tenants = make_formats(settings), Tenants(settings)
         kept = Conversations(settings.session)
         for number, documents in enumerate(_requests(num)):
-            request = parser.parse(_body(documents, session_id=f"s{number}"), [])
+            request = parse_request(_body(documents, session_id=f"s{number}"), [], formats=formats)
             conversation = kept.get(request.session or "")
             booster = tenants.get(request.tenant_key).booster("b")
-            kept.add(conversation, rewriter.rewrite(request, booster, conversation).delta)
+            kept.add(conversation, _rewritten(request, conversation, booster).delta)
         figures |= {"num": len(kept), "kept_mb": _mb(kept.num_bytes)}
     return figures
 
@@ -91,17 +92,21 @@ def _recognised_sessions(num: int) -> dict[str, Any]:
     """Fill the conversations that are recognised by their messages."""
     settings = Settings(session={"max_sessions": num})  # type: ignore[arg-type]
     with _grown() as figures:
-        parser, rewriter, tenants = RequestParser(settings), Rewriter(settings), Tenants(settings)
+        formats, tenants = make_formats(settings), Tenants(settings)
         kept = Histories(settings.session)
         for documents in _requests(num):
-            request = parser.parse(_body(documents), [])
-            assert request.claim is not None, "a conversation without a name"
-            conversation = kept.match(request.claim)
+            request = parse_request(_body(documents), [], formats=formats, recognises=True)
+            assert request.links, "a conversation without a name"
+            conversation = kept.match(request)
             booster = tenants.get(request.tenant_key).booster("b")
-            result = rewriter.rewrite(request, booster, conversation)
-            kept.add(request.claim, conversation, result.delta)
+            kept.add(request, conversation, _rewritten(request, conversation, booster).delta)
         figures |= {"num": len(kept), "kept_mb": _mb(kept.num_bytes)}
     return figures
+
+
+def _rewritten(request: ParsedRequest, conversation: Conversation, booster: Booster) -> Rewriting:
+    template = booster.settings.hints.label_template
+    return Rewriting(request, conversation, label_template=template).boost(booster)
 
 
 def _nodes(num: int) -> dict[str, Any]:

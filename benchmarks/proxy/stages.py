@@ -68,7 +68,7 @@ STAGES = {
         "cache_sync.tracked_request:TrackedRequest.__init__",
         "cache_sync.tracked_request:TrackedRequest.report_end",
     ],
-    "all else of rewriting": ["rewriting.rewriter:Rewriter.rewrite"],
+    "all else of rewriting": ["rewriting.rewriter:Rewriting.boost"],
     "all else of preparing": ["proxy.pipeline:BoostPipeline.prepare"],
     "read usage and answer": [
         "proxy.upstream.response_reader:ResponseReader.feed",

@@ -1,8 +1,7 @@
 """Keep a Booster's context index in step with an engine's prefix cache.
 
-While the engine's cache events are exact, the index holds what they report and what is being
-computed. Otherwise it models an LRU cache, as in the paper, corrected by the usage of each
-response. Knows documents as hashable keys; does not know events, blocks or HTTP.
+While the engine's events are exact, it holds what they report and what is being computed. Otherwise
+it models an LRU cache, as in the paper, corrected by the usage of each response.
 """
 
 import time

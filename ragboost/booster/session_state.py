@@ -20,8 +20,6 @@ class SentDocument(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One request of a conversation."""
-
     number: int  # counts from 1; never reused within a session
     # Its documents are at the front of the prompt, with no earlier turn before them.
     is_leading: bool
@@ -40,7 +38,6 @@ class SessionState:
     has_forgotten: bool = False  # some turns were forgotten, so labels may exist that are not known
 
     def labels(self) -> dict[str, str]:
-        """Return the label of every document of the remembered turns, by document key."""
         return {sent.key: sent.label for turn in self.turns for sent in turn.documents}
 
     def leading_documents(self) -> tuple[SentDocument, ...]:

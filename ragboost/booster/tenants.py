@@ -79,7 +79,6 @@ class Tenant:
         self._originals: dict[str, Booster] = {}
 
     def booster(self, backend: str) -> Booster:
-        """Return the Booster that mirrors the prefix cache of a backend."""
         booster = self._boosters.get(backend)
         if booster is None:
             booster = Booster(self._settings, tokens=self.tokens, prior=self._prior)
@@ -94,7 +93,6 @@ class Tenant:
 
     @property
     def boosters(self) -> Mapping[str, Booster]:
-        """The Boosters in use, by name of the backend."""
         return self._boosters
 
     def original(self, backend: str) -> Booster:
@@ -110,7 +108,6 @@ class Tenant:
         return booster
 
     def forget(self, backend: str) -> None:
-        """Drop the mirror of a backend that lost its prefix cache."""
         self._boosters.pop(backend, None)
         self._originals.pop(backend, None)
 
@@ -168,7 +165,6 @@ class Tenants:
         return counter.tokens_per_byte if counter is not None else DEFAULT_TOKENS_PER_BYTE
 
     def forget(self, backend: str) -> None:
-        """Drop all mirrors of a backend that lost its prefix cache."""
         for tenant in self.all():
             tenant.forget(backend)
 

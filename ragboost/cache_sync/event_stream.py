@@ -205,7 +205,6 @@ class EventStream:
             self._apply(seq, payload)
 
     def replay(self, seq: int, payload: bytes) -> None:
-        """Handle a frame of the requested replay."""
         replay = self._replay
         if replay is None:
             return
@@ -226,7 +225,6 @@ class EventStream:
             self.replay_failed()
 
     def replay_ended(self) -> None:
-        """Handle the end mark of a replay."""
         replay = self._replay
         if replay is None:
             return
@@ -338,8 +336,6 @@ class EventStream:
 
 
 class _Replay:
-    """A running replay."""
-
     def __init__(self, *, is_full: bool, is_needed: bool, is_verified: bool, is_gap: bool) -> None:
         self.is_full = is_full  # from the first batch on, none of which has arrived yet
         self.is_needed = is_needed  # a batch is known to be missing

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-"""Upper bounds of the histogram's buckets: (predicted - reported) / prompt tokens."""
-
 
 class Fidelity(NamedTuple):
     """Predicted against reported cached tokens over the last requests; 1.0 is perfect."""

@@ -36,19 +36,11 @@ _SCALE_WEIGHT = 0.1
 _STATES = (StreamState.FALLBACK, StreamState.DEGRADED, StreamState.EXACT)  # the worst one first
 
 
-class _Unconfirmed(NamedTuple):
-    """An answered request whose events may still arrive."""
-
-    deadline: float
-    layout: PromptLayout
-    request_id: str | None
-
-
 class _Ended(NamedTuple):
-    """A prompt of which no event comes any more after the deadline, unless it is cached."""
+    """A request that has ended, and when no event of it comes any more."""
 
     deadline: float
-    request_id: str
+    request_id: str | None
     layout: PromptLayout
 
 
@@ -76,7 +68,7 @@ class CacheFollower:
         self._in_flight = InFlight()
         self._layouts = BoundedMap[str, PromptLayout](max_entries=_MAX_REQUESTS)  # by request id
         self._replaced: deque[PromptLayout] = deque()  # their ids now name other documents
-        self._unconfirmed: deque[_Unconfirmed] = deque()
+        self._unconfirmed: deque[_Ended] = deque()  # answered ones whose events may still arrive
         self._ended: deque[_Ended] = deque(maxlen=_MAX_REQUESTS)  # may be forgotten if not cached
         self._failed: deque[tuple[PromptLayout, IndexEntry]] = deque()
         # The request with this text before its documents whose blocks changed last.
@@ -194,7 +186,7 @@ class CacheFollower:
         self._may_forget(request_id, layout)
         if self._mode.is_exact:
             deadline = self._clock() + _CONFIRM_S
-            self._unconfirmed.append(_Unconfirmed(deadline, layout, request_id))
+            self._unconfirmed.append(_Ended(deadline, request_id, layout))
         elif request_id is not None:
             self._in_flight.remove(request_id)
 
@@ -280,7 +272,9 @@ class CacheFollower:
         now = self._clock()
         while self._ended and self._ended[0].deadline <= now:
             _, request_id, layout = self._ended.popleft()
-            if self._layouts.peek(request_id) is layout and not self._resident_tokens(request_id):
+            if request_id is None or self._layouts.peek(request_id) is not layout:
+                continue
+            if not self._resident_tokens(request_id):
                 self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
@@ -292,7 +286,6 @@ class CacheFollower:
             self._by_preamble.pop(preamble)
 
     def _learn(self, layout: PromptLayout) -> None:
-        """Correct later layouts by a reported prompt length."""
         if layout.is_measured:
             self._unknown_tokens = layout.unknown_tokens
         elif self._scale is None:
@@ -307,14 +300,12 @@ class CacheFollower:
             self.on_change("", Changes({request_id: tokens}))
 
     def _cached_before(self, layout: PromptLayout) -> int:
-        """Return the cached tokens of the text before the documents, such as a system prompt."""
         request_id = self._by_preamble.peek((layout.tenant, layout.preamble))
         resident = None if request_id is None else self._resident_tokens(request_id)
         # Labels begin alike: about half of a frame belongs to the common text.
         return min(resident or 0, layout.start + sum(layout.frames[:1]) // 2)
 
     async def _switch(self, mode: CacheMode) -> None:
-        """Switch all indexes to events, to the model, or to another capacity."""
         becomes_exact = mode.is_exact and not self._mode.is_exact
         if mode.is_exact != self._mode.is_exact:
             how = "follows its events" if mode.is_exact else "is a model, its events are incomplete"
@@ -387,7 +378,7 @@ class CacheFollower:
     async def _drop_unconfirmed(self) -> None:
         now = self._clock()
         while self._unconfirmed and self._unconfirmed[0].deadline <= now:
-            _, layout, request_id = self._unconfirmed.popleft()
+            _, request_id, layout = self._unconfirmed.popleft()
             if request_id is not None:
                 self._in_flight.remove(request_id)
             async with self._residency(layout) as residency:

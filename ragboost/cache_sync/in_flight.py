@@ -83,7 +83,6 @@ class InFlight:
                 self._update(request, prompt_tokens=prompt_tokens)
 
     def remove(self, request_id: str) -> None:
-        """Remove a request that will store nothing more."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.num_tokens -= request.missing_tokens
@@ -126,7 +125,6 @@ class InFlight:
         return self.capacity_tokens - taken - batch.shared_tokens
 
     def _complete_batch(self, request: "_Request") -> None:
-        """Remove the batch of a request and those before it."""
         if request.batch >= self._running:
             for number in [n for n in self._batches if n <= request.batch]:
                 del self._batches[number]

@@ -82,7 +82,6 @@ class MirrorBlock:
         self.parent = self.first_child = self.next_sibling = self.previous_sibling = None
 
     def copies_on(self, medium: str) -> int:
-        """Return the number of physical copies on a medium."""
         if medium == "GPU":
             return self.copies
         return self.other_copies.get(medium, 0) if self.other_copies else 0

@@ -102,7 +102,6 @@ class PrefixMirror:
                 block.unlink()
 
     def apply(self, batch: EventBatch) -> Changes:
-        """Apply the events of one batch in order and return the requests that changed."""
         is_cleared = False
         self._count_unknown(len(batch.unknown))
         for event in batch.events:
@@ -207,7 +206,6 @@ class PrefixMirror:
         return medium == "GPU" or medium in self._other_media
 
     def _parent(self, event: BlockStored, extra: list[Any] | None) -> MirrorBlock | None:
-        """Return the block before the event's first one, or the namespace's root."""
         if event.parent_block_hash is not None:
             return self._blocks.get(event.parent_block_hash)
         if (

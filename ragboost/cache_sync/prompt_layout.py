@@ -109,7 +109,6 @@ class PromptLayout(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ends of the documents in the prompt."""
         if self.exact_ends is not None:
             return self.exact_ends
         ends, end, scale = [], float(self.start), self.scale
@@ -131,7 +130,6 @@ class PromptLayout(NamedTuple):
         return _SLACK_ESTIMATED + round(_SLACK_SHARE * tokens)
 
     def corrected(self, prompt_tokens: int) -> "PromptLayout":
-        """Return the layout of a prompt with this reported length."""
         if self.is_measured:
             behind = self.prompt_tokens - self.tokens_before - sum(self.tokens) - sum(self.frames)
             unknown = prompt_tokens - self.prompt_tokens
@@ -211,7 +209,6 @@ def locate_documents(
 
 
 def _find(raw: bytes, part: bytes, start: int) -> int | None:
-    """Return the position of a run of token ids, in tokens."""
     at = raw.find(part, start)
     while at >= 0 and at % 8:
         at = raw.find(part, at + 1)

@@ -251,7 +251,6 @@ class _Link:
         return self._allowance.is_exceeded(num_rejected, now=now)
 
     def _poll(self, ready: set[object], now: float) -> None:
-        """Read a bounded number of frames, and handle requests and timeouts."""
         if self._monitor in ready:
             self._read_monitor(now)
         if self._resume_at is not None:
@@ -335,7 +334,6 @@ class _Link:
             self._dealer = None
 
     def _parse_frame(self, parts: list[bytes]) -> tuple[int, bytes] | None:
-        """Return sequence number and payload, the last two parts of a message."""
         number = int.from_bytes(parts[-2], "big", signed=True) if len(parts) > 1 else -1
         if number < 0 or len(parts[-2]) != 8:
             self._num_refused += 1

@@ -139,7 +139,6 @@ class CacheSync:
         return f"{name}/{int(rank)}"
 
     def _follower_name(self, reported: str, rank: int) -> str:
-        """Return the name of the backend, or of its rank, that a report is about."""
         names = {_server_name(engine) for engine in self._engines}
         name = next(iter(names)) if len(names) == 1 else reported
         ranked = f"{name}#{rank}"
@@ -160,7 +159,6 @@ class CacheSync:
             self.followers[backend].streams = streams
 
     async def _watch(self, engine: EngineClient) -> None:
-        """Discover a backend's streams until they are found, and again after they are lost."""
         follower = self.followers[engine.name]
         was_up = True
         while True:
@@ -182,7 +180,6 @@ class CacheSync:
             await asyncio.sleep(_RETRY_S if is_lost or not found.is_up else _RECHECK_S)
 
     async def _subscribe(self, engine: EngineClient, sources: tuple[EventSource, ...]) -> None:
-        """Subscribe to these sources in place of the previous ones."""
         if not self._is_subscribing or self._sources.get(engine.name) == sources:
             return
         old = self._subscribers.pop(engine.name, None)
@@ -197,7 +194,6 @@ class CacheSync:
         logger.info("backend %s: following its KV events at %s", engine.name, where)
 
     async def _inspect(self) -> None:
-        """Drop streams without reports, and log why a stream is silent."""
         while True:
             await asyncio.sleep(_INSPECT_S)
             self._receiver.expire(now=time.monotonic())

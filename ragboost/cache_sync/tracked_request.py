@@ -11,7 +11,7 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.context import Context
 from ragboost.rewriting.headers import RawHeaders, get_header, new_request_id
-from ragboost.rewriting.rewriter import BoostResult
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.tokens import TokenCounter
 from ragboost.wires.usage import Usage
 
@@ -20,8 +20,6 @@ SESSION_HEADER = b"x-session-id"
 
 
 class EngineRequestId(NamedTuple):
-    """The id of a request in its engine's events."""
-
     name: str  # unique unless the client chose it
     is_generated: bool  # not from the client, so it must be added to body and headers
 
@@ -57,7 +55,7 @@ class TrackedRequest:
         follower: CacheFollower,
         tenant: Tenant,
         context: Context,
-        result: BoostResult,
+        result: Rewriting,
         *,
         engine_id: EngineRequestId | None,
     ) -> None:
@@ -103,7 +101,6 @@ class TrackedRequest:
             )
 
     def report_end(self, usage: Usage | None, *, backend: str, is_computed: bool) -> None:
-        """Tell the follower that the request has ended."""
         if self._layout is None:
             return
         entry = self._context.index_entry

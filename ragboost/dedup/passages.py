@@ -1,8 +1,7 @@
 """Replace repeated texts and passages by references to their first occurrence.
 
 Content-defined chunking: a gear hash over the last 32 bytes decides the cuts, so an insertion moves
-no other cut. The result for a text depends only on it and on earlier texts. Linear in the length of
-the texts. Knows texts. Does not know messages.
+no other cut. Depends on a text and those before it alone, in linear time.
 """
 
 import hashlib
@@ -89,7 +88,6 @@ def cut_passages(text: str, *, sizes: PassageSizes) -> list[_Passage]:
 def _cuts(
     array: NDArray[np.uint8], is_start: NDArray[np.bool_], sizes: PassageSizes
 ) -> Iterator[int]:
-    """Yield the ends of all passages but the last."""
     hashes = _gear(array)
     spread = max(sizes.avg_bytes - sizes.min_bytes, 1)
     # The upper bits depend on the whole window.
@@ -165,7 +163,6 @@ def _pieces(
 def _learn(
     known: dict[bytes, Reference], source: int, pieces: Pieces, passages: Sequence[_Passage]
 ) -> None:
-    """Remember the passages that this text keeps verbatim."""
     kept: list[tuple[int, int]] = []
     place = 0
     for piece in pieces:

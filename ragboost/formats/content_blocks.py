@@ -1,8 +1,6 @@
-"""Documents as list elements: Anthropic's `document` and `search_result` blocks in messages and
-tool results, and the results of an OpenAI `file_search_call`.
+"""Documents as list elements: Anthropic's blocks, and the results of an OpenAI `file_search_call`.
 
-Whole elements move. An element with the caller's cache breakpoint stays, and no other moves across
-it.
+Whole elements move, but none with the caller's cache breakpoint, or across one.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,17 +11,14 @@ from ragboost.wires.body import has_cache_mark
 
 
 def find_blocks(content: list[Any]) -> list[ListGroup]:
-    """Find runs of document and search result blocks."""
     return list(_groups(content, is_document_block, _block))
 
 
 def find_file_search_results(results: list[Any]) -> list[ListGroup]:
-    """Find the results of a file search."""
     return list(_groups(results, lambda value: text_of(value) is not None, _result))
 
 
 def is_document_block(value: Any) -> bool:
-    """Return True for a document or search result block."""
     return isinstance(value, dict) and value.get("type") in ("document", "search_result")
 
 

@@ -29,8 +29,6 @@ class TooManyDocumentsError(UnknownShapeError):
 
 @dataclass(frozen=True, slots=True)
 class FoundDocuments:
-    """The documents of one request."""
-
     query: str
     documents: tuple[Document, ...]  # in relevance order
     message: int | None  # index of the message to rewrite; None if another field is
@@ -42,7 +40,6 @@ class FoundDocuments:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of the documents, in relevance order."""
         return tuple([document.key for document in self.documents])
 
     @property

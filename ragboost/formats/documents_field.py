@@ -1,11 +1,7 @@
-"""The `documents` field of a chat request (vLLM, transformers, Cohere), and the one in
-`chat_template_kwargs` (SGLang).
+"""The `documents` field of a chat request, also in `chat_template_kwargs` (SGLang).
 
-Objects (`{"title", "text", ...}` or `{"id", "data": {...}}`) and strings are only moved, never
-changed; of equal ones the first is kept. The chat template renders them above the messages, so that
-they belong to this request alone, and chooses their labels: the order hint names them by title if
-all have distinct ones, else by position, counted from 1 ("document 3"). Cohere's citations name
-documents by id; requests whose citations would count positions pass unchanged.
+Its elements are moved, never changed. The chat template renders them above the messages and labels
+them: the order hint names them by title if all differ, else by position ("document 3").
 """
 
 import json
@@ -42,12 +38,6 @@ class DocumentsField:
         self._parent = parent
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
-        """Find the field's documents.
-
-        Raises:
-            UnknownShapeError: not a list, an element without text, citations by position, or too
-                many documents.
-        """
         documents = self._holder(body).get("documents")
         if documents is None or documents == [] or not message_field(body):
             return None
@@ -65,7 +55,6 @@ class DocumentsField:
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        """Move the objects, and add the order hint to the question if they moved."""
         documents = self._holder(body)["documents"]
         originals: dict[str, Any] = {}
         for document, value in zip(found.documents, documents, strict=True):
@@ -117,7 +106,6 @@ def _as_document(value: Any) -> Document:
 
 
 def _check_citations(body: Mapping[str, Any], documents: Sequence[Any]) -> None:
-    """Refuse Cohere documents without an id, which citations name by their position."""
     is_cohere = "citation_options" in body or any(
         isinstance(value, dict) and "data" in value for value in documents
     )

@@ -81,7 +81,6 @@ class TextGroup:
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
     def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        """Write a reference in place of a block's text."""
         new = json.dumps(reference)[1:-1] if self.is_json else reference
         return Edit(block.text_start, block.text_end, new)
 

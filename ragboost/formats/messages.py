@@ -1,9 +1,7 @@
 """Documents inside messages: in their texts, as content blocks, in tool results.
 
-The first group of a payload is ordered if only instructions precede it: only then can another
-request have the same prefix. In every later group, a document whose text occurs earlier in the
-payload is replaced by a reference; its markup and attributes are kept. No document leaves its text
-or list, or moves across a cache breakpoint set by the caller.
+The first group is ordered if only instructions precede it: only then can others have that prefix.
+In later ones a text that occurred before becomes a reference. None leaves its text or list.
 """
 
 from collections import defaultdict
@@ -47,11 +45,6 @@ class Messages:
         self._has_numbers = settings.formats.numbers == "label"
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
-        """Find the groups of a body; None if none can be ordered or replaced by a reference.
-
-        Raises:
-            TooManyDocumentsError: in all groups together.
-        """
         if not self._settings.formats.in_text:
             return None
         places = self._places(body)
@@ -86,7 +79,6 @@ class Messages:
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        """Write the new order and the references."""
         layout = found.layout
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
         edits: dict[Path, list[Edit]] = {path: list(e) for path, e in layout.references.items()}
@@ -101,7 +93,6 @@ class Messages:
         return new
 
     def _places(self, body: Mapping[str, Any]) -> list[_Place]:
-        """Return all groups in the order in which the model reads them."""
         slots = list(find_slots(body))
         # Citations by position count all document blocks of a request: none of them may move.
         has_positions = any(
@@ -146,7 +137,6 @@ class Messages:
         return dict(edits), num
 
     def _ordered(self, group: Group, found: FoundDocuments, context: Context) -> list[Edit]:
-        """Return the edits that put a group into the context's order, with its hint."""
         order = _order(found.documents, context.documents)
         is_numbered = group.blocks[0].number is not None
         if order == list(range(len(group.blocks))) and not is_numbered:
@@ -201,7 +191,6 @@ def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:
 def _labels(
     blocks: Sequence[DocumentBlock], order: Sequence[int], names: Mapping[int, str]
 ) -> list[str]:
-    """Return the labels of the documents in hints, by position."""
     if names:
         return [_shown(blocks[i], names[i]) for i in order]
     labels = [blocks[i].name for i in order]

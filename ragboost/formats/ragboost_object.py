@@ -1,8 +1,7 @@
 """The `ragboost` object of a body: `{"documents": [...], "session_id": "...", "options": {...}}`.
 
-Its documents are rendered into the last user message, or the `prompt`, and the object is removed
-from the body. A malformed object is the caller's error. An engine that reuses chunks reads and
-checks its `reuse`.
+Its documents are rendered into the last user message, or the `prompt`, and the object is removed. A
+malformed one is the caller's error; the engine checks its `reuse`.
 """
 
 from collections.abc import Mapping
@@ -20,8 +19,6 @@ _MAX_SESSION_ID = 256
 
 
 class RagboostObject:
-    """Documents in the `ragboost` object."""
-
     name = "ragboost_object"
     in_message = True
     in_place = False
@@ -32,14 +29,6 @@ class RagboostObject:
         self._pool = pool
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
-        """Find the object's documents; None if it has none.
-
-        Args:
-            body: its object has been checked by `ragboost_fields`.
-
-        Raises:
-            RequestError: a document is malformed, there are too many, or the body has no question.
-        """
         if FIELD not in body:
             return None
         values, where = body[FIELD].get("documents", []), f"{FIELD}.documents"
@@ -63,7 +52,6 @@ class RagboostObject:
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        """Write documents, hints and question in place of the question."""
         body = without_object(body)
         return replace_question(body, context.render(), message=found.message)
 

@@ -58,7 +58,6 @@ class EarlierTexts:
 
 
 def _quote(text: str) -> str:
-    """Return the first words of a text on one line."""
     start = text[:_LOOK_CHARS].split()
     line = " ".join(start)
     if len(line) <= _QUOTE_CHARS:

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 
 class BreakpointPlace(NamedTuple):
-    """A place where a breakpoint can be set."""
-
     tokens: int  # of the prompt before it
     gain: float  # that each of them is expected to save, in the price of an uncached token
 
@@ -36,11 +34,7 @@ def expected_gain(uses: float, in_time: float, *, read: float, write: float) -> 
 
 
 def choose_breakpoints(
-    places: Sequence[BreakpointPlace],
-    *,
-    max_places: int,
-    cached_tokens: int,
-    write: float,
+    places: Sequence[BreakpointPlace], *, max_places: int, cached_tokens: int, write: float
 ) -> BreakpointChoice:
     """Choose the places with the greatest expected value; none if no choice is worth its cost.
 

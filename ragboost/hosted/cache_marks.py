@@ -109,7 +109,6 @@ class CacheMarker:
         price: PriceSettings,
         tokens_per_byte: float,
     ) -> dict[int, int]:
-        """Return the TTL of each block that gets a mark, and note what the cache then holds."""
         residents = [self._table.resident_ttl(block) for block in blocks]
         resident = max((at for at, ttl in enumerate(residents) if ttl is not None), default=None)
         cached = int(blocks[resident].end_bytes * tokens_per_byte) if resident is not None else 0

@@ -16,16 +16,12 @@ from ragboost.wires.registry import ANY, CONTENTS
 
 
 class BlockPlace(NamedTuple):
-    """The place of a block in a body."""
-
     field: str
     at: int | None = None  # index in that list; None where the field is one text
     part: int | None = None  # index in the content of a message; None where that is one text
 
 
 class PromptBlock(NamedTuple):
-    """A block of a prompt."""
-
     place: BlockPlace
     key: bytes  # hash of everything up to its end
     end_bytes: int  # of everything up to its end, about

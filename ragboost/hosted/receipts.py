@@ -34,23 +34,12 @@ class Receipt(NamedTuple):
     dropped_tokens: int
     cost: PromptCost | None = None  # with a price for the model
 
-    @classmethod
-    def of(
-        cls, usage: Usage, *, predicted: int, dropped_tokens: int, price: PriceSettings | None
-    ) -> "Receipt":
-        """Make the receipt of a response."""
-        cost = None
-        if price is not None:
-            cost = prompt_cost(price, usage, dropped_tokens=dropped_tokens)
-        return cls(usage.prompt_tokens, usage.cached_tokens, predicted, dropped_tokens, cost)
-
     @property
     def saved_tokens(self) -> int:
         """Tokens that were not computed: read from the cache, or not sent."""
         return (self.cached_tokens or 0) + self.dropped_tokens
 
     def encode(self) -> bytes:
-        """Return one line of JSON, in ASCII."""
         fields: dict[str, int | float | None] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

@@ -55,7 +55,6 @@ class _Kind:
 
     @property
     def mean_uses(self) -> float:
-        """Later uses of a prefix of this kind, on average."""
         prior = _PRIOR / (1 - _PRIOR)
         return (self.returned + _PRIOR_WEIGHT * prior) / (self.prefixes + _PRIOR_WEIGHT)
 

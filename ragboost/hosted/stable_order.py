@@ -70,7 +70,6 @@ def _sort_tools(tools: list[Any], rank: _Change) -> list[Any]:
 
 
 def _sort_inputs(message: Any, *, field: str) -> Any:
-    """Sort the keys of the inputs of tool calls that are JSON and not text."""
     content = message.get(field) if isinstance(message, dict) else None
     if not isinstance(content, list):
         return message
@@ -104,7 +103,6 @@ def _changed_list(values: list[Any], change: _Change) -> list[Any]:
 
 
 def _changed_field(holder: Any, step: str, rest: Sequence[str], rank: _Change) -> Any:
-    """Follow one step of a path, such as `tools[]`, and sort the list at its end."""
     name, is_each = step.removesuffix("[]"), step.endswith("[]")
     value = holder.get(name) if isinstance(holder, dict) else None
 

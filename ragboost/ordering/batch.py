@@ -10,8 +10,6 @@ from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage, cl
 
 
 class BatchPlan(NamedTuple):
-    """The order in which to send a batch."""
-
     release_order: tuple[int, ...]  # positions of the contexts, in the order in which to send them
     # For each context, by position, the positions of its documents in prompt order. Repeats of a
     # document come after all others.

@@ -1,11 +1,8 @@
 """Order a request's tail by the documents that recent requests had together (`popularity`).
 
-Behind the cached prefix any order will do now; the best one for the future is the one that most
-later requests can follow. If a later request holds document i with probability p_i, the expected
-saving is greatest in the order of p_i / (1 - p_i) times tokens. Each step estimates p_i from the
-recent contexts that hold everything before it, and from the relevance order: the request counts as
-a few more contexts, which hold a document the more often, the better its rank. A prior from the
-corpus may add contexts, whose weight fades as requests come. Knows no index.
+If a later request holds document i with probability p_i, the expected saving is greatest in the
+order of p_i / (1 - p_i) times tokens. The recent contexts with the same prefix, the ranks of the
+request itself and a prior from the corpus, whose weight fades, estimate p_i at each step.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence

@@ -51,7 +51,6 @@ class CorpusPrior:
 
     @classmethod
     def read(cls, path: Path) -> "CorpusPrior":
-        """Read a file that `write` wrote."""
         try:
             value: Any = json.loads(path.read_bytes())
             if value["format"] != _FORMAT:
@@ -65,7 +64,6 @@ class CorpusPrior:
             ) from None
 
     def write(self, path: Path) -> None:
-        """Write the contexts to a file."""
         value = {"format": _FORMAT, "documents": self._names, "contexts": self._documents}
         try:
             path.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")

@@ -29,8 +29,6 @@ class OrderPolicy(Protocol):
 
 
 class RelevanceOrder:
-    """The order in which the retriever gave the documents."""
-
     def __init__(self, prior: CorpusPrior | None = None) -> None:
         pass
 
@@ -44,13 +42,10 @@ class RelevanceOrder:
         *,
         prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
-        """Return the documents as they are."""
         return list(documents)
 
 
 class Order(NamedTuple):
-    """A new order of a request's documents."""
-
     permutation: tuple[int, ...]  # positions in the relevance order
     num_matched: int  # leading documents that the cache holds, the last perhaps in part
     cached_tokens: int  # resident tokens of these

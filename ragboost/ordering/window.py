@@ -15,8 +15,6 @@ Documents = Sequence[Hashable]
 
 
 class NextRequest(NamedTuple):
-    """The request of a window to send next."""
-
     position: int  # in the window
     order: tuple[Hashable, ...]  # its documents, in prompt order
     cached_tokens: int  # of them

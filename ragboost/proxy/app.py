@@ -121,6 +121,5 @@ async def _on_disconnect(_request: Request, _error: Exception) -> Response:
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
-    """Respond to parameters of a typed route that FastAPI has rejected."""
     assert isinstance(error, RequestValidationError), error
     return await on_request_error(request, invalid_request(error.errors()))

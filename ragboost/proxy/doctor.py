@@ -68,8 +68,6 @@ Status = Literal["ok", "advice", "failed"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     backend: str  # name of the backend
     check: str  # name of the check
     status: Status  # `ok`; `advice`: works, with room for improvement; `failed`: does not work
@@ -77,7 +75,6 @@ class Finding:
     fix: str = ""  # what to change; empty if nothing
 
     def as_json(self) -> dict[str, str]:
-        """Return the finding as a JSON object, for `--json`."""
         return asdict(self)
 
 
@@ -195,7 +192,6 @@ class _Examination:
         return None
 
     async def _documents(self) -> None:
-        """Check that the chat template reads `documents`, which makes the prompt longer."""
         documents = {"documents": [{"title": "Zebra", "text": "A zebra has stripes. " * 20}] * 2}
         alone = await self._prompt_tokens()
         if await self._prompt_tokens(**documents) > alone + 20:

@@ -20,6 +20,7 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
+from ragboost.formats import make_formats
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
@@ -34,9 +35,9 @@ from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, RequestParser
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, parse_request
 from ragboost.rewriting.recognition import Histories
-from ragboost.rewriting.rewriter import BoostResult, Rewriter
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
@@ -78,8 +79,7 @@ class BoostPipeline:
         self._dispatcher = dispatcher
         self._workers = workers
         self._shadow = shadow
-        self._parser = RequestParser(settings)
-        self._rewriter = Rewriter(settings)
+        self._formats = make_formats(settings)
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
@@ -116,7 +116,15 @@ class BoostPipeline:
         if self._stable is not None:
             stable = partial(self._stable.apply, raw)
             raw = await asyncio.to_thread(stable) if len(raw) > _THREAD_BYTES else stable()
-        parse = partial(self._parser.parse, raw, headers, session=session, team=team)
+        parse = partial(
+            parse_request,
+            raw,
+            headers,
+            formats=self._formats,
+            recognises=self._settings.session.stateless,
+            session=session,
+            team=team,
+        )
         try:
             request = await asyncio.to_thread(parse) if len(raw) > _THREAD_BYTES else parse()
         except MalformedBodyError:  # the backend reports the error
@@ -129,8 +137,8 @@ class BoostPipeline:
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
         conversation = history
-        if request.claim is not None:
-            conversation = self._histories.match(request.claim)
+        if request.links:
+            conversation = self._histories.match(request)
         digest = conversation.digest if conversation is not None else UNCHANGED
         tenant = None
         if not self._is_plain(request, conversation):
@@ -139,11 +147,7 @@ class BoostPipeline:
         if history_sent is None and request.session is not None and tenant is not None:
             history_sent = self.conversations.get(request.session)
         await self._dispatcher.admit(
-            admission,
-            request,
-            tenant=tenant,
-            conversation=history_sent,
-            history=digest,
+            admission, request, tenant=tenant, conversation=history_sent, history=digest
         )
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
@@ -171,13 +175,12 @@ class BoostPipeline:
         return self._count(await (asyncio.shield(work) if needs_thread(request) else work))
 
     def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
-        """Return the other worker that keeps a request's conversation, if there is one."""
         workers = self._workers
         if workers is None or workers.has_handed_over(headers):
             return None
         if request.session is not None:
             return workers.owner(request.session)
-        for link in reversed(request.claim.links[:-1] if request.claim is not None else ()):
+        for link in reversed(request.links[:-1]):
             if self._histories.keeps(link):
                 return None
             if (worker := workers.keeper(link)) is not None:
@@ -255,7 +258,10 @@ class BoostPipeline:
                 sent,
                 request.tenant_key.model,
                 bypass=result.bypass,
-                result=result,
+                context=context,
+                num_documents=result.num_documents,
+                num_dropped=result.num_dropped,
+                delta=result.delta,
                 tracked=tracked,
                 history=digest,
                 is_usage_added=is_usage_added,
@@ -271,26 +277,27 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
-    ) -> BoostResult:
+    ) -> Rewriting:
+        template = self._settings.hints.label_template
+        result = Rewriting(request, conversation, label_template=template)
         if self._shadow is not None:
-            return self._rewriter.render(request, conversation, bypass=Bypass("shadow"))
+            return result.render(Bypass("shadow"))
         booster = tenant.booster(admission.backend.name)
-        return self._rewriter.rewrite(request, booster, conversation, planned=admission.planned)
+        return result.boost(booster, planned=admission.planned)
 
     def _remember(
-        self, request: ParsedRequest, conversation: Conversation | None, result: BoostResult
+        self, request: ParsedRequest, conversation: Conversation | None, result: Rewriting
     ) -> Digest:
-        """Keep what a message of a conversation without a name became, and tell other workers."""
-        if request.claim is None or conversation is None:
+        if not request.links or conversation is None:
             return UNCHANGED
         if self._workers is not None and result.delta.sent:
-            self._workers.keep(request.claim.links[-1])
-        return self._histories.add(request.claim, conversation, result.delta)
+            self._workers.keep(request.links[-1])
+        return self._histories.add(request, conversation, result.delta)
 
     def _encode(
         self,
         request: ParsedRequest,
-        result: BoostResult,
+        result: Rewriting,
         tenant: Tenant,
         id_field: EngineRequestId | None,
         *,
@@ -298,7 +305,6 @@ class BoostPipeline:
         is_usage_added: bool,
         is_hosted: bool,
     ) -> bytes:
-        """Return the body to send, with everything that is added for the backend."""
         fields, context = self._share_passages(result.fields), result.context
         if self._marker is not None and is_hosted:
             ratio = tenant.tokens.tokens_per_byte
@@ -329,7 +335,6 @@ class BoostPipeline:
         return {**fields, name: shared.messages}
 
     def _lacks_usage(self, fields: Mapping[str, Any]) -> bool:
-        """Return True for a stream that would not report its usage, if it can be asked to."""
         options = fields.get("stream_options") or {}
         return (
             self._settings.proxy.stream_usage
@@ -363,8 +368,7 @@ def _seconds(started: float, admission: Admission) -> float:
     return time.perf_counter() - started - admission.waited_s
 
 
-def _dropped_tokens(tenant: Tenant, result: BoostResult) -> int:
-    """Count the tokens of documents that were given and not sent."""
+def _dropped_tokens(tenant: Tenant, result: Rewriting) -> int:
     context = result.context
     if context is None or len(context.documents) == len(context.retrieved):
         return 0

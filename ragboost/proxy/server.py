@@ -125,7 +125,6 @@ def _run_worker(
     listener: socket.socket,
     set_up_logging: Callable[[], None] | None,
 ) -> None:
-    """Serve as one of several workers, until SIGTERM or SIGINT or the supervisor's death."""
     if set_up_logging is not None:
         set_up_logging()
     proxy = settings.proxy

@@ -8,7 +8,7 @@ from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.routing.admission import Admission
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.recognition import Histories
-from ragboost.rewriting.rewriter import BoostResult, Rewriter
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import Conversation, Conversations
 
 
@@ -20,7 +20,7 @@ class ShadowTrial:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._rewriter = Rewriter(settings)
+        self._label_template = settings.hints.label_template
         self._conversations = Conversations(settings.session)
         self._histories = Histories(settings.session)
 
@@ -32,19 +32,19 @@ class ShadowTrial:
         conversation: Conversation | None = None
         if request.session is not None:
             conversation = self._conversations.get(request.session)
-        elif request.claim is not None:
-            conversation = self._histories.match(request.claim)
+        elif request.links:
+            conversation = self._histories.match(request)
 
-        def work() -> BoostResult:
-            booster, planned = tenant.booster(backend), admission.planned
-            result = self._rewriter.rewrite(request, booster, conversation, planned=planned)
+        def work() -> Rewriting:
+            result = Rewriting(request, conversation, label_template=self._label_template)
+            result.boost(tenant.booster(backend), planned=admission.planned)
             if result.context is not None:
                 original = tenant.original(backend)
                 self._metrics.count_shadow(result.context, original, preamble=result.preamble)
             return result
 
         result = await asyncio.to_thread(work) if in_thread else work()
-        if request.session is None and request.claim is not None and conversation is not None:
-            self._histories.add(request.claim, conversation, result.delta)
+        if request.session is None and request.links and conversation is not None:
+            self._histories.add(request, conversation, result.delta)
         elif conversation is not None:
             self._conversations.add(conversation, result.delta)

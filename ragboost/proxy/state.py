@@ -27,8 +27,6 @@ from ragboost.sessions import ChatSessionStore, make_store, store_class
 
 @dataclass(frozen=True)
 class ProxyState:
-    """The state of one app."""
-
     settings: Settings  # of the whole package
     backends: Backends
     metrics: Metrics  # in a registry of their own
@@ -62,10 +60,7 @@ class ProxyState:
         if identity is not None:
             name, most = identity.name(identity.worker_id), settings.session.max_sessions
             handler = MessageHandler(
-                backends.all,
-                sync.followers,
-                board,
-                max_histories=most * len(identity.others),
+                backends.all, sync.followers, board, max_histories=most * len(identity.others)
             )
             workers = WorkerPool(identity, settings.backend, handler)
             metrics.watch_workers(workers)

@@ -67,7 +67,6 @@ def find_chunks(
 
 
 def _text(fields: Mapping[str, Any], message: int | None) -> str:
-    """Return the text of a message, its parts joined as the engine joins them, or the prompt."""
     if message is None:
         prompt = fields.get(question_field(fields))
         return prompt if isinstance(prompt, str) else ""

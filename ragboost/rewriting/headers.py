@@ -34,7 +34,6 @@ _ENCODING = b"accept-encoding"
 
 
 def get_header(headers: RawHeaders, name: bytes) -> str | None:
-    """Return the first value of a header with a lower-case `name`, or None."""
     for key, value in headers:
         if key == name:
             return value.decode("latin-1")
@@ -50,7 +49,6 @@ def decode_value(value: bytes) -> str:
 
 
 def new_request_id() -> str:
-    """Return a random `x-request-id`."""
     return os.urandom(16).hex()
 
 
@@ -79,18 +77,15 @@ def request_headers(headers: RawHeaders, *, is_read: bool = False) -> list[tuple
 
 
 def with_header(headers: RawHeaders, name: bytes, value: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the headers with `name` set to this one value."""
     return [*(header for header in headers if header[0] != name), (name, value)]
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Copy a backend's headers for the client, byte for byte."""
     dropped = _HOP_BY_HOP | _connection_options(headers)
     return [header for header in headers if header[0] not in dropped]
 
 
 def _connection_options(headers: RawHeaders) -> frozenset[bytes]:
-    """Return the header names that `connection` lists as hop-by-hop."""
     names: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":

@@ -43,7 +43,6 @@ class NumberLiteral(float):
     literal: str
 
     def __new__(cls, literal: str) -> "NumberLiteral":
-        """Parse the number."""
         number = super().__new__(cls, literal)
         number.literal = literal
         return number
@@ -116,7 +115,6 @@ class JsonBody:
 
     @cached_property
     def message_digests(self) -> list[bytes]:
-        """SHA-256 of each message's bytes."""
         return [hashlib.sha256(message).digest() for message in self.messages]
 
     def encode(self, fields: Mapping[str, Any]) -> bytes:
@@ -164,7 +162,6 @@ class JsonBody:
         return {name: msgspec.Raw(raw) for name, raw in _split(self.raw.decode())}
 
     def _split_list(self, name: str) -> list[msgspec.Raw]:
-        """Return the client's bytes of each element of a list."""
         if name not in self._elements:
             raw = self._raw_fields[name]
             try:
@@ -224,7 +221,6 @@ def _has_zero(value: Any) -> bool:
 
 
 def _split(text: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the client's bytes of each value of a valid JSON object or list, with its name."""
     at = _behind_space(text, 0)
     is_object = text[at] == "{"
     at = _behind_space(text, at + 1)
@@ -248,7 +244,6 @@ def _behind_space(text: str, at: int) -> int:
 
 
 def _dump(value: Any) -> str:
-    """Encode a value in which strings may hold lone surrogates, which become escapes."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{json.dumps(key)}:{_dump(v)}" for key, v in value.items()) + "}"
     if isinstance(value, list | tuple):

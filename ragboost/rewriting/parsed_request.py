@@ -9,7 +9,6 @@ from types import EllipsisType
 from typing import Any, NamedTuple
 
 from ragboost.booster.tenants import TenantKey
-from ragboost.config import Settings
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
     Format,
@@ -17,12 +16,10 @@ from ragboost.formats import (
     TooManyDocumentsError,
     UnknownShapeError,
     find_format,
-    make_formats,
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, get_header, user_of
-from ragboost.rewriting.json_body import JsonBody, chain_links
-from ragboost.rewriting.recognition import Claim
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
 from ragboost.wires.body import content_of, is_instruction, question_part
@@ -52,7 +49,6 @@ class Bypass(NamedTuple):
 
     @classmethod
     def of(cls, error: RagBoostError) -> "Bypass":
-        """Name the reason of an error."""
         for kind in type(error).__mro__:
             if kind in _REASONS:
                 return cls(_REASONS[kind], error)
@@ -60,8 +56,6 @@ class Bypass(NamedTuple):
 
 
 class ParsedRequest:
-    """A completion request before it is rewritten."""
-
     def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
         self.body = body
         self.tenant_key = tenant_key
@@ -72,9 +66,13 @@ class ParsedRequest:
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: FoundDocuments | None = None
         self.bypass: Bypass | None = None  # why there are no documents to boost
-        # How an unnamed conversation is recognised; None where that is switched off, or the
-        # request carries no documents.
-        self.claim: Claim | None = None
+        # What recognises its conversation if that has no name: the links of its messages up to the
+        # one that carries, or is to carry, its documents; they depend on its model, cache salt,
+        # credentials and end user, too. Empty where recognition is off, or without documents.
+        self.links: Sequence[Link] = ()
+        # Shape and keys of its documents beside the messages; empty if they are inside.
+        self.shape_beside = ""
+        self.keys_beside: tuple[str, ...] = ()
         self._leading: Request | EllipsisType | None = ...
 
     def leading(self, conversation: Conversation | None) -> Request | None:
@@ -123,57 +121,46 @@ class ParsedRequest:
         )
 
 
-class RequestParser:
-    """Parse completion requests.
+def parse_request(
+    raw: bytes,
+    headers: RawHeaders,
+    *,
+    formats: tuple[Format, ...],
+    recognises: bool = False,
+    user: str | None = None,
+    session: str | None = None,
+    team: str = "",
+) -> ParsedRequest:
+    """Parse a completion request.
 
     Args:
-        has_claims: recognise unnamed conversations if `session.stateless` says so.
+        recognises: find what recognises its conversation, if that has no name.
+        user: under which its conversation is kept; None: the user of its credentials.
+        session: unique name of its conversation; None: the one that the request names, if any.
+        team: of its API key.
+
+    Raises:
+        MalformedBodyError: the body is not a JSON object.
+        RequestError: the `ragboost` object or the session header is malformed.
     """
-
-    def __init__(self, settings: Settings, *, has_claims: bool = True) -> None:
-        self._formats = make_formats(settings)
-        self._has_claims = has_claims and settings.session.stateless
-
-    def parse(
-        self,
-        raw: bytes,
-        headers: RawHeaders,
-        *,
-        user: str | None = None,
-        session: str | None = None,
-        team: str = "",
-    ) -> ParsedRequest:
-        """Parse a request.
-
-        Args:
-            raw: its body.
-            headers: of the request.
-            user: under which its conversation is kept; None: the user of its credentials.
-            session: unique name of its conversation; None: the one that the request names, if any.
-            team: of its API key.
-
-        Raises:
-            MalformedBodyError: the body is not a JSON object.
-            RequestError: the `ragboost` object or the session header is malformed.
-        """
-        body = JsonBody(raw)
-        options = ragboost_fields(body.fields)
-        request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
-        user = user_of(headers) if user is None else user
-        scope = _scope(body.fields, request.tenant_key, user)
-        if session is None and (name := _session_name(body.fields, options, headers)) is not None:
-            session = f"{scope.hex()}/{name}"
-        request.session = session
-        try:
-            if (hit := find_format(self._formats, body.fields)) is not None:
-                request.shape, request.found = hit
-                if session is None and self._has_claims:
-                    request.claim = _claim(request, *hit, scope=scope)
-            else:
-                request.bypass = Bypass("no_documents")
-        except UnknownShapeError as error:
-            request.bypass = Bypass.of(error)
-        return request
+    body = JsonBody(raw)
+    options = ragboost_fields(body.fields)
+    request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
+    user = user_of(headers) if user is None else user
+    scope = _scope(body.fields, request.tenant_key, user)
+    if session is None and (name := _session_name(body.fields, options, headers)) is not None:
+        session = f"{scope.hex()}/{name}"
+    request.session = session
+    try:
+        if (hit := find_format(formats, body.fields)) is not None:
+            request.shape, request.found = hit
+            if session is None and recognises:
+                _set_links(request, *hit, scope=scope)
+        else:
+            request.bypass = Bypass("no_documents")
+    except UnknownShapeError as error:
+        request.bypass = Bypass.of(error)
+    return request
 
 
 def _session_name(
@@ -209,22 +196,19 @@ def _is_name(value: Any) -> bool:
 
 
 def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    """Hash, without ambiguity, everything that keeps equal names and messages separate."""
     parts = [user, *key, *[str(fields.get(name, "")) for name in _END_USER]]
     scope = "".join([f"{len(part)}:{part}" for part in parts])
     return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
 
 
-def _claim(
+def _set_links(
     request: ParsedRequest, shape: Format, found: FoundDocuments, *, scope: bytes
-) -> Claim | None:
+) -> None:
     body = request.body
-    if found.message is None or not body.messages:
-        return None
-    links = chain_links(body.message_digests[: found.message + 1], seed=scope)
-    if shape.in_place:
-        return Claim(links)
-    return Claim(links, shape.name, found.keys, request.is_boost_wanted)
+    if found.message is not None and body.messages:
+        request.links = chain_links(body.message_digests[: found.message + 1], seed=scope)
+        if not shape.in_place:
+            request.shape_beside, request.keys_beside = shape.name, found.keys
 
 
 def preamble(
@@ -251,7 +235,6 @@ def preamble(
 
 
 def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
-    """Return what the model reads before offset `start` of the value at a path."""
     parts = _fields(body, ANY.tools if is_instruction(path) else ANY.tools + ANY.instructions)
     value: Any = body.fields
     for depth, step in enumerate(path):

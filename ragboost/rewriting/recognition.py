@@ -1,42 +1,21 @@
 """Recognise conversations that have no session id, by messages and documents that they repeat.
 
-A rewritten message is sent again only in a request that contains, itself, the message in its
-original form and every document of the rewritten one. So a request adds no text but its own to a
-prompt, whoever else has the same questions, answers and key. Kept in memory. Does not know HTTP.
+A rewritten message is sent again only in a request that contains the original and all documents of
+the rewritten one: no prompt gets a text of others, whoever has the same questions and key.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.rewriting.json_body import Link
+from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Digest, HistoryDelta
 
 _MAX_REWRITINGS = 64  # of one message: users who begin with the same question
 _NODE_BYTES = 400  # size of a node beside its message
-
-
-class Claim(NamedTuple):
-    """The parts of a request that show to which conversation it belongs."""
-
-    # Of its messages up to the one that carries, or is to carry, its documents; they depend on its
-    # model, cache salt, credentials and end user, too.
-    links: Sequence[Link]
-    shape: str = ""  # in which it gives documents beside its messages; empty: they are inside
-    documents: tuple[str, ...] = ()  # keys of those beside the messages
-    is_boosted: bool = True  # the client wants them boosted
-
-
-class HistoryNode(NamedTuple):
-    """One rewritten message."""
-
-    link: Link  # of the original history up to it
-    parent: Digest  # of the rewritten message before it; `UNCHANGED` if it is the first
-    delta: HistoryDelta  # the message and its turn
-    shape: str  # as in the claim of its request
 
 
 class Histories:
@@ -52,7 +31,7 @@ class Histories:
     ) -> None:
         # A turn is always used before those that follow it, so that the last turns of a
         # conversation are evicted first.
-        self._nodes: BoundedMap[Digest, HistoryNode] = BoundedMap(
+        self._nodes: BoundedMap[Digest, HistoryDelta] = BoundedMap(
             max_entries=settings.max_sessions,
             max_size=settings.max_bytes,
             ttl_s=settings.ttl_s,
@@ -75,42 +54,45 @@ class Histories:
         """Return True if a message was rewritten, and what it became is kept."""
         return any(digest in self._nodes for digest in self._rewritings.peek(link) or ())
 
-    def match(self, claim: Claim) -> Conversation:
+    def match(self, request: ParsedRequest) -> Conversation:
         """Return what was sent for a request's history, as far as the request contains all of it.
 
         Of several rewritings the one with the most rewritten messages is taken; of these the last
         message, and of this the newest rewriting. `Conversation.digest` names what is recognised.
         """
         self._nodes.expire()
-        depths, best = {UNCHANGED: 0}, UNCHANGED
-        documents = frozenset(claim.documents)
-        for at, link in enumerate(claim.links):
-            is_last = at == len(claim.links) - 1
+        depths: dict[Digest | None, int] = {UNCHANGED: 0}
+        best = UNCHANGED
+        documents = frozenset(request.keys_beside)
+        for at, link in enumerate(request.links):
+            is_last = at == len(request.links) - 1
             for digest in self._rewritings.peek(link) or ():
                 node = self._nodes.peek(digest)
                 if node is None or node.parent not in depths:
                     continue
-                if _contains(claim, documents, node, is_last=is_last):
+                if _contains(request, documents, node, is_last=is_last):
                     depths[digest] = depths[node.parent] + 1
                     best = digest if depths[digest] >= depths[best] else best
-        deltas = [node.delta for node in self._chain(best)]
+        # All are of one branch, so that these need not know theirs.
+        deltas = [node._replace(parent=None) for node in self._chain(best)]
         self._touch(best)
         return Conversation(deltas=reversed(deltas), digest=best)
 
-    def add(self, claim: Claim, conversation: Conversation, delta: HistoryDelta) -> Digest:
+    def add(
+        self, request: ParsedRequest, conversation: Conversation, delta: HistoryDelta
+    ) -> Digest:
         """Keep what a request's message became, and return the digest of its history with it.
 
         Args:
-            conversation: the match of the claim.
+            conversation: the match of the request.
         """
         if not delta.sent:
             return conversation.digest
-        parent, link = conversation.digest, claim.links[-1]
+        parent, link = conversation.digest, request.links[-1]
         again = self._nodes.peek(parent)
         if again is not None and again.link == link:
-            parent = again.parent  # the same message once more
-        # Only messages of one branch are taken from here, so that these need not know theirs.
-        node = HistoryNode(link, parent, delta._replace(parent=None), claim.shape)
+            parent = again.parent or UNCHANGED  # the same message once more
+        node = delta._replace(parent=parent, link=link, shape=request.shape_beside)
         digest = _digest(node)
         if digest not in self._nodes:
             size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)
@@ -121,21 +103,22 @@ class Histories:
         self._touch(digest)
         return digest
 
-    def _chain(self, digest: Digest) -> Iterator[HistoryNode]:
-        """Yield the rewritten messages from the last to the first, as far as they are kept."""
+    def _chain(self, digest: Digest) -> Iterator[HistoryDelta]:
         while node := self._nodes.peek(digest):
             yield node
-            digest = node.parent
+            digest = node.parent or UNCHANGED
 
     def _touch(self, digest: Digest) -> None:
         while node := self._nodes.peek(digest):
             self._nodes.touch(digest)
             if node.link in self._rewritings:
                 self._rewritings.touch(node.link)
-            digest = node.parent
+            digest = node.parent or UNCHANGED
 
 
-def _contains(claim: Claim, documents: frozenset[str], node: HistoryNode, *, is_last: bool) -> bool:
+def _contains(
+    request: ParsedRequest, documents: frozenset[str], node: HistoryDelta, *, is_last: bool
+) -> bool:
     """Return True if a request contains all documents of a rewritten message.
 
     Documents inside messages do: the link is a hash of their bytes. The last message must come
@@ -143,25 +126,26 @@ def _contains(claim: Claim, documents: frozenset[str], node: HistoryNode, *, is_
     """
     if not node.shape:
         return True
-    if node.shape != claim.shape:
+    if node.shape != request.shape_beside:
         return False  # the same document in two shapes would be sent twice
-    for _, sent in node.delta.sent:
-        if is_last and not sent.fits(claim.documents, is_boosted=claim.is_boosted):
+    for _, sent in node.sent:
+        if is_last and not sent.fits(request.keys_beside, is_boosted=request.is_boost_wanted):
             return False
         if not documents.issuperset(sent.retrieved):
             return False
     return True
 
 
-def _digest(node: HistoryNode) -> Digest:
+def _digest(node: HistoryDelta) -> Digest:
     """Hash a rewritten history.
 
     The bytes of its last message follow from the original history, the earlier turns as rewritten,
     and the documents given and sent: hashing these costs much less.
     """
-    hashed = hashlib.sha256(b"%d " % len(node.parent) + node.parent + node.link)
+    parent = node.parent or UNCHANGED
+    hashed = hashlib.sha256(b"%d " % len(parent) + parent + node.link)
     hashed.update(b"%b " % node.shape.encode())
-    for _, sent in node.delta.sent:
+    for _, sent in node.sent:
         keys = ",".join((*sent.retrieved, "", *sent.documents))
         hashed.update(b"%d,%d,%b" % (len(sent.message), sent.is_boosted, keys.encode()))
     return hashed.digest()

@@ -5,15 +5,14 @@ Synchronous, so that a large body can be rewritten in a worker thread. Does not 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 from msgspec import Raw
 
 from ragboost.booster import Booster, CarriedDocuments, Planned, Turn
-from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.formats import FoundDocuments
+from ragboost.formats import Format, FoundDocuments
 from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
@@ -25,103 +24,97 @@ from ragboost.rewriting.sent_history import (
     SentMessage,
     with_messages,
 )
+from ragboost.tokens import num_bytes
 from ragboost.types import Document
 
-_NOTHING = HistoryDelta()
 _NO_LABELS: Mapping[str, str] = {}
 
 
-class BoostResult(NamedTuple):
-    """A rewritten body and what was done to it."""
+class Rewriting:
+    """One request while it is rewritten, and then what it was rewritten to.
 
-    fields: Mapping[str, Any]  # to encode; unchanged values are the request's own objects
-    context: Context | None = None  # of the boosted documents; None if none were boosted
-    num_documents: int = 0  # in this turn's part of the payload
-    num_dropped: int = 0  # given, but not there, because the payload has them already
-    # The reason for which nothing was boosted; None if something was, and where an earlier
-    # request's result is sent again.
-    bypass: Bypass | None = None
-    delta: HistoryDelta = _NOTHING  # what the request adds to its conversation
-    preamble: str = ""  # hash of the text before the boosted documents
-    bytes_before: int = 0  # of the messages before the documents
-    bytes_after: int = 0  # of the messages after the one that holds the documents
+    Args:
+        conversation: the one that it belongs to, whose `state` gets the new turn; or None.
+    """
 
+    def __init__(
+        self, request: ParsedRequest, conversation: Conversation | None, *, label_template: str
+    ) -> None:
+        # To encode; unchanged values are the request's own objects.
+        self.fields: Mapping[str, Any] = without_object(request.body.fields)
+        self.context: Context | None = None  # of the boosted documents; None if none were boosted
+        self.num_documents = 0  # in this turn's part of the payload
+        self.num_dropped = 0  # given, but not there, because the payload has them already
+        # The reason for which nothing was boosted; None if something was, and where an earlier
+        # request's result is sent again.
+        self.bypass: Bypass | None = None
+        self.delta = HistoryDelta()  # what the request adds to its conversation
+        self.preamble = ""  # hash of the text before the documents
+        self.bytes_before = 0  # of the messages before the documents
+        self.bytes_after = 0  # of the messages after the one that holds the documents
+        self._request = request
+        self._body = request.body
+        self._conversation = conversation
+        self._label_template = label_template
+        self._booster: Booster | None = None
+        self._planned: Planned | None = None
 
-class Rewriter:
-    """Rewrite requests; holds the settings that all of them share."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._label_template = settings.hints.label_template
-
-    def rewrite(
-        self,
-        request: ParsedRequest,
-        booster: Booster,
-        conversation: Conversation | None,
-        *,
-        planned: Planned | None = None,
-    ) -> BoostResult:
-        """Rewrite a request and boost its documents.
+    def boost(self, booster: Booster, *, planned: Planned | None = None) -> Self:
+        """Rewrite the request and boost its documents.
 
         Args:
             booster: of its tenant and backend.
-            conversation: the one that it belongs to, whose `state` gets the new turn; or None.
             planned: the order of its documents, if they were planned with others.
 
         Raises:
             RequestError: a document of the `ragboost` object is malformed.
         """
-        if request.shape is None:
-            return _resend(request, conversation, bypass=request.bypass)
-        rewriting = _Rewriting(request, booster, conversation, planned, self._label_template)
-        if request.shape.in_place:
-            return rewriting.in_place()
-        if request.shape.in_message:
-            bypass = None if request.is_boost_wanted else Bypass("option")
-            return rewriting.into_message(bypass=bypass)
-        return rewriting.beside_messages()
+        shape, self._booster, self._planned = self._request.shape, booster, planned
+        if shape is None:
+            self._resend(self._request.bypass)
+        elif shape.in_place:
+            self._reorder_in_place()
+        elif shape.in_message:
+            self._write_into_message(None if self._request.is_boost_wanted else Bypass("option"))
+        else:
+            self._reorder_beside_messages()
+        return self
 
-    def render(
-        self, request: ParsedRequest, conversation: Conversation | None, *, bypass: Bypass
-    ) -> BoostResult:
-        """Rewrite a request without boosting it.
+    def render(self, bypass: Bypass) -> Self:
+        """Rewrite the request without boosting it, for this reason.
 
         The documents of a `ragboost` object are rendered into the message in the order given; all
         others are left alone.
-
-        Args:
-            bypass: the reason for not boosting it.
         """
-        shape = request.shape
+        shape = self._request.shape
         if shape is None or shape.in_place or not shape.in_message:
-            return _resend(request, conversation, bypass=bypass)
-        rewriting = _Rewriting(request, None, conversation, None, self._label_template)
-        return rewriting.into_message(bypass=bypass)
+            self._resend(bypass)
+        else:
+            self._write_into_message(bypass)
+        return self
 
+    @property
+    def _shape(self) -> Format:
+        assert self._request.shape is not None, "a request without documents"
+        return self._request.shape
 
-class _Rewriting:
-    """One request with documents while it is rewritten."""
+    @property
+    def _found(self) -> FoundDocuments:
+        assert self._request.found is not None, "a request without documents"
+        return self._request.found
 
-    def __init__(
-        self,
-        request: ParsedRequest,
-        booster: Booster | None,
-        conversation: Conversation | None,
-        planned: Planned | None,
-        label_template: str,
-    ) -> None:
-        assert request.shape is not None, "a request without documents"
-        assert request.found is not None, "a shape without documents"
-        self._request = request
-        self._body = request.body
-        self._shape = request.shape
-        self._found = request.found
-        self._booster = booster
-        self._conversation = conversation
-        self._planned = planned
-        self._label_template = label_template
+    def _put(self, sent: Mapping[int, SentMessage]) -> None:
+        self.fields = with_messages(self._body, self.fields, sent)
 
-    def into_message(self, *, bypass: Bypass | None) -> BoostResult:
+    def _leave(self, bypass: Bypass | None, history: ResentMessages) -> None:
+        self.bypass, self.delta = bypass, history.with_last()
+
+    def _resend(self, bypass: Bypass | None) -> None:
+        history = ResentMessages(self._body, self._conversation)
+        self._put(history.sent)
+        self._leave(bypass, history)
+
+    def _write_into_message(self, bypass: Bypass | None) -> None:
         """Write documents into the question's message, where later turns carry them, too.
 
         Args:
@@ -129,46 +122,39 @@ class _Rewriting:
         """
         body, found, conversation = self._body, self._found, self._conversation
         history = self._request.history(conversation, is_boosted=bypass is None)
-        text_before = preamble(body, self._shape, found, first=min(history.sent, default=None))
-        fields = with_messages(body, body.fields, history.sent)
+        first = min(history.sent, default=None)
+        self.preamble = preamble(body, self._shape, found, first=first)
+        self._put(history.sent)
         if history.repeated is not None:
-            return self._repeat(fields, history, history.repeated, text_before, bypass=bypass)
-        outcome = bypass or self._boost(conversation, history.carried, text_before)
+            self._repeat(history, history.repeated, bypass)
+            return
+        outcome = bypass or self._boost(conversation, history.carried)
         if isinstance(outcome, Bypass):
-            return self._unboosted(fields, history, bypass=outcome)
+            self._write_unboosted(history, outcome)
+            return
         turn = conversation.state.turns[-1] if conversation is not None else None
-        fields, delta = self._write(fields, history, outcome, turn=turn)
-        before = history.num_bytes(body, found.message or 0)
-        return self._boosted(fields, outcome, delta, text_before, before=before)
+        self._write(history, outcome, turn=turn)
+        self._count(outcome, before=history.num_bytes(body, found.message or 0))
 
     def _repeat(
-        self,
-        fields: Mapping[str, Any],
-        history: ResentMessages,
-        repeated: SentMessage,
-        text_before: str,
-        *,
-        bypass: Bypass | None,
-    ) -> BoostResult:
+        self, history: ResentMessages, repeated: SentMessage, bypass: Bypass | None
+    ) -> None:
         """Resend the question as well: a retry, or the next step of an agent that gives the turn's
         documents each time."""
         message, conversation = self._found.message, self._conversation
         assert message is not None, "a repeated message has an index"
-        fields = with_messages(self._body, without_object(fields), {message: repeated})
-        delta = _NOTHING
+        self._put({message: repeated})
         if conversation is not None and conversation.key:  # now it is the newest form again
             link, parent = history.links[message], history.digest(message)
-            delta = HistoryDelta(((link, repeated),), None, parent)
+            self.delta = HistoryDelta(((link, repeated),), None, parent)
         if bypass is not None or history.sent:
-            num = len(repeated.documents)
-            return BoostResult(fields, None, num, len(repeated.retrieved) - num, bypass, delta)
-        context = self._keep_order(repeated.documents, text_before)
-        before = history.num_bytes(self._body, message)
-        return self._boosted(fields, context, delta, text_before, before=before)
+            self.bypass, self.num_documents = bypass, len(repeated.documents)
+            self.num_dropped = len(repeated.retrieved) - self.num_documents
+            return
+        context = self._keep_order(repeated.documents)
+        self._count(context, before=history.num_bytes(self._body, message))
 
-    def _unboosted(
-        self, fields: Mapping[str, Any], history: ResentMessages, *, bypass: Bypass
-    ) -> BoostResult:
+    def _write_unboosted(self, history: ResentMessages, bypass: Bypass) -> None:
         """Write the documents in the order given, with labels to which later turns may refer."""
         conversation, turn = self._conversation, None
         state = conversation.state if conversation is not None else None
@@ -176,70 +162,72 @@ class _Rewriting:
         context = self._as_given(known=past.known, is_complete=past.is_complete)
         if self._booster is not None and state is not None:
             turn = self._booster.add_unboosted(state, context, is_leading=past.is_empty)
-        fields, delta = self._write(fields, history, context, turn=turn, is_boosted=False)
-        return BoostResult(fields, None, len(context.documents), bypass=bypass, delta=delta)
+        self._write(history, context, turn=turn, is_boosted=False)
+        self.bypass, self.num_documents = bypass, len(context.documents)
 
-    def in_place(self) -> BoostResult:
+    def _reorder_in_place(self) -> None:
         """Reorder documents in messages that the client resends with every later turn.
 
         The shape writes the same history the same way each time, given the order of the first
         documents; a conversation keeps that order even if the index would give another one.
         """
         found, body = self._found, self._body
-        fields = without_object(body.fields)
         history = ResentMessages(body, self._conversation, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
         is_other = own is not None and own.retrieved != found.keys
         others = {at: sent for at, sent in history.sent.items() if at != found.message}
         if is_other or any(sent.adds_documents for sent in others.values()):
             # Earlier turns carry documents in another shape: resend them, leave the rest alone.
-            fields = with_messages(body, fields, history.sent)
-            return BoostResult(fields, bypass=Bypass("mixed_shapes"), delta=history.with_last())
+            self._put(history.sent)
+            self._leave(Bypass("mixed_shapes"), history)
+            return
         if not self._request.is_boost_wanted:
-            return BoostResult(fields, bypass=Bypass("option"), delta=history.with_last())
+            self._leave(Bypass("option"), history)
+            return
         if not found.documents:
-            fields = self._shape.replace(fields, found, self._as_given())
-            num = found.num_later - found.num_repeated
-            fields = with_messages(body, fields, others)
-            fields, delta = self._with_last(fields, history, _NOTHING)
-            return BoostResult(fields, None, num, found.num_repeated, delta=delta)
-        text_before = preamble(body, self._shape, found)
-        outcome = self._keep_or_boost(own.documents if own else None, text_before)
+            self.fields = self._shape.replace(self.fields, found, self._as_given())
+            self.num_dropped = found.num_repeated
+            self.num_documents = found.num_later - found.num_repeated
+            self._put(others)
+            self._keep_last(history)
+            return
+        self.preamble = preamble(body, self._shape, found)
+        outcome = self._keep_or_boost(own.documents if own else None)
         if isinstance(outcome, Bypass):
-            return BoostResult(fields, bypass=outcome, delta=history.with_last())
-        fields, delta = self._write(fields, history, outcome)
-        fields, delta = self._with_last(with_messages(body, fields, others), history, delta)
+            self._leave(outcome, history)
+            return
+        self._write(history, outcome)
+        self._put(others)
+        self._keep_last(history)
         before, after = _bytes_around(body, found)
-        return self._boosted(fields, outcome, delta, text_before, before=before, after=after)
+        self._count(outcome, before=before, after=after)
 
-    def beside_messages(self) -> BoostResult:
+    def _reorder_beside_messages(self) -> None:
         """Reorder documents of this request alone; equal ones keep their order over turns."""
         request, body, conversation = self._request, self._body, self._conversation
         inside = request.history(conversation)  # earlier turns with documents in messages
-        fields = without_object(body.fields)
         if not request.is_boost_wanted:
-            fields = with_messages(body, fields, inside.sent)
-            return BoostResult(fields, bypass=Bypass("option"), delta=inside.with_last())
+            self._put(inside.sent)
+            self._leave(Bypass("option"), inside)
+            return
         history = request.history(conversation, seed=self._found.seed)
-        fields = with_messages(body, fields, {**inside.sent, **history.sent})
+        self._put({**inside.sent, **history.sent})
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
-        text_before = preamble(body, self._shape, self._found)
-        outcome = self._keep_or_boost(earlier[-1].documents if earlier else None, text_before)
+        self.preamble = preamble(body, self._shape, self._found)
+        outcome = self._keep_or_boost(earlier[-1].documents if earlier else None)
         if isinstance(outcome, Bypass):
-            return BoostResult(fields, bypass=outcome, delta=inside.with_last())
-        fields, delta = self._write(fields, history, outcome)
-        after = history.num_bytes(body)
-        return self._boosted(fields, outcome, delta, text_before, after=after)
+            self._leave(outcome, inside)
+            return
+        self._write(history, outcome)
+        self._count(outcome, after=history.num_bytes(body))
 
-    def _keep_or_boost(self, order: Sequence[str] | None, text_before: str) -> Context | Bypass:
-        if order is not None:
-            return self._keep_order(order, text_before)
-        return self._boost(None, {}, text_before)
+    def _keep_or_boost(self, order: Sequence[str] | None) -> Context | Bypass:
+        return self._boost(None, {}) if order is None else self._keep_order(order)
 
     def _boost(
-        self, conversation: Conversation | None, carried: Mapping[str, str], text_before: str
+        self, conversation: Conversation | None, carried: Mapping[str, str]
     ) -> Context | Bypass:
         """Boost the documents. Errors that the caller can correct are raised, all others bypass."""
         assert self._booster is not None, "a request that is rendered is not boosted"
@@ -249,7 +237,7 @@ class _Rewriting:
                 self._found.documents,
                 session=conversation.state if conversation else None,
                 history=carried if conversation else None,
-                preamble=text_before,
+                preamble=self.preamble,
                 planned=self._planned,
             )
         except RagBoostError as error:
@@ -257,18 +245,12 @@ class _Rewriting:
                 raise
             return Bypass.of(error)
 
-    def _keep_order(self, order: Sequence[str], text_before: str) -> Context:
+    def _keep_order(self, order: Sequence[str]) -> Context:
         """Record documents that are sent as in an earlier request, perhaps to another backend."""
         assert self._booster is not None, "a request that is rendered is not recorded"
         by_key = {document.key: document for document in reversed(self._found.documents)}
         context = self._context(tuple([by_key[key] for key in order]))
-        entry = self._booster.record(context.documents, preamble=text_before)
-        return replace(
-            context,
-            search_path=entry.search_path,
-            predicted_cached_tokens=entry.cached_tokens,
-            index_entry=entry,
-        )
+        return context.recorded(self._booster.record(context.documents, preamble=self.preamble))
 
     def _as_given(
         self, *, known: Mapping[str, str] = _NO_LABELS, is_complete: bool = True
@@ -284,7 +266,6 @@ class _Rewriting:
         known: Mapping[str, str] = _NO_LABELS,
         is_complete: bool = True,
     ) -> Context:
-        """Return a context with the documents in a given order, without hints."""
         index = {document.key: at for at, document in enumerate(documents)}
         return Context(
             query=self._found.query,
@@ -298,76 +279,46 @@ class _Rewriting:
 
     def _write(
         self,
-        fields: Mapping[str, Any],
         history: ResentMessages,
         context: Context,
         *,
         turn: Turn | None = None,
         is_boosted: bool = True,
-    ) -> tuple[dict[str, Any], HistoryDelta]:
-        """Write a context into the body, and keep the bytes of the message that carries it."""
-        written = self._shape.replace(fields, self._found, context)
+    ) -> None:
+        written = self._shape.replace(self.fields, self._found, context)
         message, name = self._found.message, self._body.list_name
+        self.fields, self.delta = written, HistoryDelta(turn=turn)
         if message is None or not history.links:
-            return written, HistoryDelta(turn=turn)
+            return
         value = written[name][message]
         is_original = value is self._body.fields[name][message]
         sent = self._body.encode_bytes(self._body.messages[message] if is_original else value)
         if not is_original:
             messages = list(written[name])
             messages[message] = Raw(sent)
-            written = {**written, name: messages}
+            self.fields = {**written, name: messages}
         labels = context.labels if self._shape.in_message else ()
         retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
         parent = history.digest(message)
-        return written, HistoryDelta(((history.links[message], kept),), turn, parent)
+        self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
 
-    def _with_last(
-        self, fields: Mapping[str, Any], history: ResentMessages, delta: HistoryDelta
-    ) -> tuple[dict[str, Any], HistoryDelta]:
-        """Keep the bytes of the last message, for turns that give documents in another shape."""
-        fields, name = dict(fields), self._body.list_name
-        if not (history.is_named and history.links):
-            return fields, history.with_last(delta)
-        *messages, last = fields[name]
-        if last is self._body.fields[name][-1]:
-            return fields, history.with_last(delta)
-        written = self._body.encode_bytes(last)
-        fields[name] = [*messages, Raw(written)]
-        return fields, history.with_last(delta, SentMessage(written, (), ()))
+    def _keep_last(self, history: ResentMessages) -> None:
+        name, message = self._body.list_name, None
+        if history.is_named and history.links:
+            *messages, last = self.fields[name]
+            if last is not self._body.fields[name][-1]:
+                written = self._body.encode_bytes(last)
+                self.fields = {**self.fields, name: [*messages, Raw(written)]}
+                message = SentMessage(written, (), ())
+        self.delta = history.with_last(self.delta, message)
 
-    def _boosted(
-        self,
-        fields: Mapping[str, Any],
-        context: Context,
-        delta: HistoryDelta,
-        text_before: str,
-        *,
-        before: int = 0,
-        after: int = 0,
-    ) -> BoostResult:
+    def _count(self, context: Context, *, before: int = 0, after: int = 0) -> None:
+        """Note what was boosted, and where it is."""
         num, repeated = len(context.documents), self._found.num_repeated
-        return BoostResult(
-            fields,
-            context,
-            num_documents=num + self._found.num_later - repeated,
-            num_dropped=len(context.retrieved) - num + repeated,
-            delta=delta,
-            preamble=text_before,
-            bytes_before=before,
-            bytes_after=after,
-        )
-
-
-def _resend(
-    request: ParsedRequest, conversation: Conversation | None, *, bypass: Bypass | None
-) -> BoostResult:
-    """Resend the rewritten messages of a request, and leave the rest alone."""
-    body = request.body
-    history = ResentMessages(body, conversation)
-    fields = with_messages(body, without_object(body.fields), history.sent)
-    return BoostResult(fields, bypass=bypass, delta=history.with_last())
+        self.context, self.bytes_before, self.bytes_after = context, before, after
+        self.num_documents = num + self._found.num_later - repeated
+        self.num_dropped = len(context.retrieved) - num + repeated
 
 
 def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
@@ -383,9 +334,5 @@ def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in body.messages]
     texts = [document.text for document in found.documents]
-    inside = sum([len(text) if text.isascii() else _num_bytes(text) for text in texts])
+    inside = sum([num_bytes(text) for text in texts])
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))

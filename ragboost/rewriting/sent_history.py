@@ -1,10 +1,7 @@
 """The messages of conversations as they were sent, kept to be sent again byte for byte.
 
-A chat client resends its history in its original form. Each message that was rewritten is found by
-the link of the original history up to and including it: an edited, truncated or foreign history
-finds none, and the conversation starts over. Branches of a conversation may have equal messages
-with other documents: each form of a message knows the history that it was sent behind. Does not
-know texts of documents or HTTP.
+A rewritten message is found by the link of the original history up to it: an edited, truncated or
+foreign history finds none. Where branches differ, each form knows what it was sent behind.
 """
 
 import hashlib
@@ -32,8 +29,6 @@ FORM_BYTES = 400  # memory of a form beside its message
 
 
 class SentMessage(NamedTuple):
-    """A message as it was sent."""
-
     message: bytes  # as the engine received it; empty if it is the client's own
     retrieved: tuple[str, ...]  # keys of the documents that the client gave with it, by relevance
     documents: tuple[str, ...]  # keys of those that it carries in full, in prompt order
@@ -61,20 +56,16 @@ AS_IT_CAME = SentMessage(b"", (), (), is_boosted=False)
 
 @dataclass(frozen=True)
 class MessageForm:
-    """One way in which a message was sent."""
-
     link: Link  # of the original history up to it
     sent: SentMessage
     parent: Digest | None = None  # of the history that it was sent behind; None: unknown
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the form takes."""
         return FORM_BYTES + len(self.sent.message)
 
     @cached_property
     def digest(self) -> Digest:
-        """Identify the history up to and including the message."""
         hashed = hashlib.sha256(self.link + (self.parent or UNCHANGED))
         hashed.update(self.sent.message)
         return hashed.digest()
@@ -86,6 +77,10 @@ class HistoryDelta(NamedTuple):
     sent: tuple[tuple[Link, SentMessage], ...] = ()  # each behind the one before it
     turn: Turn | None = None  # the Booster's record of the request
     parent: Digest | None = None  # of the history that the first was sent behind; None: unknown
+    # Where it is kept in a conversation without a name: the link of the original history up to it,
+    # and the shape of the documents that its request gave beside the messages.
+    link: Link = b""
+    shape: str = ""
 
 
 _NOTHING = HistoryDelta()
@@ -161,7 +156,6 @@ class Conversations:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all rewritten messages."""
         return self._by_key.size
 
     def get(self, key: str) -> Conversation:
@@ -169,7 +163,6 @@ class Conversations:
         return self._by_key.get(key) or Conversation(key)
 
     def add(self, conversation: Conversation, delta: HistoryDelta) -> None:
-        """Keep a conversation with what a request added to it, if anything."""
         if delta.sent or delta.turn is not None:
             conversation.remember(delta)
             conversation.shrink(self._max_bytes)
@@ -245,7 +238,6 @@ class ResentMessages:
                 self.carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
 
     def digest(self, end: int) -> Digest:
-        """Identify the history before a message as it is sent."""
         last = max([at for at in self._digests if at < end], default=None)
         return UNCHANGED if last is None else self._digests[last]
 
@@ -281,7 +273,6 @@ class ResentMessages:
 def with_messages(
     body: JsonBody, fields: Mapping[str, Any], sent: Mapping[int, SentMessage]
 ) -> dict[str, Any]:
-    """Return the fields of a body with these messages, by index, as they were sent before."""
     if not sent:
         return dict(fields)
     messages = list(fields[body.list_name])
@@ -291,7 +282,6 @@ def with_messages(
 
 
 def _unanswered(body: JsonBody) -> int | None:
-    """Return the index of the question to which no message is an answer yet, if there is one."""
     messages = body.fields.get(body.list_name) or ()
     for at in range(len(body.messages) - 1, -1, -1):
         role = messages[at].get("role") if isinstance(messages[at], dict) else None

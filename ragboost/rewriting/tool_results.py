@@ -1,10 +1,7 @@
 """Send a tool result once: replace what later results of a chat repeat by references.
 
-The result for a message depends on it and on the messages before it alone, so that a resent history
-always yields the same bytes. A reference names one passage only: number of the result, first and
-last words and length together occur once in that result as it is sent. Knows the tool results of
-chat completions (`tool` messages), Anthropic messages (`tool_result` blocks) and Responses
-(`function_call_output` items).
+The new message depends on it and those before it alone, so that a resent history keeps its bytes. A
+reference is unambiguous: first and last words and length occur once in the result that it names.
 """
 
 import json
@@ -17,6 +14,7 @@ from msgspec import Raw
 
 from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
+from ragboost.tokens import num_bytes
 from ragboost.wires.body import Path, put
 from ragboost.wires.registry import ANY
 
@@ -62,7 +60,7 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
         shared = rendering.add(text, pieces)
         if shared == text.text:
             continue
-        saved += _num_bytes(text.text) - _num_bytes(shared)
+        saved += num_bytes(text.text) - num_bytes(shared)
         new[text.message] = put(new[text.message], text.path, shared)
     return SharedResults(new, saved)
 
@@ -84,7 +82,6 @@ def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
 
 
 def _results(message: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the content of each tool result of a message."""
     if isinstance(message, Raw):  # rewritten before, and never changed again
         message = _decode(message)
     if not isinstance(message, dict):
@@ -119,10 +116,6 @@ def _decode(message: Raw) -> Any:
         return msgspec.json.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError):  # such as lone surrogates
         return json.loads(bytes(message))
-
-
-def _num_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 class _Rendering:

@@ -1,6 +1,6 @@
 """Lengths of documents in tokens: estimated at first, exact once counted."""
 
-from ragboost.tokens.counter import DEFAULT_TOKENS_PER_BYTE, TokenCounter, Wanted
+from ragboost.tokens.counter import DEFAULT_TOKENS_PER_BYTE, TokenCounter, Wanted, num_bytes
 from ragboost.tokens.local import make_counter, make_offline_counter
 
 __all__ = [
@@ -9,4 +9,5 @@ __all__ = [
     "Wanted",
     "make_counter",
     "make_offline_counter",
+    "num_bytes",
 ]

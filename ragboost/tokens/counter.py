@@ -1,8 +1,7 @@
 """Cache the lengths of documents in tokens, so that no request waits for a tokenizer.
 
 A request uses a counted length if there is one, else an estimate. Estimated documents are queued to
-be counted for the next request, by `tokens.local` or `cache_sync.tokenizer`. Does not know
-engines.
+be counted for the next request, by `tokens.local` or `cache_sync.tokenizer`.
 """
 
 import math
@@ -81,7 +80,7 @@ class TokenCounter:
         """Count or estimate the tokens of a text, at least 1. Not cached."""
         if self._count is not None:
             return max(1, self._count(text))
-        return max(1, math.ceil(_num_bytes(text) * self._ratio))
+        return max(1, math.ceil(num_bytes(text) * self._ratio))
 
     def count_documents(self, documents: Sequence[Document]) -> list[int]:
         """Return the tokens of each document's title and text, at least 1 each."""
@@ -124,14 +123,13 @@ class TokenCounter:
             while self._wanted and len(taken) < limit:
                 key, text = self._wanted.popitem()
                 self._wanted_bytes -= len(text)
-                self._sizes[key] = _num_bytes(text)
+                self._sizes[key] = num_bytes(text)
                 taken.append(Wanted(key, text))
             if not self._wanted:
                 self.has_wanted.clear()
             return taken
 
     def learn(self, key: str, length: int, *, ids: Sequence[int] = ()) -> None:
-        """Store a document's counted length."""
         with self._lock:
             self._lengths[key] = max(1, length)
             self._lengths.move_to_end(key)
@@ -180,13 +178,13 @@ class TokenCounter:
             self._estimates.pop(dropped, None)  # so that it is queued again
         self.has_wanted.set()
 
-    def _update_ratio(self, tokens: int, num_bytes: int) -> None:
+    def _update_ratio(self, tokens: int, size: int) -> None:
         """Update the ratio by a sample; older samples fade out."""
         if self._sample_bytes > 1 << 20:
             self._sample_tokens //= 2
             self._sample_bytes //= 2
         self._sample_tokens += tokens
-        self._sample_bytes += num_bytes
+        self._sample_bytes += size
         if self._sample_tokens >= _MIN_SAMPLE_TOKENS and self._sample_bytes:
             least, most = _RATIOS
             ratio = min(max(self._sample_tokens / self._sample_bytes, least), most)
@@ -208,5 +206,6 @@ class TokenCounter:
             cache.popitem(last=False)
 
 
-def _num_bytes(text: str) -> int:
+def num_bytes(text: str) -> int:
+    """Return the bytes of a text in UTF-8; lone surrogates count as three."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -145,7 +145,6 @@ def find_question(body: Mapping[str, Any]) -> tuple[str, int | None] | None:
 
 
 def question_field(body: Mapping[str, Any]) -> str:
-    """Return the field in which a question is expected."""
     return message_field(body) or _PROMPT
 
 
@@ -163,7 +162,6 @@ def replace_question(
 
 
 def content_of(body: Mapping[str, Any], message: int) -> tuple[Path, Any]:
-    """Return the path and the value of the content of a message."""
     field = message_field(body)
     content = CONTENTS[field]
     return (field, message, content), body[field][message].get(content)
@@ -215,7 +213,6 @@ def _put(old: Any, path: Path, value: Any) -> Any:
 
 
 def at_path(body: Mapping[str, Any], path: Path) -> Any:
-    """Return the value at a path."""
     value: Any = body
     for step in path:
         value = value[step]

@@ -68,7 +68,6 @@ class AnswerDeltas:
         return True
 
     def join(self) -> list[AnswerMessage]:
-        """Return the message of each choice."""
         return [deltas.join() for _, deltas in sorted(self._by_choice.items())]
 
 

@@ -13,8 +13,6 @@ MarkStyle = Literal["none", "openai", "openai_breakpoints", "anthropic"]
 
 @dataclass(frozen=True, kw_only=True)
 class PromptCache:
-    """The documented rules of a provider's prompt cache."""
-
     style: MarkStyle
     about: str  # in the reference of settings
     key: str = ""  # the field that leads requests with equal values to one machine

@@ -31,7 +31,6 @@ class Usage(NamedTuple):
 
 
 def has_usage(data: bytes) -> bool:
-    """Return True if bytes of a stream may hold usage."""
     for name in _STREAMED:  # noqa: SIM110  # for every chunk, and `any` takes three times as long
         if name in data:
             return True
@@ -64,7 +63,6 @@ def is_usage_event(event: Mapping[str, Any]) -> bool:
 
 
 def is_last_event(event: Any) -> bool:
-    """Return True for the event of a stream with its last usage."""
     if not isinstance(event, dict):
         return False
     return is_usage_event(event) or event.get("type") in ANY.last_events
@@ -86,7 +84,6 @@ def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _added_up(usage: Mapping[str, Any]) -> Usage | None:
-    """Read a usage whose cached and written tokens count in addition to the prompt's."""
     for paths in ADDITIVE_COUNTS:
         fresh = _count(usage, paths.prompt)
         if fresh is None:

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from ragboost.config import Settings
-from ragboost.rewriting.parsed_request import RequestParser
+from ragboost.formats import make_formats
+from ragboost.rewriting.parsed_request import parse_request
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -94,7 +95,7 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
 
 
 def fronts(body: Mapping[str, Any]) -> str | None:
-    request = RequestParser(Settings()).parse(json.dumps(body).encode(), [])
+    request = parse_request(json.dumps(body).encode(), [], formats=make_formats(Settings()))
     planned = request.leading(None)
     return None if planned is None else planned.preamble
 

@@ -1,10 +1,10 @@
 """Histories without a session id: claimed by their documents, bounded, evicted from their ends."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ragboost.config import SessionSettings
-from ragboost.rewriting.json_body import chain_links
-from ragboost.rewriting.recognition import UNCHANGED, Claim, Histories
+from ragboost.rewriting.json_body import Link, chain_links
+from ragboost.rewriting.recognition import UNCHANGED, Histories
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
 
 
@@ -14,7 +14,16 @@ def make(**limits: Any) -> Histories:
     return Histories(SessionSettings(**limits), clock=lambda: now[0])
 
 
-def claim(*texts: str, documents: str = "d", shape: str = "ragboost_object") -> Claim:
+class Claim(NamedTuple):
+    """What recognition reads of a `ParsedRequest`."""
+
+    links: list[Link]
+    shape_beside: str = ""
+    keys_beside: tuple[str, ...] = ()
+    is_boost_wanted: bool = True
+
+
+def claim(*texts: str, documents: str = "d", shape: str = "ragboost_object") -> Any:
     """A letter is a document."""
     return Claim(chain_links([text.encode() for text in texts]), shape, tuple(documents))
 
@@ -70,7 +79,7 @@ def test_the_same_question_again_needs_the_same_documents_in_the_same_order() ->
         assert histories.match(claim("q1", documents=documents)).digest == UNCHANGED
     again = claim("q1", documents="ab")
     assert texts_of(histories.match(again)) == ["q1"]
-    assert histories.match(again._replace(is_boosted=False)).digest == UNCHANGED
+    assert histories.match(again._replace(is_boost_wanted=False)).digest == UNCHANGED
 
 
 def test_a_request_that_is_repeated_a_thousand_times_is_one_message() -> None:

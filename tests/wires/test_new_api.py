@@ -23,13 +23,14 @@ from ragboost.config import Settings
 from ragboost.hosted.lint.prompt import read_prompt
 from ragboost.hosted.prompt_blocks import prompt_blocks
 from ragboost.proxy.app import create_app
-from ragboost.rewriting.parsed_request import RequestParser
+from ragboost.formats import make_formats
+from ragboost.rewriting.parsed_request import parse_request
 from ragboost.rewriting.recognition import Histories
-from ragboost.rewriting.rewriter import Rewriter
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.wires.usage import has_usage, read_usage
 
 settings = Settings()
-parser, rewriter = RequestParser(settings), Rewriter(settings)
+formats = make_formats(settings)
 histories = Histories(settings.session)
 booster = Booster(settings)
 documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in range(3)]
@@ -37,12 +38,12 @@ documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in ran
 
 def send(contents, **fields):
     body = {"systemInstruction": "Be brief.", "contents": contents, **fields}
-    request = parser.parse(json.dumps(body).encode(), [])
-    conversation = histories.match(request.claim) if request.claim else None
+    request = parse_request(json.dumps(body).encode(), [], formats=formats, recognises=True)
+    conversation = histories.match(request) if request.links else None
     leading = request.leading(conversation)
-    result = rewriter.rewrite(request, booster, conversation)
-    if request.claim:
-        histories.add(request.claim, conversation, result.delta)
+    result = Rewriting(request, conversation, label_template="[Doc_{label}]").boost(booster)
+    if request.links:
+        histories.add(request, conversation, result.delta)
     return json.loads(request.body.encode(result.fields)), leading
 
 

@@ -1,8 +1,7 @@
 """Find documents in one text: the known shapes, in the order in which they are tried.
 
-The operator's delimiters, XML tags, the content of a known frame (LangChain pairs, numbered
-documents, LlamaIndex nodes), JSON and LangChain pairs in tool results, numbered documents. The
-first shape that finds any is used for the text.
+The first that finds any is used: the operator's delimiters, XML tags, what is in a known frame,
+JSON and LangChain pairs in tool results, numbered documents.
 """
 
 from collections.abc import Sequence

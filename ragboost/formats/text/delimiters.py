@@ -10,7 +10,6 @@ from ragboost.formats.text.spans import check_number, runs, strip
 
 
 def find(text: str, delimiters: Delimiters) -> list[TextGroup]:
-    """Find runs of documents between these delimiters."""
     if delimiters.start not in text:
         return []
     if delimiters.separator is not None:

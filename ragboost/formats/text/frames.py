@@ -30,7 +30,6 @@ _INTROS = (
 _STUFF = "pieces of context to answer"
 _STUFF_END = "\n\nQuestion:"
 _INTRO_CHARS = 400
-_MIN_DASHES = 5
 
 
 class Frame(NamedTuple):
@@ -42,7 +41,6 @@ class Frame(NamedTuple):
 
 
 def find_frames(text: str) -> Iterator[Frame]:
-    """Yield the frames of a text that have an unambiguous end."""
     frames = (*_between_dashes(text), *_wrapped(text), *_stuffed(text))
     fences = code_fences(text) if frames else []
     for frame in frames:
@@ -68,7 +66,6 @@ def _between_dashes(text: str) -> Iterator[Frame]:
 
 
 def _closed_by(text: str, start: int, dashes: str) -> Frame | None:
-    """Return the frame up to the only other line of the same dashes, or to the end of the text."""
     lines = [
         at
         for at in finds(text, "\n" + dashes, start, len(text))

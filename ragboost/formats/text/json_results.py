@@ -16,7 +16,6 @@ _DECODER = json.JSONDecoder()
 
 
 def find(text: str) -> list[TextGroup]:
-    """Find the results of a text that is a single JSON value."""
     start = _skip(text, 0)
     is_object = text[start : start + 1] == "{"
     if is_object:

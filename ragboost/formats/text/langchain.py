@@ -14,7 +14,6 @@ _MAX_SOURCE = 4000
 
 
 def find(text: str, frame: Frame | None = None) -> list[TextGroup]:
-    """Find the documents of a frame, or of a whole tool result."""
     where = frame or Frame(*strip(text, 0, len(text)), len(text))
     starts: list[tuple[int, int]] = []
     for at in line_starts(text, _SOURCE, where.start, where.end):

@@ -15,7 +15,6 @@ _SINGLE_KEYS = ("source", "title", "url", "id", "name")
 
 
 def find(text: str, frame: Frame) -> list[TextGroup]:
-    """Find the nodes of a frame."""
     keys = _header_keys(text, frame.start, frame.end)
     if not keys or (len(keys) == 1 and "_" not in keys[0] and keys[0] not in _SINGLE_KEYS):
         return []

@@ -1,17 +1,22 @@
 """Numbered and labelled documents: `[Doc_1] ...`, `Document 1: ...`, `Source 1: ...`, `[1] ...`.
 
-A label begins a line. The labels of a text count from 0 or 1 without a gap, or are distinct ids
-(`[Doc_x]` only); `[1]` is a label only inside an explicit frame, since it may be a citation. A last
-document without an unambiguous end keeps its position. Short texts under a label without brackets
-(`Document 1: the plan`) are taken for notes or code and are not renumbered.
+Labels begin lines and count from 0 or 1 without a gap, or are distinct ids (`[Doc_x]` only); `[1]`
+may be a citation outside of a frame. A last document without an unambiguous end stays where it is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ragboost.formats.groups import DocumentBlock, Number, TextGroup
 from ragboost.formats.text.frames import Frame
-from ragboost.formats.text.spans import check_number, code_fences, is_in_code, strip
+from ragboost.formats.text.spans import (
+    check_number,
+    code_fences,
+    finds,
+    is_in_code,
+    line_starts,
+    strip,
+)
 
 _FORMS = (
     ("[Doc_", "]"),
@@ -79,9 +84,8 @@ def find(text: str, frame: Frame | None = None, *, is_closed: bool = False) -> l
 def _labels(
     text: str, where: Frame, forms: Sequence[tuple[str, str]]
 ) -> tuple[list[_Label], str | None]:
-    """Return the labels of the form that occurs first in the text, and its prefix."""
     found: dict[str, list[_Label]] = {}
-    for at in _line_starts(text, where):
+    for at in line_starts(text, "", where.start, where.end):
         if text[at : at + 1] not in _FIRST_CHARACTERS:
             continue
         for prefix, suffix in forms:
@@ -96,14 +100,6 @@ def _labels(
         return [], None
     first = min(several)[1]
     return found[first], first
-
-
-def _line_starts(text: str, where: Frame) -> Iterator[int]:
-    yield where.start
-    at = text.find("\n", where.start, where.end)
-    while at >= 0:
-        yield at + 1
-        at = text.find("\n", at + 1, where.end)
 
 
 def _label(text: str, at: int, prefix: str, suffix: str) -> _Label | None:
@@ -174,12 +170,9 @@ def _closing_line(
 
 
 def _find_closer(text: str, start: int, end: int) -> int | None:
-    at = text.find("\n", start, end)
-    while at >= 0:
-        line = text[at + 1 : min(end, at + 1 + _MAX_LABEL)].partition("\n")[0]
-        if _is_closer(line):
+    for at in finds(text, "\n", start, end):
+        if _is_closer(text[at + 1 : min(end, at + 1 + _MAX_LABEL)].partition("\n")[0]):
             return at
-        at = text.find("\n", at + 1, end)
     return None
 
 

@@ -51,7 +51,6 @@ def is_blank(text: str, start: int, end: int) -> bool:
 
 
 def code_fences(text: str) -> list[int]:
-    """Return the offsets of the Markdown code fences of a text."""
     return list(finds(text, _FENCE, 0, len(text))) if _FENCE[0] in text else []
 
 
@@ -102,5 +101,4 @@ def line_starts(text: str, prefix: str, start: int, end: int) -> Iterator[int]:
 
 
 def closing_tags(text: str) -> set[str]:
-    """Return the names of the tags that are closed somewhere in a text."""
     return set(_CLOSING_TAG.findall(text)) if "<" in text else set()

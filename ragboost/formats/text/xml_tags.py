@@ -1,8 +1,7 @@
 """Documents in XML tags: `<document index="1" source="a.pdf">...</document>`.
 
-Attributes and inner tags, such as Anthropic's `<source>` and `<document_content>`, move with their
-document. A run has at least two elements of one tag that only white space separates. Texts with
-nested, unclosed or self-closing elements are left alone.
+Attributes and inner tags move with their document. A run has two or more elements of one tag that
+only white space separates. Nested, unclosed and self-closing ones are left alone.
 """
 
 import re
@@ -58,7 +57,6 @@ _Found = _Element | DocumentBlock  # a block at once for all other elements
 
 
 def find(text: str) -> list[TextGroup]:
-    """Find runs of elements of the first known tag that has any."""
     for tag in _closed_tags(text):
         found = list(runs(text, _elements(text, tag)))
         fences = code_fences(text) if found else []
@@ -196,7 +194,6 @@ def _block(text: str, element: _Element, number: str | None) -> DocumentBlock:
 
 
 def _content(text: str, element: _Element) -> tuple[int, int]:
-    """Return the offsets of the text inside `<document_content>`."""
     end = text.rfind(_CONTENT_END, element.content, element.inner_end)
     if end < 0:
         return strip(text, element.inner_start, element.inner_end)
@@ -204,7 +201,6 @@ def _content(text: str, element: _Element) -> tuple[int, int]:
 
 
 def _name(text: str, element: _Element, number: str | None, start: int) -> str:
-    """Return the name in an attribute, or in a tag at `start`, where the element's text begins."""
     for name in _NAMES:
         if name != number and name in element.attributes:
             return _quoted(element.attributes[name].value)

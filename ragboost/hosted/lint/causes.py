@@ -142,7 +142,6 @@ def _tool_name(value: Any) -> str:
 
 
 def _is_truncated(before: LoggedPrompt, after: LoggedPrompt, at: int) -> bool:
-    """Return True if what follows stood later in the earlier prompt, perhaps behind a summary."""
     later = {part.digest: index for index, part in enumerate(before.parts) if index > at}
     following = list(enumerate(after.parts))[at : at + 3]
     return any(later.get(part.digest, 0) > index for index, part in following)
@@ -179,7 +178,6 @@ def _string_cause(old: str, new: str) -> Cause | None:
 
 
 def _value_cause(old: str, new: str, common: int) -> Cause | None:
-    """Look for a date or an id of each text at their first difference."""
     if (old.split() == new.split()) and old != new:
         return Cause.WHITESPACE
     patterns = ((_UUID, Cause.RANDOM_ID), (_TIME, Cause.TIME), (_RANDOM, Cause.RANDOM_ID))
@@ -196,7 +194,6 @@ def _covers(pattern: re.Pattern[str], text: str, at: int) -> bool:
 
 
 def _strings(part: LoggedPart) -> list[str]:
-    """Return the texts of a part, of which the first that differs is looked at."""
     found: list[str] = []
 
     def visit(value: Any) -> None:
@@ -211,7 +208,6 @@ def _strings(part: LoggedPart) -> list[str]:
 
 
 def _items(text: str) -> list[str]:
-    """Divide a text into paragraphs if it has several, else into lines."""
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     lines = [part.strip() for part in text.splitlines() if part.strip()]
     return paragraphs if len(paragraphs) > 2 else lines

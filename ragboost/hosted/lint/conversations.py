@@ -51,7 +51,6 @@ class LoggedConversations:
 
 
 def _is_continued(before: LoggedPrompt, prompt: LoggedPrompt) -> bool:
-    """Tell a continuation from another conversation with the same greeting or examples."""
     old, new = before.messages, prompt.messages
     at = {message.digest: index for index, message in enumerate(old)}
     answers = [

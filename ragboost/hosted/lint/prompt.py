@@ -45,8 +45,6 @@ class LoggedPart:
 
 @dataclass(frozen=True)
 class LoggedPrompt:
-    """The prompt of one logged request."""
-
     where: str  # file and line
     model: str  # empty if unknown
     name: str  # of its conversation; empty if it is not named
@@ -54,17 +52,14 @@ class LoggedPrompt:
 
     @property
     def messages(self) -> tuple[LoggedPart, ...]:
-        """The parts that are messages."""
         return tuple([part for part in self.parts if part.is_message])
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of all parts."""
         return sum([part.size for part in self.parts])
 
 
 def estimate_tokens(num_bytes: int) -> int:
-    """Estimate the tokens of some bytes of text."""
     return num_bytes // _BYTES_PER_TOKEN
 
 

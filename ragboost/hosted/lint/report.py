@@ -49,7 +49,6 @@ class LintFinding:
     examples: list[tuple[str, str, PrefixBreak]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "cause": str(self.cause),
             "place": self.place,
@@ -86,11 +85,9 @@ class LintReport:
 
     @property
     def findings(self) -> list[LintFinding]:
-        """The findings, by lost tokens."""
         return sorted(self._findings.values(), key=lambda finding: -finding.lost_tokens)
 
     def add_bad_line(self, reason: str) -> None:
-        """Count a line that is no request."""
         self.num_bad_lines += 1
         if len(self.bad_lines) < _MAX_BAD_LINES:
             self.bad_lines.append(reason)
@@ -98,7 +95,6 @@ class LintReport:
     def add(
         self, earlier: str, later: str, found: PrefixBreak, *, price: PriceSettings | None
     ) -> None:
-        """Count a break between two requests."""
         place = found.place
         if (found.cause, place) not in self._findings and len(self._findings) >= _MAX_FINDINGS:
             place = "other"
@@ -113,7 +109,6 @@ class LintReport:
             finding.examples.append((earlier, later, found))
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "requests": self.requests,
             "continued": self.continued,
@@ -124,7 +119,6 @@ class LintReport:
         }
 
     def table(self) -> Table:
-        """Return a table for a terminal."""
         table = Table(title="What breaks the prompt cache")
         for name in ("cause", "place", "times", "lost tokens"):
             table.add_column(name, justify="left" if name in ("cause", "place") else "right")
@@ -142,7 +136,6 @@ class LintReport:
         return table
 
     def sentence(self) -> str:
-        """Return the result in one sentence."""
         lost = sum(finding.lost_tokens for finding in self.findings)
         share = lost / self.prompt_tokens if self.prompt_tokens else 0.0
         return (

@@ -10,9 +10,10 @@ from litellm.integrations.custom_logger import CustomLogger
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
+from ragboost.formats import make_formats
 from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.parsed_request import RequestParser
-from ragboost.rewriting.rewriter import Rewriter
+from ragboost.rewriting.parsed_request import parse_request
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import Conversations
 from ragboost.wires.registry import ANY
 
@@ -52,8 +53,8 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
         settings = settings or Settings()
-        self._parser = RequestParser(settings, has_claims=False)
-        self._rewriter = Rewriter(settings)
+        self._formats = make_formats(settings)
+        self._label_template = settings.hints.label_template
         self._tenants = Tenants(settings)
         self._conversations = Conversations(settings.session)
 
@@ -77,12 +78,14 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def _rewrite(
         self, fields: Mapping[str, Any], headers: RawHeaders, *, user: str
     ) -> dict[str, Any]:
-        request = self._parser.parse(json.dumps(fields).encode(), headers, user=user)
+        raw = json.dumps(fields).encode()
+        request = parse_request(raw, headers, formats=self._formats, user=user)
         conversation = None
         if request.session is not None:
             conversation = self._conversations.get(request.session)
         booster = self._tenants.get(request.tenant_key).booster("litellm")
-        result = self._rewriter.rewrite(request, booster, conversation)
+        result = Rewriting(request, conversation, label_template=self._label_template)
+        result.boost(booster)
         if conversation is not None:
             self._conversations.add(conversation, result.delta)
         rewritten: dict[str, Any] = json.loads(request.body.encode(result.fields))

@@ -60,7 +60,6 @@ class RequestContext:
 
     @property
     def method(self) -> str:
-        """In upper case."""
         return str(self.scope["method"])
 
     @property
@@ -94,7 +93,6 @@ class RequestContext:
         param: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
-        """Respond with an error of the proxy's own."""
         self.status = status
         headers = {"x-request-id": self.request_id}
         if retry_after_s is not None:
@@ -112,7 +110,6 @@ class RequestContext:
             await self.send(head)
 
     async def send_body(self, data: bytes) -> None:
-        """Send a part of the body, which is not the last one."""
         if self._head is None:
             await self.send({"type": "http.response.body", "body": data, "more_body": True})
             return

@@ -1,8 +1,8 @@
 """Declare every metric of the proxy, once. Names and labels are public API.
 
-Labels never hold document, session or request ids, and at most `_MAX_MODELS` model names. What
-requests count is collected in tallies and handed to the metrics when they are read: a request then
-pays for an addition or an append, not for the locks and checks of each metric.
+Labels hold no ids and at most `_MAX_MODELS` models. Requests count in tallies, handed to the
+metrics when these are read: a request pays for an addition, not for the locks and checks of each
+metric.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ from ragboost.booster.booster import Booster
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
-from ragboost.hosted.receipts import Receipt
+from ragboost.hosted.receipts import PromptCost
 from ragboost.proxy.observability.collectors import (
     CollectedLearner,
     CollectedWorkers,
@@ -115,7 +115,6 @@ class Tallies(Collector):
         return tally
 
     def histogram(self, histogram: Histogram) -> HistogramTally:
-        """Return a new tally in place of a histogram."""
         tally = HistogramTally(histogram)
         self._all.append(tally)
         return tally
@@ -133,20 +132,20 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._tallies = Tallies(self.registry)
+        self._plain_counter = partial(Counter, registry=self.registry)
+        self._gauge = gauge = partial(Gauge, registry=self.registry)
         self._models: set[str] = set()
         self._declare_requests()
         self._declare_tokens()
         self._declare_shadow()
         self._declare_predictions()
-        gauge = partial(Gauge, registry=self.registry)
         # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
         self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
         # Counter of failed operations.
-        self.session_store_failures = Counter(
+        self.session_store_failures = self._plain_counter(
             "ragboost_session_store_failures_total",
             "Operations of the session API's store that failed.",
-            registry=self.registry,
         )
         self.tasks = gauge(
             "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
@@ -192,13 +191,10 @@ class Metrics:
             ("stage",),
             buckets=_OVERHEAD_SECONDS,
         )
-        self._queue_wait = self._tallies.histogram(
-            Histogram(
-                "ragboost_queue_wait_seconds",
-                "Time that a completion waits until it is sent to its backend.",
-                buckets=_OVERHEAD_SECONDS,
-                registry=self.registry,
-            )
+        self._queue_wait = self._histogram(
+            "ragboost_queue_wait_seconds",
+            "Time that a completion waits until it is sent to its backend.",
+            buckets=_OVERHEAD_SECONDS,
         )
         self._releases = self._counters(
             "ragboost_releases_total",
@@ -208,11 +204,10 @@ class Metrics:
         )
 
     def _declare_tokens(self) -> None:
-        documents = Counter(
+        documents = self._plain_counter(
             "ragboost_documents_total",
             "Documents of boosted requests: sent, or dropped as duplicates.",
             ("result",),
-            registry=self.registry,
         )
         self._sent_documents = self._tallies.counter(documents.labels("sent"))
         self._dropped_documents = self._tallies.counter(documents.labels("dropped"))
@@ -246,48 +241,44 @@ class Metrics:
             "ragboost_predicted_cached_prompt_tokens_total",
             "Document tokens that the context index predicted as cached.",
         )
-        self._passage_bytes = Counter(
+        self._passage_bytes = self._plain_counter(
             "ragboost_passage_bytes_total",
             "Bytes of repeated tool results that were replaced by references.",
-            registry=self.registry,
         )
 
     def _declare_shadow(self) -> None:
-        self._shadow_cached_tokens = Counter(
+        self._shadow_cached_tokens = self._plain_counter(
             "ragboost_shadow_cached_prompt_tokens_total",
             "Shadow mode: document tokens predicted as cached, in the client's order (sent) and in "
             "the order of boosting (boosted).",
             ("order",),
-            registry=self.registry,
         )
-        self._shadow_dropped_tokens = Counter(
+        self._shadow_dropped_tokens = self._plain_counter(
             "ragboost_shadow_dropped_prompt_tokens_total",
             "Shadow mode: document tokens that boosting would have dropped as duplicates.",
-            registry=self.registry,
         )
 
     def _declare_predictions(self) -> None:
-        self._prediction_error = self._tallies.histogram(
-            Histogram(
-                "ragboost_prediction_error_ratio",
-                "Predicted minus reported cached tokens, as a share of the prompt tokens.",
-                buckets=_ERRORS,
-                registry=self.registry,
-            )
+        self._prediction_error = self._histogram(
+            "ragboost_prediction_error_ratio",
+            "Predicted minus reported cached tokens, as a share of the prompt tokens.",
+            buckets=_ERRORS,
         )
-        self._prediction_precision = Gauge(
+        self._prediction_precision = self._gauge(
             "ragboost_prediction_precision_ratio",
             "Share of the tokens predicted as cached that were cached, over the last 512 requests.",
-            registry=self.registry,
         )
-        self._prediction_recall = Gauge(
+        self._prediction_recall = self._gauge(
             "ragboost_prediction_recall_ratio",
             "Share of the cached tokens that were predicted, over the last 512 requests.",
-            registry=self.registry,
         )
 
     def _counter(self, name: str, text: str) -> CounterTally:
         return self._tallies.counter(Counter(name, text, registry=self.registry))
+
+    def _histogram(self, name: str, text: str, *, buckets: tuple[float, ...]) -> HistogramTally:
+        histogram = Histogram(name, text, buckets=buckets, registry=self.registry)
+        return self._tallies.histogram(histogram)
 
     def _counters(
         self, name: str, text: str, labels: tuple[str, ...]
@@ -302,22 +293,18 @@ class Metrics:
         return TalliesByLabels(lambda *values: self._tallies.histogram(histogram.labels(*values)))
 
     def watch_streams(self, sync: CacheSync) -> None:
-        """Add the metrics of the streams of cache events."""
         self.registry.register(StreamCollector(sync))
 
     def watch_workers(self, workers: CollectedWorkers) -> None:
-        """Add the metrics of the exchange with other workers."""
         self.registry.register(WorkerCollector(workers))
 
     def watch_replicas(self, learner: CollectedLearner) -> None:
-        """Add the metrics of the exchange with other replicas."""
         self.registry.register(ReplicaCollector(learner))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
     def count_request(self, endpoint: str, model: str, outcome: str, *, seconds: float) -> None:
-        """Count a request that has ended, and how long it took."""
         if model not in self._models:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
@@ -330,7 +317,6 @@ class Metrics:
         self._ttft[endpoint, result].observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
-        """Record the proxy's own time for a stage of a request."""
         self._overhead[stage,].observe(seconds)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
@@ -339,7 +325,6 @@ class Metrics:
         self._releases[release,].inc()
 
     def count_bypass(self, reason: str) -> None:
-        """Count a request that is forwarded without boosting."""
         self._bypass[reason,].inc()
 
     def count_context(self, context: Context) -> None:
@@ -349,7 +334,6 @@ class Metrics:
         self._predicted_tokens.inc(context.predicted_cached_tokens)
 
     def count_passages(self, saved_bytes: int) -> None:
-        """Count the bytes that references to earlier tool results have saved."""
         self._passage_bytes.inc(saved_bytes)
 
     def count_shadow(self, context: Context, original: Booster, *, preamble: str = "") -> None:
@@ -375,14 +359,13 @@ class Metrics:
         if usage.reused_tokens:
             self._reused_tokens.inc(usage.reused_tokens)
 
-    def count_receipt(self, receipt: Receipt) -> None:
-        self._dropped_tokens.inc(receipt.dropped_tokens)
-        if receipt.cost is not None:
-            self._cost.inc(receipt.cost.cost)
-            self._uncached_cost.inc(receipt.cost.uncached)
+    def count_cost(self, dropped_tokens: int, cost: PromptCost | None) -> None:
+        self._dropped_tokens.inc(dropped_tokens)
+        if cost is not None:
+            self._cost.inc(cost.cost)
+            self._uncached_cost.inc(cost.uncached)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
-        """Record the error of a prediction of cached tokens, and the rolling figures."""
         self._prediction_error.observe(error)
         self._prediction_precision.set(figures.precision)
         self._prediction_recall.set(figures.recall)

@@ -52,7 +52,6 @@ class Tracing:
         return span
 
     def end(self, span: Any, request: RequestContext) -> None:
-        """End a span with the attributes of its request."""
         if span is None:
             return
         operation = _OPERATIONS[request.endpoint]

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
-from ragboost.hosted.receipts import Receipt, find_price
+from ragboost.hosted.receipts import PromptCost, Receipt, find_price, prompt_cost
 from ragboost.proxy.asgi.client_exchange import (
     ClientDisconnectedError,
     ClientWatch,
@@ -171,15 +171,19 @@ class Completions(Passthrough):
         """Return a function that writes the receipt of a response; None if nobody wants it."""
         if not self._settings.proxy.receipts:
             return None
-        return lambda usage: self._receipt(upstream, admission, usage).encode()
 
-    def _receipt(self, upstream: UpstreamRequest, admission: Admission, usage: Usage) -> Receipt:
-        return Receipt.of(
-            usage,
-            predicted=admission.cached_tokens,
-            dropped_tokens=upstream.dropped_tokens,
-            price=find_price(self._settings.prices, upstream.model),
-        )
+        def write(usage: Usage) -> bytes:
+            predicted, dropped = admission.cached_tokens, upstream.dropped_tokens
+            cost = self._cost(upstream, usage)
+            tokens = usage.prompt_tokens, usage.cached_tokens
+            return Receipt(*tokens, predicted, dropped, cost).encode()
+
+        return write
+
+    def _cost(self, upstream: UpstreamRequest, usage: Usage) -> PromptCost | None:
+        price = find_price(self._settings.prices, upstream.model)
+        dropped = upstream.dropped_tokens
+        return prompt_cost(price, usage, dropped_tokens=dropped) if price is not None else None
 
     async def _relay(
         self,
@@ -214,14 +218,13 @@ class Completions(Passthrough):
             result = "boosted" if context is not None else "bypassed"
             self._metrics.observe_first_byte(self.endpoint, result, seconds=seconds)
         if usage is not None:
-            self._metrics.count_receipt(self._receipt(upstream, admission, usage))
+            self._metrics.count_cost(upstream.dropped_tokens, self._cost(upstream, usage))
             exchange.notes["prompt_tokens"] = usage.prompt_tokens
             exchange.notes["cached_tokens"] = usage.cached_tokens
             self._metrics.count_usage(usage)
             await self._learn(upstream.tracked, usage, backend=backend)
 
     async def _learn(self, tracked: TrackedRequest | None, usage: Usage, *, backend: str) -> None:
-        """Compare the usage with what was predicted, and correct the index by it."""
         cached_tokens = usage.cached_tokens
         if tracked is None or cached_tokens is None or not tracked.is_at(backend):
             return

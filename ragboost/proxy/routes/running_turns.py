@@ -12,8 +12,6 @@ logger = logging.getLogger(__name__)
 
 
 class RunningTurn:
-    """A turn that is being answered."""
-
     def __init__(self, owner: str, release: Callable[["RunningTurn"], None]) -> None:
         self.owner = owner
         self.is_deleted = False  # the session was deleted meanwhile

@@ -15,8 +15,6 @@ from ragboost.wires.openai_chat import AnswerMessage
 
 
 class SessionTurn(msgspec.Struct, frozen=True):
-    """One turn of a session."""
-
     messages: list[bytes]  # the client's new messages and the answer, as JSON
     sent: list[tuple[Link, SentMessage]]  # the rewritten ones, by link
     turn: Turn | None  # the Booster's record of the turn
@@ -41,7 +39,6 @@ _DECODER = msgspec.msgpack.Decoder(SessionTurn)
 
 
 def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistory:
-    """Join a session's turns after its system prompt."""
     messages: list[bytes] = []
     if system is not None:
         messages.append(encode_message({"role": "system", "content": system}))

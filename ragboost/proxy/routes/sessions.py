@@ -47,7 +47,6 @@ from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import get_header, user_of
-from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.sessions import ChatSession, ChatSessionStore
 from ragboost.wires.openai_chat import AnswerMessage
 
@@ -219,9 +218,8 @@ class SessionTurns(Completions):
                 if not answers:
                     running.end(None)
                     return
-                delta = upstream.result.delta if upstream.result is not None else None
                 # The first choice continues the session.
-                answered = SessionTurn.of(request.new, answers[0], delta or HistoryDelta())
+                answered = SessionTurn.of(request.new, answers[0], upstream.delta)
                 running.end(self._commit(running, session, turns, answered))
 
             reader = ResponseReader(

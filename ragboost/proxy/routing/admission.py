@@ -84,7 +84,6 @@ class Admission:
 
     @property
     def backend(self) -> Backend:
-        """The backend that the request is assigned to."""
         assert self._backend is not None, "the request is not assigned yet"
         return self._backend
 

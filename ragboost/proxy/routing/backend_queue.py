@@ -141,8 +141,8 @@ class BackendQueue:
 
     def better_off(self, other: "BackendQueue", now: float) -> QueuedRequest | None:
         """Return the most urgent request that another backend would have computed sooner."""
-        if self.pace is None or other.pace is None:  # nobody waits while a backend has room
-            return next(iter(self.waiting), None)
+        if self.pace is None or other.pace is None or not self.backend.has_room:
+            return next(iter(self.waiting), None)  # nobody waits while a backend has room
         ahead = self.pace.outstanding_tokens(now)
         own_s, other_s = self.pace.token_s, other.pace.token_s
         ratio = other_s / own_s if own_s and other_s else 1.0

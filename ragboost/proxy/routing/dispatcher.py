@@ -57,7 +57,6 @@ class Dispatcher:
             self.room.close()
 
     def admission(self) -> Admission:
-        """Return the admission of a request, which is assigned later."""
         return Admission(self)
 
     def assign(self, admission: Admission) -> None:
@@ -189,7 +188,6 @@ class Dispatcher:
         return prefixes if is_unique else prefixes[:-1]
 
     def _sent_bytes(self, admission: Admission, num_bytes: int) -> int:
-        """Estimate a prompt's bytes, including what earlier turns added to the client's text."""
         added = resent = 0
         for backend in self.backends.all:
             sent, original = self.router.prefixes.longest(backend.name, admission.prefixes)

@@ -1,9 +1,7 @@
 """Learn from a backend's responses how long a prompt that is sent now would queue there.
 
-A stream's time to first byte is modelled as a + b x tokens to compute, measured when no other
-prompt was being computed, plus c x tokens ahead of it. A backend that computes any number of
-prompts side by side has c near 0 and is never busy. Knows token counts and a clock that the caller
-reads. Does not know documents or HTTP.
+A stream's first byte comes after a + b x its tokens, measured when it was alone, plus c x tokens
+ahead of it. A backend that computes any number of prompts side by side has c near 0: never busy.
 """
 
 import math

@@ -57,7 +57,6 @@ class Router:
             self.prefixes.remember(backend.name, admission.prefixes, num_bytes=num_bytes)
 
     async def _cached_tokens(self, admission: Admission) -> dict[str, int]:
-        """Return the tokens of a request that each backend's prefix cache holds, by its name."""
         cached: dict[str, int] = {}
         if self.looks_at_caches:
             readers = [signal for signal in self._signals if signal.reads_caches]

@@ -1,10 +1,8 @@
 """Bound what reordering costs a request, by the queue in which nobody would overtake it.
 
-Each waiting request has a place in a virtual queue: the tokens that would have been computed before
-it if requests were sent in order of arrival, or, where several teams wait, in turns of equal
-tokens. What sharing saves puts the real queue ahead of the virtual one, and only that lead may be
-spent on overtaking. Counts tokens, so that the speed of the backend does not matter. Knows no clock
-and no documents.
+A request's place there is the tokens that would be computed before it in order of arrival, or,
+where several teams wait, in equal shares. What sharing saves is a lead that may be spent on
+overtaking.
 """
 
 from typing import NamedTuple
@@ -24,13 +22,10 @@ class Place(NamedTuple):
         return self.team == other.team and self.number > other.number
 
     def moved_up(self, span: int) -> "Place":
-        """Return the place after one before it was given up."""
         return self._replace(begin=self.begin - span)
 
 
 class VirtualQueue:
-    """The virtual queue of one backend."""
-
     def __init__(self) -> None:
         self._sent = 0.0  # tokens
         self._num_arrived = 0

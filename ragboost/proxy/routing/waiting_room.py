@@ -1,10 +1,7 @@
 """Hold requests while their backend is busy, and send first what shares a cached prefix.
 
-A request is held only where it would queue in the backend anyway: nobody waits for an idle backend,
-or for one whose pace is unknown. Each time one can be sent, those that wait are planned together;
-one whose prefix is just being computed for another waits for that, if it can. What may overtake
-whom is bounded by the virtual queue. With `off`, requests wait only for a backend that is at its
-`max_concurrency`, and are sent in order of arrival. Does not know how a backend is chosen.
+A request is held only where it would queue in the backend anyway; the virtual queue bounds what may
+overtake it. With `off`, requests wait only for `max_concurrency`, in order of arrival.
 """
 
 import asyncio
@@ -176,7 +173,6 @@ class WaitingRoom:
                     queue.let_go(queued, now, how="alone")
 
     def _move_all(self, backend: Backend) -> None:
-        """Move the requests that wait for a backend that is down."""
         queue = self._queues[backend]
         for queued in list(queue.waiting):
             tokens = queued.admission.prompt_tokens
@@ -202,7 +198,6 @@ class WaitingRoom:
         return max(1, math.ceil(now - min(since, default=now)))
 
     def _shares_with_any(self, admission: Admission) -> bool:
-        """Return True if a prompt that is being computed will have more of this one's cached."""
         computing = self.paces[admission.backend].outstanding()
         return any(_is_awaited(other, admission) for other in computing)
 

@@ -198,7 +198,6 @@ class Backend:
             raise BackendTimeoutError(f"no response within {timeout_s:g} s") from None
 
     def with_key(self, headers: RawHeaders) -> RawHeaders:
-        """Return the headers with the client's API key replaced by the backend's, if it has one."""
         if self._api_key is None and not self.hides_client_keys:
             is_given = self._login is None or any(name == b"authorization" for name, _ in headers)
             return headers if is_given else [*headers, (b"authorization", self._login or b"")]
@@ -245,7 +244,6 @@ def _is_repeatable(method: str, headers: RawHeaders) -> bool:
 
 
 def _basic(name: str | None, password: str | None) -> bytes | None:
-    """Return the `authorization` value for the user and password of a URL."""
     if name is None:
         return None
     return b"Basic " + b64encode(f"{unquote(name)}:{unquote(password or '')}".encode())
@@ -303,7 +301,6 @@ class Backends:
         self._checks = [asyncio.create_task(self._check(backend)) for backend in checked]
 
     async def close(self) -> None:
-        """Stop the health checks and close all backends."""
         for check in self._checks:
             check.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)

@@ -11,7 +11,6 @@ import sys
 import termios
 from collections import deque
 from ssl import SSLContext, create_default_context
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
@@ -122,6 +121,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None  # while connected
         self._waiter: asyncio.Future[UpstreamResponse] | None = None
+        self.idle_since = 0.0  # while the pool has it
         self._response: UpstreamResponse | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -278,7 +278,6 @@ class Connection(asyncio.Protocol):
             self._stop_timer()
 
     def _release(self) -> None:
-        """Return the connection to the pool after a complete response."""
         self._waiter = self._response = None
         self._headers = []
         self.resume()
@@ -334,11 +333,6 @@ class Connection(asyncio.Protocol):
             self._response.finish(error)
 
 
-class _Idle(NamedTuple):
-    since: float
-    connection: Connection
-
-
 class ConnectionPool:
     """A pool of connections to one server, used on one event loop.
 
@@ -359,7 +353,7 @@ class ConnectionPool:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self.is_tls = parts.scheme == "https"
         self._tls: SSLContext | None = None
-        self._idle: deque[_Idle] = deque()  # oldest first
+        self._idle: deque[Connection] = deque()  # oldest first
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def connect(self) -> Connection:
@@ -390,8 +384,8 @@ class ConnectionPool:
         """Return the idle connection that was used last, or None."""
         limit = asyncio.get_running_loop().time() - _KEEPALIVE_S
         while self._idle:
-            since, connection = self._idle.pop()
-            if since > limit and connection.is_usable:
+            connection = self._idle.pop()
+            if connection.idle_since > limit and connection.is_usable:
                 return connection
             connection.close()
         return None
@@ -399,7 +393,8 @@ class ConnectionPool:
     def put(self, connection: Connection) -> None:
         """Keep an idle connection for a later request."""
         loop = asyncio.get_running_loop()
-        self._idle.append(_Idle(loop.time(), connection))
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
         if self._sweeper is None:
             self._sweeper = loop.call_later(_KEEPALIVE_S, self._sweep)
 
@@ -407,12 +402,12 @@ class ConnectionPool:
         if self._sweeper is not None:
             self._sweeper.cancel()
         while self._idle:
-            self._idle.pop().connection.close()
+            self._idle.pop().close()
 
     def _sweep(self) -> None:
         self._sweeper = None
         loop = asyncio.get_running_loop()
-        while self._idle and self._idle[0].since <= loop.time() - _KEEPALIVE_S:
-            self._idle.popleft().connection.close()
+        while self._idle and self._idle[0].idle_since <= loop.time() - _KEEPALIVE_S:
+            self._idle.popleft().close()
         if self._idle:
-            self._sweeper = loop.call_at(self._idle[0].since + _KEEPALIVE_S, self._sweep)
+            self._sweeper = loop.call_at(self._idle[0].idle_since + _KEEPALIVE_S, self._sweep)

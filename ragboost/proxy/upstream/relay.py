@@ -17,7 +17,7 @@ from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.rewriting.parsed_request import Bypass
-from ragboost.rewriting.rewriter import BoostResult
+from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.serving.errors import error_body
 from ragboost.wires.usage import Usage
 
@@ -28,13 +28,14 @@ _EVENT_STREAM = "text/event-stream"
 
 
 class UpstreamRequest(NamedTuple):
-    """A request to send to a backend."""
-
     body: bytes
     headers: RawHeaders  # without the request id
     model: str = ""  # named by the client
     bypass: Bypass | None = None  # why nothing was boosted
-    result: BoostResult | None = None  # None: the body is forwarded as it came
+    context: Context | None = None  # of the boosted documents
+    num_documents: int = 0  # in this turn's part of the payload
+    num_dropped: int = 0  # given, and not there
+    delta: HistoryDelta = HistoryDelta()  # what it adds to its conversation
     tracked: TrackedRequest | None = None  # None: nothing was boosted
     history: bytes = b""  # digest of the rewritten history, for a conversation without a name
     is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
@@ -43,18 +44,12 @@ class UpstreamRequest(NamedTuple):
     worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
 
     @property
-    def context(self) -> Context | None:
-        return self.result.context if self.result is not None else None
-
-    @property
     def response_headers(self) -> RawHeaders:
-        """The `x-ragboost-*` headers of the response to a completion."""
         if self.seconds is None:
             return ()
-        result = self.result
         headers = [
-            (b"x-ragboost-documents", b"%d" % (result.num_documents if result else 0)),
-            (b"x-ragboost-documents-dropped", b"%d" % (result.num_dropped if result else 0)),
+            (b"x-ragboost-documents", b"%d" % self.num_documents),
+            (b"x-ragboost-documents-dropped", b"%d" % self.num_dropped),
             (b"x-ragboost-overhead-ms", b"%.3f" % (self.seconds * 1000)),
         ]
         if self.bypass is not None:
@@ -64,10 +59,9 @@ class UpstreamRequest(NamedTuple):
     @property
     def notes(self) -> dict[str, str | int | float | None]:
         """Facts for the access log and the span."""
-        result = self.result
         return {
-            "documents": result.num_documents if result else 0,
-            "documents_dropped": result.num_dropped if result else 0,
+            "documents": self.num_documents,
+            "documents_dropped": self.num_dropped,
             "bypass": self.bypass.reason if self.bypass else None,
             "overhead_ms": round((self.seconds or 0.0) * 1000, 3),
         }
@@ -222,7 +216,6 @@ async def _send_cut(
     status: int = 502,
     reason: str = "the backend's response ended early",
 ) -> None:
-    """End an incomplete response. The server closes the connection if the end is not sent."""
     watch.finish()
     is_between_events = last.endswith((b"\n\n", b"\r\n\r\n")) or not last
     if _is_stream(response) and is_between_events:
@@ -247,7 +240,6 @@ def _outcome(status: int) -> str:
 
 
 def _with_request_id(headers: RawHeaders, exchange: RequestContext) -> RawHeaders:
-    """Add the request's id if the client gave none, and the proxy's span as the parent, if any."""
     if get_header(headers, REQUEST_ID) is None:
         headers = [*headers, (REQUEST_ID, exchange.request_id.encode("latin-1"))]
     for name, value in exchange.trace_headers.items():

@@ -66,12 +66,10 @@ class ResponseReader:
 
     @property
     def reads_messages(self) -> bool:
-        """The assistant's messages are still to be read."""
         return self._on_messages is not None
 
     @property
     def has_receipt(self) -> bool:
-        """A receipt is to be written."""
         return self._write_receipt is not None
 
     def receipt(self) -> bytes | None:
@@ -128,7 +126,6 @@ class ResponseReader:
         await self._before_end()
 
     def _split(self, chunk: bytes) -> list[bytes]:
-        """Return the events that are complete now, with their ends."""
         if not self._rest and chunk.find(b"\n\n") == len(chunk) - 2 >= 0:
             return [chunk]
         data, start = self._rest + chunk, 0

@@ -25,9 +25,7 @@ class WorkerIdentity:
         return tuple(i for i in range(self.num_workers) if i != self.worker_id)
 
     def address(self, worker_id: int) -> str:
-        """Return the ZeroMQ address at which a worker publishes."""
         return f"ipc://{self.folder}/{worker_id}"
 
     def name(self, worker_id: int) -> str:
-        """Return a worker's name among all processes of all replicas."""
         return f"{self.group}/{worker_id}"

@@ -42,7 +42,6 @@ class LoadBoard:
         }
 
     def put(self, source: str, loads: Mapping[str, Load]) -> None:
-        """Replace the loads of a process."""
         if source not in self._loads and len(self._loads) >= _MAX_SOURCES:
             return
         now = {key: _counted(load) for key, load in loads.items() if key in self._backends}
@@ -87,5 +86,4 @@ class LoadBoard:
 
 
 def _counted(load: Load) -> Load:
-    """Return a load that takes nothing away from the others'."""
     return Load(*[max(0, number) for number in load])

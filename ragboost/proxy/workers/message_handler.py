@@ -1,8 +1,7 @@
 """Apply what other processes of the proxy say; knows no transport.
 
-An engine's events name blocks and requests. Only the process that sent a request knows its
-documents, so that without their messages no other one could choose a backend, or an order, by them.
-A message that is lost costs hits; none can put a document into a prompt.
+Only the process that sent a request knows the documents behind an engine's events. A message that
+is lost costs hits; none can put a document into a prompt.
 """
 
 import asyncio
@@ -60,7 +59,6 @@ class MessageHandler:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def report(self) -> LoadReport:
-        """Return this process's load."""
         return LoadReport(self._board.own())
 
     def watch(self, publish: Callable[[SentPrompt], None]) -> None:

@@ -130,7 +130,6 @@ class RedisTransport:
             logger.warning("what replicas told before is lost: %s", error)
 
     async def _read_kept(self) -> None:
-        """Handle the messages of before, oldest first, by the server's clock."""
         now, _ = await self._client.time()
         begin, end = str((now - _KEPT_S) * 1000), str((now + 1) * 1000)
         while kept := await self._client.xrange(_CHANNEL, begin, end, count=_PER_READ):

@@ -1,9 +1,8 @@
 """The other workers of a proxy: what they keep, how busy they are, and the way to them.
 
-A conversation is kept by one worker. One with a name belongs to the worker that rendezvous hashing
-of the name chooses, unless that one is dead or has far more to do than the others; one without a
-name belongs to the worker that rewrote its last message. Requests are handed over to it by HTTP on
-loopback. Whatever cannot be handed over is served here: that costs cached tokens, nothing else.
+A named conversation belongs to the worker that rendezvous hashing chooses, unless that is dead or
+far too busy; one without a name to the worker that rewrote its last message. Requests go there by
+HTTP.
 """
 
 import asyncio
@@ -65,7 +64,6 @@ class WorkerPool:
             ) from None
 
     async def close(self) -> None:
-        """Stop, and close the connections to the others."""
         await self._transport.close()
         await self._handler.close()
         for client in self._clients.values():

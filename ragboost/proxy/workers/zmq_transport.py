@@ -68,11 +68,7 @@ class ZmqTransport:
     """
 
     def __init__(
-        self,
-        identity: WorkerIdentity,
-        listener: Listener,
-        *,
-        report: Callable[[], LoadReport],
+        self, identity: WorkerIdentity, listener: Listener, *, report: Callable[[], LoadReport]
     ) -> None:
         self.num_sent = self.num_received = 0  # messages; those sent without signs of life
         self.num_lost = 0  # times that a number showed that messages were lost
@@ -115,7 +111,6 @@ class ZmqTransport:
         self._read()
 
     async def close(self) -> None:
-        """Stop, and close the sockets."""
         tasks = [task for task in (self._beats, *self._snapshots.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -126,7 +121,6 @@ class ZmqTransport:
             self._context.destroy(linger=0)
 
     def is_alive(self, worker_id: int) -> bool:
-        """Return True if another worker was heard lately."""
         return self._peers[worker_id].alive_until > time.monotonic()
 
     def publish(self, message: SharedMessage) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.rewriting.rewriter import Rewriter
+from ragboost.rewriting.rewriter import Rewriting
 from tests.fakes import FakeEngine, Received
 from tests.fakes.proxy import ProxyServer
 from tests.proxy.conversations.chats import (
@@ -56,13 +56,13 @@ def test_a_large_request_is_rewritten_in_a_worker_thread_and_remembered(
     client: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
-    rewrite = Rewriter.rewrite
+    boost = Rewriting.boost
 
     def noting(*arguments: Any, **named: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return rewrite(*arguments, **named)
+        return boost(*arguments, **named)
 
-    monkeypatch.setattr(Rewriter, "rewrite", noting)
+    monkeypatch.setattr(Rewriting, "boost", noting)
     chat = Chat(client, engine, "large")
     first = chat.ask("one?", [{"id": 1, "text": "large " * 60_000}])
     second = chat.ask("two?", [{"id": 1, "text": "large " * 60_000}, document(2)])

@@ -197,6 +197,19 @@ async def test_a_plan_is_for_one_backend() -> None:
     assert assignment.planned is None
 
 
+async def test_nobody_waits_at_a_full_backend_while_another_has_room() -> None:
+    """However much of the prompt the full one has cached: nobody knows when it will have room."""
+    made = Room(replicas=2, limit=1)
+    first = await made.enter(1, 2, 3)
+    made.boost(first)
+    made.begun(first)  # its prompt is computed, and it runs on
+    second = made.enter(1, 2, 3)
+    await run_event_loop()
+    assert second.done()
+    assert second.result().backend is not first.backend
+    assert second.result().cached_by_backend[first.backend.name] > 0
+
+
 async def test_requests_wait_for_another_backend_when_theirs_is_down() -> None:
     clock, made = LoopClock(), Room(replicas=2)
     await made.learn(clock)

@@ -12,12 +12,13 @@ import pytest
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import RouterSettings, Settings
 from ragboost.errors import ConfigError
+from ragboost.formats import make_formats
 from ragboost.proxy.app import create_app
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import RequestParser
+from ragboost.rewriting.parsed_request import parse_request
 from ragboost.types import Document, Request
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
@@ -338,7 +339,7 @@ async def test_prompts_and_cached_documents_have_one_unit() -> None:
     messages = [{"role": "user", "content": "why?"}]
     body = {"model": "m", "messages": messages, "ragboost": {"documents": documents(1, 2)}}
     raw = json.dumps(body)
-    request = RequestParser(settings).parse(raw.encode(), (), session=None, team="")
+    request = parse_request(raw.encode(), (), formats=make_formats(settings))
     tenant = tenants.get(request.tenant_key)
     one_token_per_byte(tenant)
     found = [Document(each["text"], id=each["id"]) for each in documents(1, 2)]
@@ -358,7 +359,7 @@ async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
     tenants = Tenants(settings)
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
     raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 2000}]})
-    request = RequestParser(settings).parse(raw.encode(), (), session=None, team="")
+    request = parse_request(raw.encode(), (), formats=make_formats(settings))
     tenant = tenants.get(request.tenant_key)
     with dispatcher.admission() as admission:
         await dispatcher.admit(admission, request)

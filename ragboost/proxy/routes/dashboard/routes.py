@@ -33,8 +33,6 @@ _MAX_INDEXES = 10
 
 
 class Dashboard:
-    """Serves the page and its figures."""
-
     def __init__(self, state: ProxyState) -> None:
         self._state = state
         self._keys = ApiKeys(state.settings.proxy.api_keys)

@@ -20,7 +20,6 @@ POLICIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def make_signals(settings: RouterSettings) -> list[RoutingSignal]:
-    """Create the signals of the policy that the settings name."""
     signals = []
     for name in POLICIES[settings.policy]:
         module, _, kind = name.partition(":")

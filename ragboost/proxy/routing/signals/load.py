@@ -8,7 +8,6 @@ class QueuedWork(RoutingSignal):
     """The prompts that a backend has to compute, and the requests that it runs."""
 
     def waiting_tokens(self, backend: Backend) -> int:
-        """Return the tokens to prefill, and `running_tokens` for each request."""
         load, elsewhere = backend.load, backend.load.elsewhere
         assigned = load.assigned + elsewhere.assigned
         prefill = load.prefill_tokens + elsewhere.prefill_tokens

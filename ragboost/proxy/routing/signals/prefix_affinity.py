@@ -1,8 +1,7 @@
 """Track the message prefixes recently sent to each backend, for cache-affinity routing.
 
-Knows hashes of the client's original messages and lengths of what was sent for them, in bytes: a
-model's tokens per byte change as its documents are counted. Does not know documents: the context
-index does.
+Knows hashes of the client's messages, not documents. Lengths of what was sent for them are in
+bytes: a model's tokens per byte change as its documents are counted.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ class PrefixAffinity(RoutingSignal):
         self._sent: dict[str, BoundedMap[Link, int]] = {}
 
     async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
-        """Return the tokens of the longest part of its messages that the backend was sent."""
         sent, _ = self.longest(backend.name, admission.prefixes)
         sent = max(sent, self.num_bytes(backend.name, admission.history))
         return int(sent * admission.tokens_per_byte)
@@ -68,7 +66,6 @@ class PrefixAffinity(RoutingSignal):
         sent.put(prefixes[-1].link, num_bytes)
 
     def forget(self, backend: str) -> None:
-        """Drop the prefixes of a backend that lost its prefix cache."""
         self._sent.pop(backend, None)
 
 
