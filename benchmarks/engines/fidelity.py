@@ -66,16 +66,18 @@ class Sample(NamedTuple):
     prompt_tokens: int
 
 
-class RecordingTracker(FidelityTracker):
-    """The proxy's fidelity tracker that also keeps a sample of every request."""
+class Recorder:
+    """Keeps a sample of every request that a proxy's tracker records."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, tracker: FidelityTracker) -> None:
         self.samples: list[Sample] = []
+        self._record = tracker.record
+        tracker.record = self.record  # type: ignore[method-assign]
 
     def record(self, *, predicted: int, reported: int, prompt_tokens: int) -> float:
+        error = self._record(predicted=predicted, reported=reported, prompt_tokens=prompt_tokens)
         self.samples.append(Sample(predicted, reported, prompt_tokens))
-        return super().record(predicted=predicted, reported=reported, prompt_tokens=prompt_tokens)
+        return error
 
 
 class Run:
@@ -165,7 +167,7 @@ def proxied(server: EngineServer, options: argparse.Namespace, *, ends: str) -> 
     tokens = {"ask_backend": ends != "estimated"}
     app = create_app(Settings(backend={"url": server.url}, tokens=tokens))  # type: ignore[arg-type]
     sync = app.state.cache_sync
-    sync.fidelity = tracker = RecordingTracker()
+    recorder = Recorder(sync.fidelity)
     (follower,) = sync.followers.values()
     with (
         serve_in_thread(app, port=options.port) as url,
@@ -178,7 +180,7 @@ def proxied(server: EngineServer, options: argparse.Namespace, *, ends: str) -> 
         yield Run(
             client,
             follower=follower,
-            samples=tracker.samples,
+            samples=recorder.samples,
             return_token_ids=ends == "told",
         )
 

@@ -16,6 +16,7 @@ import pytest
 from tests.engines.conftest import FIGURES, require
 from tests.engines.servers import ROOT, Kind
 
+Done = subprocess.CompletedProcess[str]
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(900)]
 
 
@@ -50,39 +51,38 @@ AT_REST = 0.97
 AT_DISPATCH = 0.75
 
 
-def measure(kind: Kind, signal: str) -> dict[Case, dict[str, Any]]:
+def cases_of(kind: Kind, signal: str) -> list[Case]:
+    return [case for case in [*BARS, *IN_FLIGHT] if case[:2] == (kind, signal)]
+
+
+def measure(kind: Kind, signal: str) -> Done:
     """Start one engine and measure all of its cases, each with an empty cache and a new proxy."""
-    cases = [case for case in [*BARS, *IN_FLIGHT] if case[:2] == (kind, signal)]
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.engines.fidelity",
-        "--engine",
-        kind,
-        "--signal",
-        signal,
-    ]
+    cases = cases_of(kind, signal)
+    command = [sys.executable, "-m", "benchmarks.engines.fidelity"]
+    command += ["--engine", kind, "--signal", signal]
     command += ["--ends", *(case.ends for case in cases)]
     command += ["--concurrency", *(str(case.concurrency) for case in cases)]
     command += ["--cache", "small", "--requests", "300", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840)
 
 
 @pytest.fixture(scope="module")
-def measured() -> Callable[[Kind, str], dict[Case, dict[str, Any]]]:
+def measured() -> Callable[[Kind, str], Done]:
+    """Measure each engine and signal once, whether it fails or not."""
     return functools.cache(measure)
 
 
 @pytest.fixture
 def figures(
     case: Case,
-    measured: Callable[[Kind, str], dict[Case, dict[str, Any]]],
+    measured: Callable[[Kind, str], Done],
     record_property: Callable[[str, object], None],
 ) -> dict[str, Any]:
     require(case.kind)
-    figures = measured(case.kind, case.signal)[case]
+    done = measured(case.kind, case.signal)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    figures: dict[str, Any] = json.loads(lines[cases_of(case.kind, case.signal).index(case)])
     named = ("precision", "recall", "predicted_over_reported", "num_probes", "hit_rate")
     shown = " ".join(f"{name}={figures[name]}" for name in named)
     record_property(FIGURES, f"fidelity {case}, {case.concurrency} in flight: {shown}")
