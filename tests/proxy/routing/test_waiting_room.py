@@ -87,6 +87,25 @@ async def test_nobody_waits_while_another_backend_has_room() -> None:
     assert running[1].is_running
 
 
+async def test_the_longest_wait_ends_first_wherever_it_is() -> None:
+    made = Room(max_concurrency=1, replicas=3)
+    running = [await made.enter() for _ in range(3)]
+    gone, first, gone_too = (made.enter() for _ in range(3))
+    await run_event_loop()
+    gone.cancel()
+    gone_too.cancel()
+    await run_event_loop()
+    second = made.enter()
+    await run_event_loop()
+    assert len(made.room) == 2  # `first` waits for the second backend, `second` for the first one
+    idle = made.backends.all[2]
+    made.done(next(admission for admission in running if admission.backend is idle))
+    await run_event_loop()
+    assert (is_at(first, idle), second.done()) == (True, False)
+    made.room.close()
+    await second
+
+
 def is_at(served: "Admission | asyncio.Task[Admission]", backend: Any) -> bool:
     if isinstance(served, asyncio.Task):
         return served.done() and is_at(served.result(), backend)
