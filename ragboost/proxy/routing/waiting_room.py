@@ -57,6 +57,7 @@ class WaitingRoom:
         }
         self._timer: asyncio.TimerHandle | None = None
         backends.on_down.append(self._move_all)
+        backends.on_up.append(self.update)
 
     def __len__(self) -> int:
         return sum(len(queue.waiting) for queue in self._queues.values())

@@ -13,6 +13,7 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
+from ragboost.proxy.upstream.client import BackendRefusedError
 from tests.eventually import eventually, run_event_loop
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -104,6 +105,23 @@ async def test_the_longest_wait_ends_first_wherever_it_is() -> None:
     assert (is_at(first, idle), second.done()) == (True, False)
     made.room.close()
     await second
+
+
+async def test_a_backend_that_is_healthy_again_takes_those_who_wait() -> None:
+    made = Room(max_concurrency=1, replicas=2)
+    other = made.backends.all[1]
+    made.backends.note_failure(other, BackendRefusedError("down"))
+    await made.enter()
+    waiting = [made.enter() for _ in range(2)]
+    await run_event_loop()
+    assert len(made.room) == 2
+    made.backends._set_healthy(other, True)
+    later = made.enter()
+    await run_event_loop()
+    assert is_at(waiting[0], other)
+    assert not later.done()
+    made.room.close()
+    await asyncio.gather(*waiting, later)
 
 
 def is_at(served: "Admission | asyncio.Task[Admission]", backend: Any) -> bool:
