@@ -54,6 +54,7 @@ class WaitingRoom:
         }
         self._timer: asyncio.TimerHandle | None = None
         backends.on_down.append(self._move_all)
+        backends.on_up.append(self.update)
 
     def __len__(self) -> int:
         return sum(len(queue.waiting) for queue in self._queues.values())
@@ -162,15 +163,25 @@ class WaitingRoom:
     def _share(self, now: float) -> None:
         """Send requests that wait for a busy backend to one where they begin sooner."""
         for queue in self._queues.values():
-            for other in self._queues.values():
-                while not queue.waiting and queue.has_room(now) and queue.backend.is_healthy:
-                    queued = other.better_off(queue, now) if other.waiting else None
-                    if queued is None:
-                        break
-                    other.take(queued)
-                    queued.admission.move(queue.backend)
-                    queue.receive(queued)
-                    queue.let_go(queued, now, how="alone")
+            while not queue.waiting and queue.has_room(now) and queue.backend.is_healthy:
+                queued = self._better_off(queue, now)
+                if queued is None:
+                    break
+                self._queues[queued.admission.backend].take(queued)
+                queued.admission.move(queue.backend)
+                queue.receive(queued)
+                queue.let_go(queued, now, how="alone")
+
+    def _better_off(self, queue: BackendQueue, now: float) -> QueuedRequest | None:
+        """Return a request of another queue that would begin sooner in this one.
+
+        With `off`, the one that has waited longest.
+        """
+        others = (other for other in self._queues.values() if other.waiting)
+        better_off = (queued for other in others if (queued := other.better_off(queue, now)))
+        if self._is_adaptive:
+            return next(better_off, None)
+        return min(better_off, key=lambda queued: queued.since, default=None)
 
     def _move_all(self, backend: Backend) -> None:
         queue = self._queues[backend]

@@ -272,6 +272,7 @@ class Backends:
     max_failures: int = 3  # consecutive failures that make a backend unhealthy
     # Called with each backend that becomes unhealthy; its prefix cache counts as lost.
     on_down: list[Callable[[Backend], None]] = field(default_factory=list)
+    on_up: list[Callable[[], None]] = field(default_factory=list)  # one is healthy again
 
     @classmethod
     def of(cls, settings: Settings) -> "Backends":
@@ -343,6 +344,8 @@ class Backends:
         backend.is_healthy = is_healthy
         if is_healthy:
             logger.info("backend %s is healthy again", backend.name)
+            for notify in self.on_up:
+                notify()
             return
         logger.warning("backend %s is unhealthy; no requests until a check succeeds", backend.name)
         for call in self.on_down:

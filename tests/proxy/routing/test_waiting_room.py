@@ -13,6 +13,7 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
+from ragboost.proxy.upstream.client import BackendRefusedError
 from tests.eventually import eventually, run_event_loop
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -85,6 +86,42 @@ async def test_nobody_waits_while_another_backend_has_room() -> None:
         await run_event_loop()
     assert all(task.done() for task in waiting)
     assert running[1].is_running
+
+
+async def test_the_longest_wait_ends_first_wherever_it_is() -> None:
+    made = Room(max_concurrency=1, replicas=3)
+    running = [await made.enter() for _ in range(3)]
+    gone, first, gone_too = (made.enter() for _ in range(3))
+    await run_event_loop()
+    gone.cancel()
+    gone_too.cancel()
+    await run_event_loop()
+    second = made.enter()
+    await run_event_loop()
+    assert len(made.room) == 2  # `first` waits for the second backend, `second` for the first one
+    idle = made.backends.all[2]
+    made.done(next(admission for admission in running if admission.backend is idle))
+    await run_event_loop()
+    assert (is_at(first, idle), second.done()) == (True, False)
+    made.room.close()
+    await second
+
+
+async def test_a_backend_that_is_healthy_again_takes_those_who_wait() -> None:
+    made = Room(max_concurrency=1, replicas=2)
+    other = made.backends.all[1]
+    made.backends.note_failure(other, BackendRefusedError("down"))
+    await made.enter()
+    waiting = [made.enter() for _ in range(2)]
+    await run_event_loop()
+    assert len(made.room) == 2
+    made.backends._set_healthy(other, True)
+    later = made.enter()
+    await run_event_loop()
+    assert is_at(waiting[0], other)
+    assert not later.done()
+    made.room.close()
+    await asyncio.gather(*waiting, later)
 
 
 def is_at(served: "Admission | asyncio.Task[Admission]", backend: Any) -> bool:
