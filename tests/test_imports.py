@@ -26,6 +26,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.types": set(),
     "ragboost.errors": set(),
     "ragboost.jsonl": set(),
+    "ragboost.cache_events": {"msgspec"},
     "ragboost.context": set(),
     "ragboost.tokens": set(),
     "ragboost.wires": set(),

@@ -15,6 +15,7 @@ ROOMS = [
     "errors",
     "bounded_map",
     "jsonl",
+    "cache_events",
     "text_scores",
     "types",
     "wires",
@@ -64,6 +65,22 @@ INNER_ROOMS = {
         "sglang",
     ],
 }
+# Two houses that talk over HTTP: the wing imports nothing of the middleware but its own section of
+# the settings, the middleware nothing of the wing. Both use the ground; what is above uses both.
+WING = {"chunk_cache", "graph", "engine"}
+GROUND = {
+    "version",
+    "errors",
+    "bounded_map",
+    "jsonl",
+    "cache_events",
+    "text_scores",
+    "types",
+    "config",
+    "plots",
+}
+ABOVE = {"simulate", "integrations", "demo", "cli", "__main__"}
+MIDDLEWARE = set(ROOMS) - WING - GROUND - ABOVE
 MAX_FILES = 15
 
 
@@ -105,6 +122,19 @@ def test_a_room_imports_only_rooms_below_it(room: str) -> None:
 
     assert names, f"ragboost.{room} does not exist: remove it from ROOMS"
     assert not upwards
+
+
+@pytest.mark.parametrize(("house", "other"), [(WING, MIDDLEWARE | ABOVE), (MIDDLEWARE, WING)])
+def test_a_house_imports_nothing_of_the_other(house: set[str], other: set[str]) -> None:
+    across = [
+        f"{name} imports {imported}"
+        for name in MODULES
+        if name.count(".") and name.split(".")[1] in house
+        for imported in IMPORTS[name]
+        if imported.count(".") and imported.split(".")[1] in other
+    ]
+
+    assert not across
 
 
 @pytest.mark.parametrize("package", INNER_ROOMS)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.precompute.neighbours import (
+from ragboost.retrieval.neighbours import (
     Neighbours,
     by_cooccurrence,
     by_edges,

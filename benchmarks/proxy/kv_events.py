@@ -15,11 +15,11 @@ import time
 from benchmarks.command import make_parser, report
 from benchmarks.scale.event_batches import event_batches
 from ragboost.booster.tenants import TenantKey, Tenants
+from ragboost.cache_events import BlockStored, decode_batch
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.engine_hooks.events import BlockStored, decode_batch
 from ragboost.engine_hooks.reporter import Reporter
 from ragboost.index import IndexEntry
 

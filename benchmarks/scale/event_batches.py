@@ -4,7 +4,7 @@ import random
 from collections import deque
 from typing import Any
 
-from ragboost.engine_hooks.events import BlockRemoved, BlockStored, EventBatch, encode_batch
+from ragboost.cache_events import BlockRemoved, BlockStored, EventBatch, encode_batch
 
 
 def event_batches(

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
-from ragboost.engine_hooks.events import (
+from ragboost.cache_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     EventBatch,
     decode_batch,
 )
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from ragboost.errors import EventStreamError
 
 logger = logging.getLogger(__name__)

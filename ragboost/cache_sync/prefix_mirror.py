@@ -10,14 +10,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
-from ragboost.cache_sync.mirror_block import MirrorBlock
-from ragboost.engine_hooks.events import (
+from ragboost.cache_events import (
     APPROXIMATE,
     BlockHash,
     BlockRemoved,
     BlockStored,
     EventBatch,
 )
+from ragboost.cache_sync.mirror_block import MirrorBlock
 from ragboost.errors import ContextIndexError
 
 _MAX_MEDIA = 16  # other than the GPU; engines have a few

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ragboost.cache_events import MAX_BATCH_BYTES, EventBatch
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
-from ragboost.engine_hooks.events import MAX_BATCH_BYTES, EventBatch
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)

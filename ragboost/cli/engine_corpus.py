@@ -1,24 +1,22 @@
-"""`ragboost precompute --engine`: read a corpus, and let a running engine store it."""
+"""`ragboost precompute --engine`: let a running engine store a corpus."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import EngineCorpus, Progress, prepare
-from ragboost.chunk_cache.precompute.sources import Sources, find_neighbours
 from ragboost.context import render_document
-from ragboost.errors import ConfigError
-from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Document
 
 
 def run(
     client: ChunkClient,
-    corpus: Path,
+    documents: Sequence[Document],
     *,
+    neighbours: Sequence[Sequence[int]],
     top_n: int,
-    sources: Sources,
     system: Path | None,
     template: str | None,
     label: str,
@@ -31,13 +29,6 @@ def run(
     Without neighbours (`top_n` 0) nothing is measured. Without a `template`, a document is a block
     as RAGBoost writes it, with this `label`.
     """
-    for name, path in {"corpus": corpus, "system": system, **asdict(sources)}.items():
-        if path is not None and not path.exists():
-            raise ConfigError(f"--{name} {path} does not exist")
-    documents = Corpus.read(corpus)
-    on_progress("neighbours", 0, 1)
-    neighbours = find_neighbours(documents, sources, top_n=top_n)
-    on_progress("neighbours", 1, 1)
     client.check()
     outcome = prepare(
         client,

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from ragboost.config import Settings, field_paths
+from ragboost.errors import ConfigError
 
 AS_JSON: bool = typer.Option(False, "--json", help="Print one JSON object.")
 PROGRESS: bool | None = typer.Option(
@@ -35,3 +36,16 @@ def backends(urls: list[str] | None) -> dict[str, Any]:
     if not urls:
         return {}
     return {"backend.url": urls[0], "backends": [{"url": url} for url in urls[1:] and urls]}
+
+
+def check_paths(**paths: Path | None) -> None:
+    """Check that the path of each option exists, and that `model` is a model directory.
+
+    Raises:
+        ConfigError: one does not or is not; the message names the option.
+    """
+    for name, path in paths.items():
+        if path is not None and not path.exists():
+            raise ConfigError(f"--{name} {path} does not exist")
+        if name == "model" and path is not None and not (path / "config.json").is_file():
+            raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")

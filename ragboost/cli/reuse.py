@@ -1,10 +1,12 @@
 """The commands `engine-flags`, `eval-reuse` and `precompute`: chunk reuse."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.cli.options import check_paths
 from ragboost.config import load_settings
 from ragboost.errors import ConfigError, RagBoostError, import_extra
 
@@ -64,6 +66,7 @@ def eval_reuse(
     ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy gradual --ratio 0.15
     """
     import_extra("torch", extra="engine")
+    check_paths(model=model, data=data)
     from ragboost.chunk_cache.eval.command import run
 
     text = run(
@@ -138,20 +141,28 @@ def precompute(
     """
     if (model is None) == (engine is None) or (model is None) != (out is None):
         raise ConfigError("precompute needs either --model and --out, or --engine")
+    if model is not None:
+        import_extra("torch", extra="engine")
     from ragboost.batch.display import progress_bar
-    from ragboost.chunk_cache.precompute.sources import Sources
+    from ragboost.retrieval.corpus import Corpus
+    from ragboost.retrieval.neighbour_sources import Sources, find_neighbours
 
     sources = Sources(vectors=vectors, edges=edges, trace=trace)
+    check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
+    documents = Corpus.read(corpus)
     with progress_bar(progress) as on_progress:
+        on_progress("neighbours", 0, 1)
+        neighbours = find_neighbours(documents, sources, top_n=top_n)
+        on_progress("neighbours", 1, 1)
         if engine is not None:
             from ragboost.chunk_cache.http.chunk_client import ChunkClient
             from ragboost.cli.engine_corpus import run as run_engine
 
             text = run_engine(
                 ChunkClient(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt),
-                corpus,
+                documents,
+                neighbours=neighbours,
                 top_n=top_n,
-                sources=sources,
                 system=system,
                 template=template.replace("\\n", "\n") if template else None,
                 label=load_settings().hints.label_template,
@@ -163,15 +174,13 @@ def precompute(
             return
         assert model is not None
         assert out is not None
-        import_extra("torch", extra="engine")
         from ragboost.chunk_cache.precompute.command import run
 
         text = run(
             model,
-            corpus,
+            documents,
             out,
-            top_n=top_n,
-            sources=sources,
+            neighbours=neighbours,
             system=system,
             template=(template or "{title}\\n{text}\\n\\n").replace("\\n", "\n"),
             capacity_bytes=int(capacity_gb * 1e9),

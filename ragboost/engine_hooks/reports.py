@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from ragboost.engine_hooks.events import UNDECODABLE
+from ragboost.cache_events import UNDECODABLE
 from ragboost.errors import EventStreamError
 
 REPORT_PATH = "/v1/index/events"

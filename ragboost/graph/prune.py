@@ -47,11 +47,7 @@ class LexicalScorer:
 
 
 def best_paths(
-    question: str,
-    paths: Sequence[RelationPath],
-    *,
-    k: int,
-    scorer: PathScorer | None = None,
+    question: str, paths: Sequence[RelationPath], *, k: int, scorer: PathScorer | None = None
 ) -> list[RelationPath]:
     """Return the `k` paths most similar to a question, the earlier one of equals, in their original
     order, so that equal choices give equal prompts.

@@ -99,13 +99,7 @@ class TreeCache:
         num_evicted, num_demoted: tokens, so far.
     """
 
-    def __init__(
-        self,
-        num_rows: int,
-        policy: EvictionPolicy,
-        *,
-        num_host_rows: int = 0,
-    ) -> None:
+    def __init__(self, num_rows: int, policy: EvictionPolicy, *, num_host_rows: int = 0) -> None:
         if num_rows < 1:
             raise ChunkCacheError(f"the tree cache must hold at least 1 token, got {num_rows}")
         self.num_rows = num_rows

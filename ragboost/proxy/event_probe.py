@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from ragboost.cache_events import BlockStored, EventBatch
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.subscriber import Subscriber
-from ragboost.engine_hooks.events import BlockStored, EventBatch
 from ragboost.rewriting.headers import new_request_id
 
 _POLL_S = 0.02

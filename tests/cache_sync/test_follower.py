@@ -1,12 +1,12 @@
 """What a cache follower remembers of prompts, and for how long."""
 
 from ragboost.booster.tenants import TenantKey, Tenants
+from ragboost.cache_events import EventBatch, encode_batch
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.engine_hooks.events import EventBatch, encode_batch
 from tests.cache_sync.toy import ToyCache
 
 TENANT = TenantKey("m", "")

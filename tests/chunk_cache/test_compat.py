@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ragboost import cache_events
 from ragboost.chunk_cache.vllm.compat import APPROXIMATE
-from ragboost.engine_hooks import events
 
 ROOM = Path(__file__).parents[2] / "ragboost" / "chunk_cache"
 FILES = sorted(path for path in ROOM.rglob("*.py") if path.name != "compat.py")
@@ -69,4 +69,4 @@ def test_only_compat_opens_an_engine(path: Path) -> None:
 
 
 def test_the_proxy_knows_the_medium_of_withdrawn_blocks() -> None:
-    assert events.APPROXIMATE == APPROXIMATE
+    assert cache_events.APPROXIMATE == APPROXIMATE

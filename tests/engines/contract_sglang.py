@@ -16,9 +16,9 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from ragboost.cache_events import decode_batch
 from ragboost.cache_sync.prefix_mirror import PrefixMirror
 from ragboost.engine_hooks import sglang as plugin
-from ragboost.engine_hooks.events import decode_batch
 from ragboost.engine_hooks.reporter import Reporter
 from ragboost.engine_hooks.reports import encode
 

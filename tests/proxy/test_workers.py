@@ -12,8 +12,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from ragboost.cache_events import BlockStored, EventBatch, encode_batch
 from ragboost.cli import app
-from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
 from ragboost.engine_hooks.reports import CONTENT_TYPE, Report, decode_reply, encode
 from tests.eventually import eventually
 from tests.fakes import FakeEngine

@@ -1,4 +1,4 @@
-"""Check the paths of a command, and load a model from a directory."""
+"""Load a model from a directory."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,19 +16,6 @@ class Loaded(NamedTuple):
     adapter: ModelAdapter  # the model
     tokenizer: Any | None  # None if the directory has none
     checked: SelfTest  # result of the self-test
-
-
-def check_paths(**paths: Path | None) -> None:
-    """Check that the path of each option exists, and that `model` is a model directory.
-
-    Raises:
-        ConfigError: one does not or is not; the message names the option.
-    """
-    for name, path in paths.items():
-        if path is not None and not path.exists():
-            raise ConfigError(f"--{name} {path} does not exist")
-        if name == "model" and path is not None and not (path / "config.json").is_file():
-            raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")
 
 
 def check_device(device: str, *, option: str) -> None:

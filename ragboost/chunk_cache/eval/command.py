@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ragboost.chunk_cache.core.loading import check_paths, load, load_tokenizer
+from ragboost.chunk_cache.core.loading import load, load_tokenizer
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import Case, read_cases
@@ -33,7 +33,6 @@ def run(
     as_json: bool,
 ) -> str:
     """Evaluate, and return a table or JSON."""
-    check_paths(model=model, data=data)
     if plot_path is not None:
         check_plot(plot_path)
     for policy in policies:

@@ -135,11 +135,7 @@ class ReusableModel(ABC):
         self.layouts = together(
             self.ranks,
             lambda: find_layouts(
-                *keys,
-                frequencies,
-                shift=_PROBE_SHIFT,
-                tolerance=self._tolerance,
-                model=self.name,
+                *keys, frequencies, shift=_PROBE_SHIFT, tolerance=self._tolerance, model=self.name
             ),
         )
         self.can_resume = self.ranks.agree(self._measure_resuming())

@@ -1,20 +1,18 @@
-"""`ragboost precompute`: find the neighbours of each document of a corpus, and compute its KV."""
+"""`ragboost precompute`: compute the KV of a corpus, each document behind its neighbours."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ragboost.chunk_cache.core.loading import check_paths, load
+from ragboost.chunk_cache.core.loading import load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
-from ragboost.chunk_cache.precompute.sources import Sources, document_key, find_neighbours
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
-from ragboost.retrieval.corpus import Corpus
 from ragboost.types import Document
 
 TEMPLATE = "{title}\n{text}\n\n"
@@ -23,11 +21,10 @@ Progress = Callable[[str, int, int], None]
 
 def run(
     model: Path,
-    corpus: Path,
+    documents: Sequence[Document],
     out: Path,
     *,
-    top_n: int,
-    sources: Sources,
+    neighbours: Sequence[Sequence[int]],
     system: Path | None,
     template: str,
     capacity_bytes: int,
@@ -38,15 +35,12 @@ def run(
 ) -> str:
     """Prepare a corpus, and return sentences or JSON.
 
+    Args:
+        neighbours: of each document, indices in the corpus, the closest last.
+
     Raises:
-        ConfigError: a path does not exist, or there are several sources of neighbours.
         ChunkCacheError: the capacity is too small, or the model has no tokenizer.
     """
-    check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
-    documents = Corpus.read(corpus)
-    on_progress("neighbours", 0, 1)
-    neighbours = find_neighbours(documents, sources, top_n=top_n)
-    on_progress("neighbours", 1, 1)
     adapter, tokenizer, _ = load(model, device=device)
     if tokenizer is None:
         raise ChunkCacheError(f"{model} has no tokenizer, which a corpus of texts needs")
@@ -72,7 +66,7 @@ def run(
 
 def _identity(document: Document) -> str:
     """Return the id of a document, so that a changed text is noticed; its key if it has none."""
-    return f"key {document.key}" if document.id is None else document_key(document.id)
+    return f"key {document.key}" if document.id is None else json.dumps(document.id)
 
 
 def _ids(tokenizer: Any, template: str, document: Document) -> tuple[int, ...]:

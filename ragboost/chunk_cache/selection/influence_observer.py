@@ -24,11 +24,7 @@ class InfluenceObserver:
     """
 
     def __init__(
-        self,
-        tokens: Sequence[int],
-        chunks: Sequence[tuple[int, int]],
-        *,
-        watched: Sequence[int],
+        self, tokens: Sequence[int], chunks: Sequence[tuple[int, int]], *, watched: Sequence[int]
     ) -> None:
         self._chunks = list(chunks)
         self._names = [chunk_name(tokens[start:stop]) for start, stop in chunks]

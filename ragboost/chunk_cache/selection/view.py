@@ -218,11 +218,7 @@ def _weights(inputs: AttentionInputs) -> Iterator[torch.Tensor]:
 
 
 def attention_mass(
-    inputs: AttentionInputs,
-    *,
-    num_rows: int | None = None,
-    first: int = 0,
-    last: int | None = None,
+    inputs: AttentionInputs, *, num_rows: int | None = None, first: int = 0, last: int | None = None
 ) -> torch.Tensor:
     """Return the attention of the last rows to each key, summed over heads and rows, (keys,).
 

@@ -1,8 +1,8 @@
 """Publish the prefix cache's events in vLLM 0.32's wire format, over ZeroMQ.
 
 Three frames per batch: topic, sequence number (8 bytes, big endian, from 0), msgpack array
-`[timestamp, events, data-parallel rank]`, see `engine_hooks.events`. Unlike in vLLM an endpoint is
-always bound, never connected. Knows events and sockets. Does not know the cache.
+`[timestamp, events, data-parallel rank]`, see `cache_events`. Unlike in vLLM an endpoint is always
+bound, never connected. Knows events and sockets. Does not know the cache.
 """
 
 import logging
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import zmq
 
+from ragboost import cache_events as wire
 from ragboost.engine.runtime.prefix_cache import Cleared, Event, Removed, Stored
-from ragboost.engine_hooks import events as wire
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ragboost.chunk_cache.core.loading import check_paths, load
+from ragboost.chunk_cache.core.loading import load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval import report
 from ragboost.chunk_cache.eval.cases import read_cases
@@ -17,6 +17,7 @@ from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalise
 from ragboost.chunk_cache.eval.runner import evaluate, greedy
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.cli import app
+from ragboost.cli.options import check_paths
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
 from ragboost.text_scores import word_f1
 from research.tasks import TaskPrompt

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from ragboost.engine_hooks.events import BlockStored
+from ragboost.cache_events import BlockStored
 from ragboost.engine_hooks.reporter import KEY_VARIABLE, URL_VARIABLE, make_reporter
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, encode
 from ragboost.errors import ConfigError

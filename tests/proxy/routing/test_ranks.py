@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from ragboost.cache_events import BlockStored, EventBatch, encode_batch
 from ragboost.config import Settings
-from ragboost.engine_hooks.events import BlockStored, EventBatch, encode_batch
 from ragboost.engine_hooks.reports import Report, encode
 from ragboost.proxy.upstream.backends import Backends
 from tests.eventually import eventually

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ragboost.chunk_cache.precompute.neighbours import (
+from ragboost.errors import ConfigError, RequestError
+from ragboost.jsonl import read_objects
+from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.retrieval.corpus import Corpus
+from ragboost.retrieval.neighbours import (
     Neighbours,
     by_cooccurrence,
     by_edges,
     by_retriever,
     by_vectors,
 )
-from ragboost.errors import ConfigError, RequestError
-from ragboost.jsonl import read_objects
-from ragboost.retrieval.bm25 import BM25Retriever
-from ragboost.retrieval.corpus import Corpus
 from ragboost.types import DocumentId
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ragboost.engine_hooks.events import (
+from ragboost.cache_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -15,7 +15,7 @@ from ragboost.engine_hooks.events import (
 )
 from ragboost.errors import EventStreamError
 
-SAMPLES = Path(__file__).parents[1] / "cache_sync" / "samples"
+SAMPLES = Path(__file__).parent / "cache_sync" / "samples"
 
 
 def frames(name: str) -> list[bytes]:

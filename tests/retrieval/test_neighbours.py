@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.chunk_cache.precompute.neighbours import (
+from ragboost.errors import ChunkCacheError
+from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.retrieval.neighbours import (
     by_cooccurrence,
     by_edges,
     by_retriever,
     by_vectors,
 )
-from ragboost.errors import ChunkCacheError
-from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.types import Document
 
 
