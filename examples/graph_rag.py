@@ -49,7 +49,7 @@ def main() -> None:
                 usage = answer.usage
                 assert usage is not None
                 assert usage.model_extra is not None
-                reused = usage.model_extra["ragboost"]["approx_cached_tokens"]
+                reused = usage.model_extra["ragboost"]["reused"]
                 print(f"-> {answer.choices[0].message.content!r}")
                 print(f"{usage.prompt_tokens} prompt tokens, {reused} of them reused\n")
 

@@ -13,7 +13,7 @@ import httpx
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-SOURCES = ("exact_cached", "approx_cached", "recomputed", "computed")
+SOURCES = ("exact", "reused", "recomputed", "computed")
 """Sources of prompt tokens, as named in `usage`."""
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
 
@@ -72,8 +72,8 @@ class Answer:
         total, cached = self.prompt_tokens, self.cached_tokens
         reported = self.usage.get("ragboost")
         if reported is None:
-            reported = {"exact_cached_tokens": cached, "computed_tokens": total - cached}
-        found = {name: int(reported.get(f"{name}_tokens", 0)) for name in SOURCES}
+            reported = {"exact": cached, "computed": total - cached}
+        found = {name: int(reported.get(name, 0)) for name in SOURCES}
         assert sum(found.values()) == total, (found, total)
         return found
 

@@ -144,7 +144,7 @@ def drive(
     if len(answers) != len(turns):
         raise RuntimeError(f"{len(turns) - len(answers)} of {len(turns)} requests failed")
     total = sum(answer.prompt_tokens for answer in answers)
-    reused = sum(answer.sources["approx_cached"] for answer in answers)
+    reused = sum(answer.sources["reused"] for answer in answers)
     return {
         "ttft_s": round(statistics.fmean(answer.ttft_s for answer in answers), 3),
         "completed_per_s": round(len(turns) / took, 3),

@@ -31,7 +31,7 @@ OPENAI_CHAT = WireApi(
                 "prompt_tokens_details.cache_write_tokens",
                 "prompt_tokens_details.cache_creation_tokens",
             ),
-            reused=("ragboost.approx_cached_tokens",),
+            reused=("ragboost.reused",),
         ),
     ),
 )

@@ -19,7 +19,7 @@ def test_reuse_answers_what_full_attention_answers_and_tokens_add_up(tmp_path: P
     tokens, total = result["tokens_at_0.15"], result["prompt_tokens_at_0.15"]
     assert sum(tokens.values()) == total
     assert set(tokens) == set(SOURCES)
-    assert tokens["approx_cached"] > total / 2
+    assert tokens["reused"] > total / 2
     assert tokens["recomputed"] > 0
     anaphora = result["accuracy"]["anaphora"]
     assert anaphora["exact"] == anaphora["0.15"] == 1.0

@@ -44,8 +44,8 @@ def test_reuse_computes_fewer_tokens_of_the_same_prompts(tmp_path: Path) -> None
     prefix, reuse = result["prefix"], result["0.15"]
     # Documents are tokenised one by one for reuse.
     assert prefix["prompt_tokens"] == pytest.approx(reuse["prompt_tokens"], rel=0.03)
-    assert prefix["tokens"]["approx_cached"] == prefix["tokens"]["recomputed"] == 0
-    assert reuse["tokens"]["approx_cached"] > reuse["tokens"]["recomputed"] > 0
+    assert prefix["tokens"]["reused"] == prefix["tokens"]["recomputed"] == 0
+    assert reuse["tokens"]["reused"] > reuse["tokens"]["recomputed"] > 0
     assert reuse["computed"] < prefix["computed"]
     assert result["over_prefix"]["0.15"]["fewer_tokens"] > 0.5
 

@@ -77,7 +77,7 @@ def prepare(
         measured = [number for number in numbers if neighbours[number]]
         for done, (_, usage) in enumerate(threads.map(measure, measured), 1):
             outcome.num_tokens += int(usage.get("prompt_tokens", 0))
-            outcome.num_measured += usage.get(PARAMS_KEY, {}).get("recomputed_tokens", 0) > 0
+            outcome.num_measured += usage.get(PARAMS_KEY, {}).get("recomputed", 0) > 0
             on_progress("measures", done, len(measured))
     return outcome
 

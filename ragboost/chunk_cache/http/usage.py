@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.chunk_cache.http.asgi import Message, Send, read_json, with_body_length
 from ragboost.chunk_cache.http.reports import ReportInbox
 
@@ -20,19 +20,14 @@ _USAGE = re.compile(rb'"usage":\s*\{')
 _LAST_USAGE = re.compile(rb'"choices":\s*\[\s*\]')
 
 
-def with_origins(usage: Mapping[str, Any], origins: TokenOrigins) -> dict[str, Any]:
-    """Return a usage whose cached tokens are the exact ones, with the others beside them."""
+def with_report(usage: Mapping[str, Any], report: PromptReport) -> dict[str, Any]:
+    """Return a usage whose cached tokens are the exact ones, with the origins of all beside it."""
     details = usage.get("prompt_tokens_details")
     details = details if isinstance(details, dict) else {}
     return {
         **usage,
-        "prompt_tokens_details": {**details, "cached_tokens": origins.exact},
-        "ragboost": {
-            "exact_cached_tokens": origins.exact,
-            "approx_cached_tokens": origins.reused,
-            "recomputed_tokens": origins.recomputed,
-            "computed_tokens": origins.computed,
-        },
+        "prompt_tokens_details": {**details, "cached_tokens": report.origins.exact},
+        PARAMS_KEY: report.fields,
     }
 
 
@@ -111,5 +106,5 @@ class UsageWriter:
         usage = fields.get("usage")
         if self.report is None or not isinstance(usage, dict):
             return False
-        fields["usage"] = with_origins(usage, self.report.origins)
+        fields["usage"] = with_report(usage, self.report)
         return True

@@ -4,8 +4,8 @@ import time
 import uuid
 from typing import Any, Literal, NamedTuple
 
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.http.usage import with_origins
+from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.http.usage import with_report
 from ragboost.errors import RequestError
 
 Kind = Literal["chat", "text"]
@@ -80,7 +80,7 @@ class ResponseBuilder:
             "total_tokens": num_prompt + last.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        return usage if origins is None else with_origins(usage, origins)
+        return usage if origins is None else with_report(usage, PromptReport(origins))
 
 
 def _choice(content: dict[str, Any], piece: TextPiece) -> dict[str, Any]:

@@ -116,8 +116,8 @@ class CompletionUsage(BaseModel):
     )
     ragboost: dict[str, int] | None = Field(
         None,
-        description="With chunk reuse or a graph: `exact_cached_tokens`, `approx_cached_tokens`, "
-        "`recomputed_tokens` and `computed_tokens`, which add up to `prompt_tokens`.",
+        description="With chunk reuse or a graph: `exact`, `reused`, `recomputed` and `computed`, "
+        "which add up to `prompt_tokens`.",
     )
 
 

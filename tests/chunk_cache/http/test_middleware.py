@@ -176,7 +176,7 @@ def test_a_stream_reports_the_same_usage(served: Served) -> None:
 
     events = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
     usage = msgspec.json.decode(events[1])["usage"]
-    assert usage["ragboost"]["approx_cached_tokens"] == 40
+    assert usage["ragboost"]["reused"] == 40
     assert usage["prompt_tokens_details"]["cached_tokens"] == 7
     assert events[2] == "[DONE]"
 
@@ -186,7 +186,7 @@ def test_a_response_without_a_field_for_the_report_has_the_same_usage(served: Se
 
     answer = served.post(chat()).json()
 
-    assert answer["usage"]["ragboost"]["approx_cached_tokens"] == 40
+    assert answer["usage"]["ragboost"]["reused"] == 40
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 7
 
 

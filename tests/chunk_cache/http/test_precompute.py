@@ -56,7 +56,7 @@ class FakeEngine:
         usage: dict[str, Any] = {"prompt_tokens": len(content.split())}
         if "roads" not in content:
             is_measured = body["ragboost"].get("measure", False)
-            usage["ragboost"] = {"recomputed_tokens": 5 if is_measured else 0}
+            usage["ragboost"] = {"recomputed": 5 if is_measured else 0}
         return JSONResponse({"usage": usage})
 
 

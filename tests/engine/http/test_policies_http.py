@@ -21,7 +21,7 @@ from tests.engine.conftest import SETTINGS
 SYSTEM = list(range(20, 40))
 CHUNKS = [[40 + (n * 131 + i * i * 7) % 4000 for i in range(40)] for n in range(3)]
 QUESTION = list(range(100, 112))
-SOURCES = ("exact_cached_tokens", "approx_cached_tokens", "recomputed_tokens", "computed_tokens")
+SOURCES = ("exact", "reused", "recomputed", "computed")
 QUIET = {"kv_events_endpoint": None, "kv_events_replay_endpoint": None}
 
 

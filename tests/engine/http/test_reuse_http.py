@@ -55,10 +55,10 @@ def ask(
 
 def sources(usage: Any) -> tuple[int, int, int, int]:
     found = usage.model_extra["ragboost"]
-    names = ("exact_cached_tokens", "approx_cached_tokens", "recomputed_tokens", "computed_tokens")
+    names = ("exact", "reused", "recomputed", "computed")
     counts = tuple(found[name] for name in names)
     assert sum(counts) == usage.prompt_tokens
-    assert found["exact_cached_tokens"] == usage.prompt_tokens_details.cached_tokens
+    assert found["exact"] == usage.prompt_tokens_details.cached_tokens
     return counts
 
 
