@@ -9,16 +9,17 @@
 The same for every engine. Knows JSON shapes. Does not know texts or tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ragboost.chunk_cache.core.request import MAX_CHUNKS, MAX_TENANT
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 from ragboost.errors import RequestError
 
 FIELD = "ragboost"
+MAX_CHUNKS = 4096
+MAX_TENANT = 256
 _EXACT, _APPROX = "exact", "approx"
 
 
@@ -81,7 +82,13 @@ def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> Reuse
         raise RequestError(
             f"{where}: chunks cannot be reused here: {defaults.refusal}", param=where
         )
-    options = defaults.options if value == _APPROX else _read_object(value, defaults.options)
+    options = defaults.options
+    if value != _APPROX:
+        if unknown := sorted(set(value) - {"policy", "ratio"}):
+            raise RequestError(
+                f"{where} has no field {unknown[0]!r}", param=f"{where}.{unknown[0]}"
+            )
+        options = read_selection(value, options, where=where)
     if options.policy not in defaults.policies:
         raise RequestError(
             f"{where}.policy {options.policy!r} needs measurements that the chunks stored here do "
@@ -90,6 +97,33 @@ def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> Reuse
             param=f"{where}.policy",
         )
     return options._replace(tenant=tenant)
+
+
+def read_selection(
+    fields: Mapping[str, Any],
+    defaults: ReuseOptions,
+    *,
+    where: str = FIELD,
+    policies: Collection[str] = tuple(POLICIES),
+) -> ReuseOptions:
+    """Return the options with the policy and the ratio of an object whose path is `where`.
+
+    Raises:
+        RequestError: one of them is malformed.
+    """
+    policy, ratio = fields.get("policy"), fields.get("ratio")
+    policy = defaults.policy if policy is None else policy
+    ratio = defaults.ratio if ratio is None else ratio
+    if policy not in policies:
+        raise RequestError(
+            f"{where}.policy must be one of {', '.join(policies)}, got {policy!r}",
+            param=f"{where}.policy",
+        )
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        raise RequestError(
+            f"{where}.ratio must be a number from 0 to 1, got {ratio!r}", param=f"{where}.ratio"
+        )
+    return ReuseOptions(policy, float(ratio))
 
 
 def read_tenant(extension: Mapping[str, Any]) -> str:
@@ -154,25 +188,6 @@ def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[Chunk
             )
         found.append(position)
     return found
-
-
-def _read_object(value: Mapping[str, Any], defaults: ReuseOptions) -> ReuseOptions:
-    where = f"{FIELD}.reuse"
-    if unknown := sorted(set(value) - {"policy", "ratio"}):
-        raise RequestError(f"{where} has no field {unknown[0]!r}", param=f"{where}.{unknown[0]}")
-    policy, ratio = value.get("policy"), value.get("ratio")
-    policy = defaults.policy if policy is None else policy
-    ratio = defaults.ratio if ratio is None else ratio
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise RequestError(
-            f"{where}.policy must be one of {', '.join(POLICIES)}, got {policy!r}",
-            param=f"{where}.policy",
-        )
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-        raise RequestError(
-            f"{where}.ratio must be a number from 0 to 1, got {ratio!r}", param=f"{where}.ratio"
-        )
-    return ReuseOptions(policy, float(ratio))
 
 
 def _follows(position: ChunkPosition, last: ChunkPosition) -> bool:

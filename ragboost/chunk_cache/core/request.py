@@ -9,16 +9,23 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
+from ragboost.chunk_cache.core.options import (
+    FIELD,
+    ReuseOptions,
+    read_measure,
+    read_positions,
+    read_selection,
+    read_tenant,
+)
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+from ragboost.errors import RequestError
 
-PARAMS_KEY = "ragboost"
+PARAMS_KEY = FIELD
 """The key of our entry in `kv_transfer_params`."""
 VERSION = 1
-MAX_CHUNKS = 4096
-MAX_TENANT = 256
+_CHUNKS = f"{FIELD}.chunks"
 SERVED_POLICIES = tuple(name for name in POLICIES if name != "oracle")
 """Policies that a request may name: no request carries the oracle's argument. Those in `MEASURED`
 reuse only chunks that were measured, see `EngineChunkRequest.measure`."""
@@ -57,26 +64,18 @@ def read_request(
         return EngineChunkRequest(reason="bad_options")
     if fields.get("version", VERSION) != VERSION:
         return EngineChunkRequest(reason="unknown_version")
-    tenant = fields.get("tenant") or ""
-    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
-        return EngineChunkRequest(reason="bad_options")
-    chunks = _read_chunks(fields.get("chunks"), num_tokens)
-    if chunks is None:
-        return EngineChunkRequest(reason="bad_chunks")
-    policy = fields.get("policy") or defaults.policy
-    ratio = _share(fields.get("ratio"), defaults.ratio)
-    granularity = fields.get("granularity") or defaults.granularity
-    is_valid = (
-        isinstance(policy, str)
-        and policy in SERVED_POLICIES
-        and _is_integer(granularity)
-        and 1 <= granularity <= num_tokens
-        and isinstance(fields.get("measure", False), bool)
-    )
-    if not is_valid or ratio is None:
-        return EngineChunkRequest(chunks, tenant=tenant, reason="bad_options")
+    chunks: tuple[tuple[int, int], ...] = ()
+    tenant, default = "", ReuseOptions(defaults.policy, defaults.ratio)
+    try:
+        tenant = read_tenant(fields)
+        chunks = _read_chunks(fields, num_tokens)
+        policy, ratio, _ = read_selection(fields, default, policies=SERVED_POLICIES)
+        granularity = _read_granularity(fields, num_tokens, default=defaults.granularity)
+        measure = read_measure(fields)
+    except RequestError as error:
+        reason = "bad_chunks" if (error.param or "").startswith(_CHUNKS) else "bad_options"
+        return EngineChunkRequest(chunks, tenant=tenant, reason=reason)
     reason = None if fields.get("reuse", True) is True else "reuse_off"
-    measure = fields.get("measure", False)
     return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason, measure)
 
 
@@ -88,30 +87,15 @@ def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunk
     return replace(request, tenant=hashlib.sha256(made_from).hexdigest())
 
 
-def _read_chunks(pairs: Any, num_tokens: int) -> tuple[tuple[int, int], ...] | None:
-    """Return ascending, disjoint, non-empty positions; None if they are not."""
-    if not isinstance(pairs, list | tuple) or len(pairs) > MAX_CHUNKS:
-        return None
-    for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(map(_is_integer, pair)):
-            return None
-    chunks = tuple((start, stop) for start, stop in pairs)
-    if any(start >= stop for start, stop in chunks):
-        return None
-    if any(before[1] > after[0] for before, after in pairwise(chunks)):
-        return None
-    if chunks and (chunks[0][0] < 0 or chunks[-1][1] > num_tokens):
-        return None
-    return chunks
+def _read_chunks(fields: Mapping[str, Any], num_tokens: int) -> tuple[tuple[int, int], ...]:
+    positions = read_positions(fields, is_chat=False)
+    if fields.get("chunks") is None or (positions and positions[-1].stop > num_tokens):
+        raise RequestError(f"{_CHUNKS} must be within {num_tokens} tokens", param=_CHUNKS)
+    return tuple((start, stop) for _, start, stop in positions)
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _share(value: Any, default: float) -> float | None:
-    """Return a number from 0 to 1; None if it is none."""
-    if value is None:
-        return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= 1 else None
+def _read_granularity(fields: Mapping[str, Any], num_tokens: int, *, default: int) -> int:
+    granularity = fields.get("granularity") or default
+    if type(granularity) is not int or not 1 <= granularity <= num_tokens:
+        raise RequestError(f"{FIELD}.granularity must be from 1 to {num_tokens}")
+    return granularity

@@ -13,18 +13,18 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from ragboost.chunk_cache.core.options import (
+    FIELD,
+    MAX_CHUNKS,
     ChunkPosition,
     ReuseDefaults,
     ReuseOptions,
     read_options,
     read_positions,
 )
-from ragboost.chunk_cache.core.request import MAX_CHUNKS
 from ragboost.chunk_cache.http.fields import Fields, read_fields
 from ragboost.errors import RequestError
 from ragboost.graph.request import GraphFields, GraphRequest
 
-FIELD = "ragboost"
 KEEP = f"{FIELD}.reuse.keep_tokens"
 
 
