@@ -38,7 +38,6 @@ def engine_flags(engine: str, assignments: Sequence[str]) -> str:
     """Return the flags as one line, quoted for a shell.
 
     Args:
-        engine: one of `ENGINES`.
         assignments: settings as `name=value`, see `EngineChunkSettings`.
 
     Raises:

@@ -150,11 +150,7 @@ class PromptWriter:
 
 
 def with_facts(messages: Messages, facts: str) -> list[dict[str, Any]]:
-    """Return the messages with facts in front of the first user message.
-
-    Raises:
-        RequestError: there is no user message.
-    """
+    """Return the messages with facts in front of the first user message."""
     copies = [dict(message) for message in messages]
     first = next((message for message in copies if message["role"] == "user"), None)
     if first is None:

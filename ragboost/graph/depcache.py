@@ -57,7 +57,6 @@ class DepCache:
         capacity_tokens: capacity for trees and the texts before them; 0: store nothing.
         host_tokens: further capacity in host memory, for nodes that do not fit (section 4.2.2).
         positions: see `layout.Positions`. With `depth`, reused KV equals computed KV.
-        replacement: name of an eviction policy, see `eviction.EVICTION_POLICIES`.
         reencode: False reuses keys without rotating them to their new positions, the paper's
             ablation.
 
@@ -123,10 +122,8 @@ class DepCache:
         Args:
             recompute_ratio: share of the trees' tokens to recompute with ordinary attention, for
                 models that were not tuned for dependency attention; not stored.
-            policy: selects them; a name in `selection.POLICIES`.
             salt: KV is shared between prompts with the same salt.
             into: cache to fill, with a slot for each token and finite values; None: a new one.
-            pace: pieces of the computation, one per step.
         """
         pace = pace or Pace()
         layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt

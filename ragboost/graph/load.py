@@ -44,11 +44,7 @@ def read_triplets(path: Path | str) -> Iterator[Triplet]:
 
 
 def triplets_from_langchain(documents: Iterable[Any]) -> Iterator[Triplet]:
-    """Yield the triplets of LangChain `GraphDocument`s, or of dicts of their shape.
-
-    Raises:
-        RequestError: a relationship without source, type and target.
-    """
+    """Yield the triplets of LangChain `GraphDocument`s, or of dicts of their shape."""
     for i, document in enumerate(documents):
         for j, relationship in enumerate(_field(document, "relationships") or ()):
             head, tail = (_field(_field(relationship, name), "id") for name in ("source", "target"))

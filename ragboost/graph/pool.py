@@ -64,7 +64,6 @@ class TokenPool:
         (DepCache eq. 5). Keys are copied bit for bit if no position changes.
 
         Args:
-            cache, slots, rows, at: as in `store`.
             length: tokens of the prompt, which determine the RoPE frequencies.
             is_rotated: False leaves keys as they are, the paper's ablation.
         """

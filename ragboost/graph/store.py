@@ -50,11 +50,7 @@ class GraphStore:
         self._db.close()
 
     def add(self, triplets: Iterable[tuple[str, str, str]]) -> int:
-        """Store triplets, all or none, and return the number of those that were not stored before.
-
-        Raises:
-            RequestError: an element is not a triplet.
-        """
+        """Store triplets, all or none, and return the number of new ones."""
         new = [as_triplet(t, where=f"triplets[{i}]") for i, t in enumerate(triplets)]
         names = dict.fromkeys(name for t in new for name in (t.head, t.tail))
         with self._lock, self._db:

@@ -89,7 +89,6 @@ class TreeCache:
 
     Args:
         num_rows: capacity in tokens, of the tier that requests are computed in.
-        policy: ranks the nodes for eviction and demotion.
         num_host_rows: capacity of the tier below. Nodes that do not fit above are demoted to it
             (DepCache section 4.2.2), and promoted when they are used.
 
@@ -193,11 +192,7 @@ class TreeCache:
         self._free, self._free_host = list(range(self.num_rows)), list(range(self.num_rows, end))
 
     def check_integrity(self) -> None:
-        """Check nodes, links and rows.
-
-        Raises:
-            ChunkCacheError: they are inconsistent; the message has the numbers.
-        """
+        """Check nodes, links and rows."""
         rows = [*self._free, *self._free_host]
         if any(row >= self.num_rows for row in self._free):
             raise ChunkCacheError(f"rows of the tier below {self.num_rows} are free above it")

@@ -48,9 +48,6 @@ def path_segments(path: RelationPath) -> list[str]:
 
     Tokenise each by itself: paths with a common beginning then have equal leading tokens, which
     whole lines need not have.
-
-    Raises:
-        RequestError: an even number of parts.
     """
     if not path.parts or len(path.parts) % 2 == 0:
         raise RequestError(

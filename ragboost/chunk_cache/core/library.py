@@ -88,8 +88,7 @@ class ChunkLibrary:
 
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
         """Return stored KV of these tokens: prepared KV before plain KV, but plain KV, which is
-        exact there, directly behind the beginning of a prompt.
-        """
+        exact there, directly behind the beginning of a prompt."""
         for each in self.keys(key, tokens, is_first=is_first):
             kv = self._get(each, tokens)
             if kv is not None:
@@ -110,8 +109,7 @@ class ChunkLibrary:
 
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
         """Store a chunk. KV that was computed directly after the beginning of a prompt replaces KV
-        that has seen other chunks.
-        """
+        that has seen other chunks."""
         self.store.put(key, kv)
         if is_first:
             stored = self.store.get(key)

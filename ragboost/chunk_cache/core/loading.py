@@ -19,11 +19,7 @@ class Loaded(NamedTuple):
 
 
 def check_device(device: str, *, option: str) -> None:
-    """Check that torch can compute on a device.
-
-    Raises:
-        ConfigError: it cannot; the message names the option.
-    """
+    """Check that torch can compute on a device."""
     try:
         kind = torch.device(device).type
     except RuntimeError:

@@ -6,7 +6,8 @@
                [[message, start, stop], ...],    in messages: characters of a message's text
      "measure": true}                            measure the last chunk behind the others
 
-The same for every engine. Knows JSON shapes. Does not know texts or tokens.
+The same for every engine. Knows JSON shapes. Does not know texts or tokens. A malformed field
+raises `RequestError`, which names it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -62,9 +63,6 @@ class ChunkPosition(NamedTuple):
 def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
     """Return the options of a request, or None if it is computed exactly.
 
-    Args:
-        extension: the `ragboost` object.
-
     Raises:
         RequestError: `reuse` or `tenant` is malformed, or this engine cannot reuse chunks.
     """
@@ -106,11 +104,7 @@ def read_selection(
     where: str = FIELD,
     policies: Collection[str] = tuple(POLICIES),
 ) -> ReuseOptions:
-    """Return the options with the policy and the ratio of an object whose path is `where`.
-
-    Raises:
-        RequestError: one of them is malformed.
-    """
+    """Return the options with the policy and the ratio of an object whose path is `where`."""
     policy, ratio = fields.get("policy"), fields.get("ratio")
     policy = defaults.policy if policy is None else policy
     ratio = defaults.ratio if ratio is None else ratio
@@ -127,11 +121,7 @@ def read_selection(
 
 
 def read_tenant(extension: Mapping[str, Any]) -> str:
-    """Return whose stored chunks a request shares, or an empty text.
-
-    Raises:
-        RequestError: `tenant` is no text of at most 256 characters.
-    """
+    """Return whose stored chunks a request shares, or an empty text."""
     tenant = extension.get("tenant") or ""
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         raise RequestError(
@@ -142,11 +132,7 @@ def read_tenant(extension: Mapping[str, Any]) -> str:
 
 
 def read_measure(extension: Mapping[str, Any]) -> bool:
-    """Return True if the last chunk is to be measured behind the others, see `measure`.
-
-    Raises:
-        RequestError: `measure` is no truth value.
-    """
+    """Return True if the last chunk is to be measured behind the others, see `measure`."""
     measure = extension.get("measure", False)
     if not isinstance(measure, bool):
         raise RequestError(
@@ -159,11 +145,7 @@ def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[Chunk
     """Return the positions of the chunks, ascending and without overlaps.
 
     Args:
-        extension: the `ragboost` object.
         is_chat: positions are `[message, start, stop]`, else `[start, stop]`.
-
-    Raises:
-        RequestError: `chunks` is malformed; the message names the entry.
     """
     where, width = f"{FIELD}.chunks", 3 if is_chat else 2
     try:

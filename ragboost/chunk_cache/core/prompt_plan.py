@@ -101,11 +101,7 @@ def plan_prompt(
     library: ChunkLibrary,
 ) -> PromptPlan | str:
     """Return the plan of a prompt, or the reason to compute it exactly. It is the same as long as
-    `prefix_tokens` and the store's `version` are.
-
-    Args:
-        keys: see `find_chunks`.
-    """
+    `prefix_tokens` and the store's `version` are."""
     if max((end for _, end in request.chunks), default=0) <= prefix_tokens:
         return "prefix_hit"
     stored: list[ChunkKV | None] = [None] * len(request.chunks)

@@ -52,11 +52,7 @@ class EngineChunkRequest:
 def read_request(
     params: Mapping[str, Any] | None, *, num_tokens: int, defaults: EngineChunkRequest
 ) -> EngineChunkRequest | None:
-    """Return what a request asks for; None if it does not mention chunks.
-
-    Args:
-        params: the request's `kv_transfer_params`.
-    """
+    """Return what a request asks for; None if it does not mention chunks."""
     fields = (params or {}).get(PARAMS_KEY)
     if fields is None:
         return None

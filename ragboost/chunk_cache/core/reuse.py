@@ -59,7 +59,6 @@ class ChunkReuse:
             and dtype.
         backend: name of the attention backend, see `attention.BACKENDS`; None: the model's own
             attention with a dense mask, bit-identical to an ordinary forward pass.
-        recipes: recipes of prepared chunks, see `ChunkLibrary`.
     """
 
     def __init__(

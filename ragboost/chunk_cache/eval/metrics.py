@@ -28,8 +28,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def normalised(score: float, *, full: float, reuse: float) -> float:
     """Return the recovered share of full reuse's loss (FusionRAG eq. 11): 0 for full reuse, 1 for
-    full attention. NaN if full reuse loses nothing.
-    """
+    full attention. NaN if full reuse loses nothing."""
     return (score - reuse) / (full - reuse) if full > reuse else math.nan
 
 

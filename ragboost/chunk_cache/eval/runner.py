@@ -56,7 +56,6 @@ def evaluate(
 
     Args:
         policies: names; `full` and `reuse` are always measured.
-        ratios: ratios in (0, 1).
         granularity: block size of the selection in tokens; 1: single tokens.
         tokenizer: decodes text answers; None: cases have the id of the next token.
         store: stores the chunks of a case; None: each is computed alone.

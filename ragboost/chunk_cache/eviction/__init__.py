@@ -30,11 +30,7 @@ EVICTION_POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType
 
 
 def make_eviction_policy(name: str) -> EvictionPolicy:
-    """Create the policy of this name.
-
-    Raises:
-        ChunkCacheError: the name is not in `EVICTION_POLICIES`.
-    """
+    """Create the policy of this name."""
     if name not in EVICTION_POLICIES:
         raise ChunkCacheError(
             f"eviction policy must be one of {', '.join(EVICTION_POLICIES)}, got {name!r}"

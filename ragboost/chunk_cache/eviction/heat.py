@@ -26,8 +26,7 @@ def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
 
 class Heat(EvictionPolicy):
     """Ranking by log2(heat * cost / size), with all heats extrapolated to one moment: they decay
-    alike, so the order needs no clock.
-    """
+    alike, so the order needs no clock."""
 
     def __init__(self, *, tau_s: float = TAU_S) -> None:
         if not tau_s > 0:

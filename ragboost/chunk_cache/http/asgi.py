@@ -48,9 +48,7 @@ def replay(data: bytes, then: Receive | None = None, *, is_whole: bool = True) -
     """Return a `receive` that gives a body that has been read already.
 
     Args:
-        data: given first.
         then: asked afterwards; None: nothing more comes, and the client stays.
-        is_whole: the body has no more.
     """
     is_replayed = False
 

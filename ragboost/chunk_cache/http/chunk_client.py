@@ -51,7 +51,6 @@ class ChunkClient:
 
         Raises:
             ConfigError: the engine cannot reuse chunks.
-            BackendError: it cannot be reached, or answers otherwise than expected.
         """
         try:
             facts = self._send("/chunk_reuse", None)
@@ -75,12 +74,8 @@ class ChunkClient:
         """Send a chat of one answer token and return its usage.
 
         Args:
-            messages: of the chat.
             chunks: `[message, start, stop]` of each document in it.
             options: other fields of `ragboost`.
-
-        Raises:
-            BackendError: the engine cannot be reached, or refuses the request.
         """
         ours = {"chunks": chunks, **options}
         if self._tenant:

@@ -60,12 +60,7 @@ class StartedEngine(NamedTuple):
 
 
 class ReuseMiddleware(ABC):
-    """Prepares requests for chunk reuse.
-
-    Args:
-        app: the rest of the server.
-        registry: of the server's metrics.
-    """
+    """Prepares requests for chunk reuse."""
 
     def __init__(self, app: App, *, registry: CollectorRegistry = REGISTRY) -> None:
         self._app = app

@@ -48,9 +48,6 @@ def prepare(
         texts: of the documents as in a prompt; empty ones are left out.
         neighbours: for each text, indices of others, the closest last.
         on_progress: called with a stage, and how much of how much is done.
-
-    Raises:
-        BackendError: the engine cannot be reached, or refuses a request.
     """
     outcome = EngineCorpus(num_documents=sum(bool(text) for text in texts))
     lengths = [0] * len(texts)

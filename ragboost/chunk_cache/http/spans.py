@@ -34,7 +34,6 @@ class ChunkFinder:
         """Return start and stop of each chunk that is found, in tokens, ascending.
 
         Args:
-            prompt: token ids.
             texts: of the chunks, in prompt order.
             tokenize: returns the ids of a text without special tokens; None: it failed.
         """
@@ -53,7 +52,6 @@ def find_spans(prompt: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int
     """Return start and stop of each chunk that is found, in tokens, ascending.
 
     Args:
-        prompt: token ids.
         chunks: ids of each chunk by itself, in prompt order, see `pack_ids`.
     """
     hay, cursor = pack_ids(prompt), 0

@@ -65,7 +65,6 @@ class Assembly:
         begins with their tokens.
 
         Args:
-            rows: positions, (rows,), ascending.
             deepest: last layer that may be skipped to; None: any.
         """
         for hidden in self.hidden:

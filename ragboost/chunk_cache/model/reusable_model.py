@@ -62,7 +62,6 @@ class ReusableModel(ABC):
         Records `plan.hidden` and begins at `plan.begin`, if `supports_resuming`.
 
         Args:
-            ids: token ids, (rows,).
             positions: their positions for RoPE, (rows,).
             cache: KV of the prompt, prepared for writing the rows.
         """

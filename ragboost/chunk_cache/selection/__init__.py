@@ -37,7 +37,6 @@ def make_policy(name: str, **options: Any) -> "SelectionPolicy":
     """Create the policy of this name.
 
     Args:
-        name: one of `POLICIES`.
         options: arguments of the policy's constructor, such as `seed` of `random`.
     """
     if name not in POLICIES:

@@ -40,7 +40,6 @@ class SelectionPolicy(ABC):
         """Return the positions of the tokens to recompute, ascending.
 
         Args:
-            granularity: block size of the selection, see `choose`.
             pace: length of the pieces; None: everything in one.
         """
         num_tokens, candidates = self.num_tokens(assembly, ratio), assembly.candidates
@@ -60,11 +59,7 @@ class SelectionPolicy(ABC):
 
 
 def budget(ratio: float, num_candidates: int) -> int:
-    """Return the number of candidates to recompute.
-
-    Raises:
-        ChunkCacheError: a ratio outside [0, 1].
-    """
+    """Return the number of candidates to recompute."""
     if not 0.0 <= ratio <= 1.0:
         raise ChunkCacheError(f"recompute ratio must be in [0, 1], got {ratio}")
     return round(ratio * num_candidates)
@@ -91,7 +86,6 @@ def choose(
     """Return the positions of the best candidates, ascending. Ties go to the earlier token.
 
     Args:
-        scores: scores of its candidates, (candidates,).
         granularity: block size in tokens, counted from the start of each chunk. A block has the
             score of its best token and is chosen if at least half of it fits; 1: single tokens.
     """

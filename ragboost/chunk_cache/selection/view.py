@@ -117,8 +117,7 @@ class SelectionView:
         that many layers of a full prefill. The KV of this layer and those before it is that of an
         ordinary forward pass, and replaces the reused KV (A3 eq. 4): the tokens that are not
         selected keep it. The layer's input is stored in the assembly, so that later passes begin
-        there.
-        """
+        there."""
         if self._fresh is None:
             rows = torch.nonzero(self.assembly.source != TokenSource.EXACT).flatten()
             self._fresh = yield from self._fresh_pass(rows, CHECK_LAYER)
@@ -129,8 +128,7 @@ class SelectionView:
         """Return the layer after `CHECK_LAYER` computed for some candidates, the missing tokens and
         the question over the reused KV of the others, whose change is 0. Behind `fresh_layer` its
         input is that of an ordinary forward pass; so is the KV of these tokens, which replaces the
-        reused KV.
-        """
+        reused KV."""
         yield from self.fresh_layer()
         rows = self.assembly.rows_to_compute(positions)
         return (yield from self._fresh_pass(rows, CHECK_LAYER + 1))

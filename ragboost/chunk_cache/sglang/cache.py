@@ -195,11 +195,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
 
 def make_cache(context: Any) -> Any:
     """Return SGLang's radix cache for a `TreeCacheBuildContext`, with chunk reuse where it is
-    possible.
-
-    Raises:
-        ConfigError: a malformed setting.
-    """
+    possible."""
     settings = read_settings(context.server_args)
     cache = None
     try:

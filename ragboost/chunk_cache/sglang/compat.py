@@ -181,11 +181,7 @@ def attention_layers(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def describe_layer(name: str, layer: Any) -> NestedLayer:
-    """Return the properties of an attention layer.
-
-    Raises:
-        UnsupportedModelError: our attention is not its.
-    """
+    """Return the properties of an attention layer."""
     refused = {
         "attention that is not causal": layer.attn_type != _sglang().AttentionType.DECODER,
         "cross-attention": layer.is_cross_attention,
@@ -249,7 +245,6 @@ def extend_batch(
     """Return a batch that computes tokens of one prompt.
 
     Args:
-        ids, positions: of the tokens, (rows,).
         row: of the request in the table of slots.
         slots: of the tokens; None: slot 0, which no request owns.
     """
@@ -293,8 +288,6 @@ def engine_forward(
     last one's logits, (vocabulary,). No request may be running.
 
     Args:
-        runner: the model runner.
-        tokens: of the whole prompt.
         start: tokens whose KV is in the slots.
         slots: of the prompt, (tokens,).
     """

@@ -43,11 +43,7 @@ def publish(context: Any, refusal: str | None) -> None:
 
 
 def read_settings(server_args: Any) -> EngineChunkSettings:
-    """Return the settings in SGLang's arguments.
-
-    Raises:
-        ConfigError: they are malformed.
-    """
+    """Return the settings in SGLang's arguments."""
     text = server_args.hicache_storage_backend_extra_config or "{}"
     try:
         fields = json.loads(text)

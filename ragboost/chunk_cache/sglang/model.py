@@ -25,11 +25,7 @@ from ragboost.errors import UnsupportedModelError
 
 
 class SGLangModel(NestedModel):
-    """SGLang's model as one that can compute selected tokens.
-
-    Raises:
-        UnsupportedModelError: the keys of this model cannot be moved.
-    """
+    """SGLang's model as one that can compute selected tokens."""
 
     def __init__(self, runner: Any, *, ranks: Ranks) -> None:
         self._runner = runner

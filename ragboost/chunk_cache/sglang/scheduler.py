@@ -85,7 +85,6 @@ class PoolScheduler:
         """Return the number of tokens that reuse fills behind the prefix.
 
         Args:
-            request: a waiting one.
             prefix_tokens: whose KV the tree holds.
             limit: leading tokens that SGLang does not need to compute.
         """

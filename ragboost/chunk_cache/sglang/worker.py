@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class PoolFiller(SlotFiller):
-    """Chunk reuse over one KV pool. Each rank stores the KV of its own heads.
-
-    Raises:
-        UnsupportedModelError: reuse is impossible with this model.
-    """
+    """Chunk reuse over one KV pool. Each rank stores the KV of its own heads."""
 
     def __init__(
         self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
@@ -68,13 +64,7 @@ def make_filler(context: Any, tree: Any, *, settings: EngineChunkSettings, rows:
     """Return the filler of this process, if its model passes the self-test.
 
     Args:
-        context: SGLang's `TreeCacheBuildContext`.
-        tree: its radix cache.
-        settings: of chunk reuse.
         rows: most rows of one nested pass.
-
-    Raises:
-        ChunkCacheError: it does not, or that of another rank.
     """
     ranks, runner = find_ranks(context), context.tp_worker.model_runner
     make = partial(PoolFiller, runner, ranks=ranks, settings=settings, rows=rows)

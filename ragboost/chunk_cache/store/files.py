@@ -37,7 +37,6 @@ def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
 
     Args:
         key: key of the chunk; reading the file under another key fails.
-        codec: a name in `CODECS`.
     """
     tensors: dict[str, torch.Tensor] = {}
     checksums = []

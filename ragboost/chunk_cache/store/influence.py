@@ -70,7 +70,6 @@ def context_impact(a: float, b: float, *, literal: bool = False) -> float:
     sigmoid of a / b (eq. 11), which is at least 0.5 however little a chunk depends on its context.
 
     Args:
-        a, b: at least 0.
         literal: use eq. 11 as printed.
     """
     if a < 0.0 or b < 0.0:
@@ -102,8 +101,7 @@ def num_to_fix(overhead: float, num_tokens: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Influence:
     """Attention of a chunk to its context, averaged over heads and layers (Cache-Craft eq. 3-5, 9,
-    10). The system prompt precedes every chunk and is not part of a context.
-    """
+    10). The system prompt precedes every chunk and is not part of a context."""
 
     # names of the preceding chunks when its KV was computed, in order; empty if the KV was computed
     # without them, even if their influence was measured

@@ -74,7 +74,6 @@ class Loader:
     """Two loading threads, so that a long load does not block a request that waits for a short one.
 
     Args:
-        speeds: records every load, and decides whether one is worthwhile.
         done: called in a loader thread for every finished load with its chunk, None if it failed.
     """
 

@@ -101,11 +101,7 @@ class MemoryTier:
             self.discard(key)
 
     def check_integrity(self) -> None:
-        """Check the recorded size.
-
-        Raises:
-            ChunkCacheError: it is wrong; the message has the numbers.
-        """
+        """Check the recorded size."""
         total = sum(chunk.size_bytes for chunk in self._chunks.values())
         if total != self.size_bytes or total > self.capacity_bytes:
             raise ChunkCacheError(

@@ -36,7 +36,6 @@ class TieredStore:
             dropped.
         accelerator_bytes: capacity on `device`; 0: use host memory only.
         device: device of the KV returned by `get`.
-        speeds: initial estimates of the speeds of loading and computing.
 
     Attributes:
         num_hits, num_misses: outcomes of `get`.
@@ -182,11 +181,7 @@ class TieredStore:
             self._loader.close()
 
     def check_integrity(self) -> None:
-        """Check the recorded sizes of the memory tiers.
-
-        Raises:
-            ChunkCacheError: one is wrong; the message has the numbers.
-        """
+        """Check the recorded sizes of the memory tiers."""
         with self._lock:
             for tier in self.memory:
                 tier.check_integrity()

@@ -100,9 +100,7 @@ def awaits_blocks(request: Any, num_cached: int, *, block_size: int, others: Ite
     share them before they are computed. Attention within the pass may; a read before it may not.
 
     Args:
-        request: about to be scheduled.
         num_cached: tokens that the prefix cache is said to hold of it.
-        block_size: tokens of a block.
         others: requests that may be running.
     """
     cached = set(request.block_hashes[: num_cached // block_size])
@@ -122,7 +120,6 @@ class BlockSalt:
     Args:
         request: vLLM's request. Its blocks before the first must not be salted.
         first: number of the first block that holds approximate KV.
-        salt: identity of the approximate KV.
     """
 
     def __init__(self, request: Any, first: int, *, salt: bytes) -> None:
@@ -253,9 +250,6 @@ def engine_forward(
     last one's hidden states, (hidden size,).
 
     Args:
-        runner: the model runner.
-        config: vLLM's configuration.
-        tokens: of the whole prompt.
         start: tokens whose KV is in the slots.
         slots: of the prompt, whose first begins a block.
     """

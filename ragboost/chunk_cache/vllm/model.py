@@ -19,11 +19,7 @@ from ragboost.chunk_cache.vllm.compat import attention_layers, describe_layer, n
 
 
 class EngineModel(NestedModel):
-    """The model of vLLM's runner as one that can compute selected tokens.
-
-    Raises:
-        UnsupportedModelError: the keys of this model cannot be moved.
-    """
+    """The model of vLLM's runner as one that can compute selected tokens."""
 
     def __init__(self, model: Any, config: Any, *, device: torch.device, ranks: Ranks) -> None:
         self.layers = attention_layers(config, model=type(model).__name__)

@@ -68,11 +68,7 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
 
 
 class BlockFiller(SlotFiller):
-    """Chunk reuse over the paged cache of one worker, once it is allocated.
-
-    Raises:
-        UnsupportedModelError: reuse is impossible with this model or cache.
-    """
+    """Chunk reuse over the paged cache of one worker, once it is allocated."""
 
     can_measure = True
 
@@ -293,11 +289,7 @@ class RankFiller(BlockFiller):
 
 
 def make_filler(runner: Any, config: Any, settings: EngineChunkSettings) -> BlockFiller:
-    """Return the filler of this worker, if its model passes the self-test.
-
-    Raises:
-        ChunkCacheError: it does not, or that of another rank.
-    """
+    """Return the filler of this worker, if its model passes the self-test."""
     ranks = find_ranks(config)
     kind = BlockFiller if ranks.size == 1 else RankFiller
     filler = together(ranks, partial(kind, runner, config, ranks=ranks, settings=settings))

@@ -33,11 +33,7 @@ class EngineApp(FastAPI):
 
 
 def make_app(*, has_docs: bool = True, **options: Any) -> EngineApp:
-    """Return an application with the engine's routes and error responses, without an engine.
-
-    Args:
-        has_docs: whether to serve `/openapi.json` and `/docs`.
-    """
+    """Return an application with the engine's routes and error responses, without an engine."""
     app = EngineApp(
         title="RAGBoost engine",
         version=__version__,

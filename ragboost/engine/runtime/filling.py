@@ -37,11 +37,7 @@ class PromptFiller(ABC, Generic[T]):
 
     def fill(self, request: EngineRequest, *, rows: int) -> None:
         """Compute one piece of at most `rows` rows of a prompt. It is done once
-        `request.is_filling` is false.
-
-        Raises:
-            Exception: the filling failed; another one may begin.
-        """
+        `request.is_filling` is false."""
         if self._steps is None:
             self.filling, self._steps = request, self.begin(request, self._pace)
         assert self.filling is request, "one prompt is filled at a time"

@@ -75,7 +75,6 @@ class ModelRunner:
             kv: of the request; grows as needed.
             start: position of the first row, if they are consecutive.
             positions: of the rows, (rows,), ascending; None: consecutive from `start` on.
-            observe: see `Segment`.
         """
         if positions is None:
             positions = torch.arange(start, start + len(token_ids), device=self.device)

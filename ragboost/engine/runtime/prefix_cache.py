@@ -227,11 +227,7 @@ class BlockCache:
         return events
 
     def check_integrity(self) -> None:
-        """Check every invariant, in O(num_blocks).
-
-        Raises:
-            AssertionError: an invariant does not hold; carries the numbers.
-        """
+        """Check every invariant, in O(num_blocks)."""
         blocks = list(self._blocks.values())
         assert len(blocks) <= self.num_blocks, f"{len(blocks)} blocks in {self.num_blocks} slots"
         slots = sorted([*self._free, *(block.slot for block in blocks)])

@@ -28,7 +28,6 @@ def resuming_forwards(
 
     Args:
         decoder: decoder layers; none if the model cannot resume.
-        plan: the pass.
         record: called with `plan`, the layer's own forward, the layer and its arguments.
         resume: called likewise, with the layer's number before the arguments.
     """

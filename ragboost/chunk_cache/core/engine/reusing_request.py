@@ -58,13 +58,9 @@ class ReusingRequest:
         """Read a request as it arrives. Chunks that are only on disk start loading.
 
         Args:
-            request_id: the engine's.
-            entry: what the request says of chunks.
             tokens: of its prompt; None if it has no tokens.
             refusal: why the engine computes it exactly, whatever it asks for.
             namespace: what keeps it apart from other requests in the engine's prefix cache.
-            library: the stored chunks.
-            defaults: options that it leaves out.
             measurable_tokens: length of the longest chunk that can be measured; None: none can.
         """
         tokens = list(tokens or ())
@@ -95,7 +91,6 @@ class ReusingRequest:
         """Return the chunks that are computed and not stored, each of them once.
 
         Args:
-            library: the stored chunks.
             num_computed: leading tokens whose KV the engine holds.
             exact_stop: tokens before the engine's first block with approximate KV; None if there is
                 none.
@@ -120,7 +115,6 @@ class ReusingRequest:
 
         Args:
             origins: of a prompt that was filled; None: it was computed.
-            num_tokens: tokens of the prompt.
         """
         if origins is None:
             # After a preemption the prefix may cover generated tokens.

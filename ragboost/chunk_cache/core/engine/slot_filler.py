@@ -31,9 +31,6 @@ class SlotFiller(ABC):
     """Chunk reuse over one engine's KV cache.
 
     Args:
-        model: the engine's model.
-        store: of the chunks.
-        backend: attention backend of the recomputation, see `BACKENDS`.
         rows: tokens that one nested pass may compute.
     """
 
@@ -84,7 +81,6 @@ class SlotFiller(ABC):
         before `finish`: until then the prompt needs no other slots.
 
         Args:
-            plan: what to reuse.
             prefix_slots: slots of the tokens that the engine holds.
         """
         prefix = (

@@ -57,9 +57,7 @@ def exact_mask(
     """Return the mask of the keys each row sees, (rows, num_keys) bool, causal by position.
 
     Args:
-        positions: positions of the rows, (rows,).
         num_keys: number of keys from `first_key` on.
-        window: as in `AttentionInputs`.
         visible: as in `AttentionInputs`, over all keys.
     """
     keys = torch.arange(first_key, first_key + num_keys, device=positions.device)
