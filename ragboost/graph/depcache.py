@@ -59,9 +59,6 @@ class DepCache:
         positions: see `layout.Positions`. With `depth`, reused KV equals computed KV.
         reencode: False reuses keys without rotating them to their new positions, the paper's
             ablation.
-
-    Attributes:
-        tree: the stored paths; None if nothing is stored.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class DepCache:
         self._reencode = reencode
         self._lock = threading.RLock()
         self._pool: TokenPool | None = None
-        self.tree: TreeCache | None = None
+        self.tree: TreeCache | None = None  # None: nothing is stored
         if capacity_tokens:
             policy = make_eviction_policy(replacement)
             self.tree = TreeCache(capacity_tokens, policy, num_host_rows=host_tokens)

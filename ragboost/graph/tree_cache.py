@@ -91,11 +91,6 @@ class TreeCache:
         num_rows: capacity in tokens, of the tier that requests are computed in.
         num_host_rows: capacity of the tier below. Nodes that do not fit above are demoted to it
             (DepCache section 4.2.2), and promoted when they are used.
-
-    Attributes:
-        waiting: returns the waiting requests, the next first; called before an eviction if the
-            policy looks ahead.
-        num_evicted, num_demoted: tokens, so far.
     """
 
     def __init__(self, num_rows: int, policy: EvictionPolicy, *, num_host_rows: int = 0) -> None:
@@ -103,7 +98,8 @@ class TreeCache:
             raise ChunkCacheError(f"the tree cache must hold at least 1 token, got {num_rows}")
         self.num_rows = num_rows
         self.num_host_rows = num_host_rows
-        self.num_evicted = self.num_demoted = 0
+        self.num_evicted = self.num_demoted = 0  # tokens, so far
+        # Returns the waiting requests, the next first, for policies that look ahead.
         self.waiting: Callable[[], Sequence[TreeRequest]] = tuple
         self._policy = policy
         self._trees: dict[Hashable, CachedRun] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.measure import ChunkMeasure, measure_last_chunk
+from ragboost.chunk_cache.core.measure import ChunkMeasure, largest_error, measure_last_chunk
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
@@ -163,7 +163,8 @@ def filled_error(
     layers = tuple((k[:, :, start:stop], v[:, :, start:stop]) for k, v in computed.layers)
     part = ChunkKV(tuple(tokens[start:stop]), start, layers, computed.regime, computed.length)
     library.add(library.key(part.tokens), part.to(torch.device("cpu")), is_first=True)
-    errors = []
+    got: list[torch.Tensor] = []
+    expected: list[torch.Tensor] = []
     for policy in ("epic", "gradual"):  # one that looks at no token, and one that looks at all
         request = EngineChunkRequest(((start, stop),), policy=policy, ratio=0.5)
         keys = find_chunks(request, tokens, library)
@@ -172,7 +173,6 @@ def filled_error(
             raise UnsupportedModelError(f"{model.name} reuses nothing of a stored chunk: {plan}")
         filled = at_once(fill_steps(model, plan, prefix=None, backend=backend))
         for layer, kv in zip(filled.cache.layers, computed.layers, strict=True):
-            for got, expected in zip((layer.keys, layer.values), kv, strict=True):
-                difference = got[:, :, : plan.stop].float() - expected[:, :, : plan.stop].float()
-                errors.append(difference.abs().max() / expected.float().abs().max())
-    return float(torch.stack(errors).max())  # not a number if one is
+            got += [part[:, :, : plan.stop] for part in (layer.keys, layer.values)]
+            expected += [part[:, :, : plan.stop] for part in kv]
+    return largest_error(got, expected)

@@ -4,7 +4,7 @@ The chunk is computed behind its neighbours. Knows models and assembled prompts.
 stores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,3 +65,12 @@ def relative_change(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) ->
         size = before.float().square().sum((0, 1, 3)).mean().clamp_min(1e-12)
         total += (after.float() - before.float()).square().sum((0, 1, 3)) / size
     return total
+
+
+def largest_error(got: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    """Return the largest error, relative to the largest value of each tensor."""
+    errors = [
+        (tensor.float() - other.float()).abs().max() / other.float().abs().max()
+        for tensor, other in zip(got, expected, strict=True)
+    ]
+    return float(torch.stack(errors).max())  # not a number if one is

@@ -1,12 +1,15 @@
 """A self-test on the loaded model that compares chunk reuse with ordinary forward passes."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
+from ragboost.chunk_cache.core.measure import largest_error
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.plan import ForwardPlan
+from ragboost.chunk_cache.model.reusable_model import ReusableModel, probe_tokens
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import UnsupportedModelError
 
@@ -15,8 +18,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Maximum errors by dtype; 0.05 for lower precisions."""
 
 
-@dataclass(frozen=True, slots=True)
-class SelfTest:
+class SelfTest(NamedTuple):
     """Measured errors, relative to the largest value."""
 
     full_error: float  # of the logits with every token computed through the reuse path
@@ -32,8 +34,7 @@ def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTe
         UnsupportedModelError: an error exceeds its limit, so the model must not be used with reuse.
             The message names the error.
     """
-    vocabulary = int(adapter.config.vocab_size)
-    tokens = [(31 * i * i + 7 * i + 3) % vocabulary for i in range(LENGTH)]
+    tokens = probe_tokens(LENGTH, int(adapter.config.vocab_size))
     ids = torch.tensor([tokens], device=adapter.device)
     ordinary = adapter.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
     reuse = ChunkReuse(adapter, TieredStore(), backend=backend)
@@ -42,19 +43,23 @@ def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTe
     reuse.precompute(system, [chunk])
     resumed = reuse.prefill(system, [chunk], question, ratio=0.0)
     result = SelfTest(
-        full_error=_relative_error(full.logits, ordinary),
-        resumed_error=_relative_error(resumed.logits, ordinary),
+        full_error=largest_error([full.logits], [ordinary]),
+        resumed_error=largest_error([resumed.logits], [ordinary]),
         moved_error=_moved_error(adapter, reuse, system, chunk),
     )
-    limit = TOLERANCE.get(adapter.dtype, 0.05)
-    for name in ("full_error", "resumed_error", "moved_error"):
-        value = getattr(result, name)
+    check_errors(adapter, result._asdict())
+    return result
+
+
+def check_errors(model: ReusableModel, errors: Mapping[str, float]) -> None:
+    """Raise `UnsupportedModelError`, which names the error, if one exceeds the model's limit."""
+    limit = TOLERANCE.get(model.dtype, 0.05)
+    for name, value in errors.items():
         if not value <= limit:
             raise UnsupportedModelError(
-                f"{adapter.name}: {name} is {value:.2g}, the limit is {limit:.2g}; chunk reuse "
-                "stays off for this model"
+                f"{model.name}: {name} is {value:.2g}, the limit is {limit:.2g}; chunk reuse stays "
+                "off for this model"
             )
-    return result
 
 
 def _moved_error(
@@ -70,12 +75,7 @@ def _moved_error(
     rows = torch.arange(len(system) + len(chunk), device=adapter.device)
     cache.positions = rows + shift
     adapter.forward([*system, *chunk], cache, plan=ForwardPlan(rows))
-    errors = []
-    for got, want in zip(moved.layers, cache.layers, strict=True):
-        keys = got.keys[:, :, start : start + len(chunk)].float()
-        errors.append(_relative_error(keys, want.keys[:, :, len(system) :].float()))
-    return max(errors)
-
-
-def _relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got.float() - expected.float()).abs().max() / expected.float().abs().max())
+    return largest_error(
+        [layer.keys[:, :, start : start + len(chunk)] for layer in moved.layers],
+        [layer.keys[:, :, len(system) :] for layer in cache.layers],
+    )

@@ -27,12 +27,9 @@ class EvictionPolicy(ABC):
     The cache calls `used` when a request uses or stores an entry, and `evicted` after an eviction.
     It evicts the evictable entry with the lowest `priority` (in a tree of prefixes: a leaf), of
     equal ones the least recently used. A policy forgets an entry with `evicted`.
-
-    Attributes:
-        sees_queue: `look_ahead` has an effect; callers may skip it otherwise.
     """
 
-    sees_queue = False
+    sees_queue = False  # `look_ahead` has an effect; callers may skip it otherwise
 
     @abstractmethod
     def used(self, key: Hashable, use: Use) -> None:

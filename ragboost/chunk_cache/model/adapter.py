@@ -23,10 +23,6 @@ REUSABLE_LAYERS = {"full_attention", "sliding_attention"}
 class ModelAdapter(ReusableModel):
     """A model of transformers as one that can compute selected tokens.
 
-    Attributes:
-        model: the model in evaluation mode, with our attention installed (see `planned_attention`).
-        can_drop_rows: a pass may drop rows between two layers (see `row_hooks`).
-
     Raises:
         UnsupportedModelError: KV of this model cannot be moved; the message names the reason.
     """
@@ -50,6 +46,7 @@ class ModelAdapter(ReusableModel):
         self._static: tuple[Frequencies, ...] | None = None
         self.install()
         self.kv_shapes = self._read_shapes()
+        # A pass may drop rows between two layers.
         self.can_drop_rows = install_row_hooks(model, num_layers=self.num_layers)
         self.measure()
 

@@ -33,16 +33,12 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
 
 class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyped
-    """The KV of one prompt, with memory of its own; decoding appends to it.
-
-    Attributes:
-        positions: position that the keys of each slot are rotated to, (tokens,); None if it is the
-            slot.
-    """
+    """The KV of one prompt, with memory of its own; decoding appends to it."""
 
     def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
         self.layers = [RequestLayer(keys, values) for keys, values in layers]
+        # Position that the keys of each slot are rotated to, (tokens,); None: the slot.
         self.positions: torch.Tensor | None = None
 
     @contextmanager

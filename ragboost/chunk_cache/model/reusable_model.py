@@ -26,15 +26,11 @@ class ReusableModel(ABC):
     """A causal LM whose KV can be moved and recomputed token by token.
 
     A subclass sets what its methods need and calls `measure` at the end of its constructor.
-
-    Attributes:
-        kv_shapes: KV heads, dimension of keys and dimension of values of each layer.
-        can_resume: a pass may begin with the hidden states of an earlier one.
     """
 
-    kv_shapes: Sequence[tuple[int, int, int]]
+    kv_shapes: Sequence[tuple[int, int, int]]  # of each layer: KV heads, key and value dimension
     layouts: tuple[RotaryLayout, ...]
-    can_resume = False
+    can_resume = False  # a pass may begin with the hidden states of an earlier one
 
     def __init__(
         self,

@@ -43,9 +43,6 @@ class SelectionView:
 
     Args:
         pace: length of the pieces; None: everything in one.
-
-    Attributes:
-        candidates: positions to choose from, (candidates,), ascending.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class SelectionView:
     ) -> None:
         self.assembly = assembly
         self.budget = budget
-        self.candidates = assembly.candidates
+        self.candidates = assembly.candidates  # positions to choose from, ascending
         self.num_layers = model.num_layers
         self._model, self._backend, self._pace = model, backend, pace or Pace()
         self._attention: torch.Tensor | None = None

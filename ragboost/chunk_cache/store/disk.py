@@ -44,9 +44,6 @@ class DiskTier:
         capacity_bytes: maximum bytes of all files, including those of other processes.
         codec: encoding of new files, see `CODECS`; files of any codec are readable.
 
-    Attributes:
-        num_failed: writes that failed, such as on a full disk.
-
     Raises:
         ChunkCacheError: an unknown codec, an invalid capacity, or an unusable directory.
     """
@@ -63,8 +60,7 @@ class DiskTier:
             raise ChunkCacheError(f"capacity_bytes must be at least 1, got {capacity_bytes}")
         self.directory = directory
         self.capacity_bytes = capacity_bytes
-        self.num_refused = 0
-        self.num_failed = 0
+        self.num_refused = self.num_failed = 0  # invalid files; failed writes
         self._codec = check_codec(codec)
         self._clock = clock
         try:

@@ -146,9 +146,6 @@ class _ChunkFields(BaseModel):
 class ChunkFile:
     """An open chunk file with a valid header.
 
-    Attributes:
-        compute_s: seconds it took to compute; None if unmeasured.
-
     Raises:
         ChunkCacheError: the file is not a valid file of this key; the message names the reason.
     """
@@ -237,7 +234,7 @@ class ChunkFile:
         self._check_ranges()
         self.num_layers = len(self._fields.layers)
         self.num_tokens = len(self._fields.tokens)
-        self.compute_s: float | None = self._fields.compute_s
+        self.compute_s: float | None = self._fields.compute_s  # None if unmeasured
 
     def _parse(self) -> tuple[dict[str, Any], int]:
         (length,) = struct.unpack("<Q", os.pread(self._file.fileno(), 8, 0))

@@ -36,10 +36,6 @@ class TieredStore:
             dropped.
         accelerator_bytes: capacity on `device`; 0: use host memory only.
         device: device of the KV returned by `get`.
-
-    Attributes:
-        num_hits, num_misses: outcomes of `get`.
-        num_late: misses where computing was expected to be faster than loading.
     """
 
     def __init__(
@@ -53,7 +49,8 @@ class TieredStore:
         make_policy: Callable[[], EvictionPolicy] = Heat,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_hits = self.num_misses = self.num_late = 0
+        self.num_hits = self.num_misses = 0  # outcomes of `get`
+        self.num_late = 0  # misses where computing was expected to be faster than loading
         self.disk = disk
         self.speeds = speeds or Speeds()
         self._device = torch.device(device)

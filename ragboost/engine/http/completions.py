@@ -39,9 +39,6 @@ class CompletionService:
     Args:
         reuse, keep_tokens: defaults of chunk reuse, see `Prompts`.
         default_max_tokens: for chat requests without `max_tokens`.
-
-    Attributes:
-        prompts: builds prompts; call it through `in_thread`.
     """
 
     def __init__(
@@ -57,6 +54,7 @@ class CompletionService:
         self.engine = engine
         self.loaded = loaded
         self.reuse = reuse
+        # Call it through `in_thread`.
         self.prompts = Prompts(loaded, reuse=reuse, keep_tokens=keep_tokens)
         self.metrics = EngineMetrics(engine)
         self._default_max_tokens = default_max_tokens

@@ -29,16 +29,12 @@ class PlannedFilling(NamedTuple):
 
 
 class ChunkFiller(PromptFiller[PlannedFilling | None]):
-    """Runs chunk reuse between the steps of one engine.
-
-    Attributes:
-        totals: prompt tokens of requests with chunk reuse by origin, since the start.
-    """
+    """Runs chunk reuse between the steps of one engine."""
 
     def __init__(self, reuse: ChunkReuse) -> None:
         super().__init__()
         self.reuse = reuse
-        self.totals = TokenOrigins()
+        self.totals = TokenOrigins()  # of all prompts with chunk reuse
         self.num_stored = self.num_evicted = 0
 
     def add(self, request: EngineRequest) -> None:

@@ -24,14 +24,10 @@ COMPUTE_ERRORS = (
 
 
 class PromptFiller(ABC, Generic[T]):
-    """Fills the KV of prompts; the engine computes the rest of them.
-
-    Attributes:
-        filling: the request whose filling has begun and not ended; None: there is none.
-    """
+    """Fills the KV of prompts; the engine computes the rest of them."""
 
     def __init__(self) -> None:
-        self.filling: EngineRequest | None = None
+        self.filling: EngineRequest | None = None  # whose filling has begun and not ended
         self._steps: Steps[T] | None = None
         self._pace = Pace()
 

@@ -59,9 +59,6 @@ class EventPublisher:
 
     A batch that finds the queue full is dropped but keeps its number, so that subscribers detect a
     gap and do not trust a wrong mirror.
-
-    Attributes:
-        endpoint, replay_endpoint: as bound, with the real port in place of a wildcard.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class EventPublisher:
         self._next_seq = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=_REPLAY_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
+        try:  # the endpoints have the real port in place of a wildcard
             self._pub, self.endpoint = self._bind(zmq.PUB, endpoint, "kv_events_endpoint")
             self._router: zmq.Socket[bytes] | None = None
             self.replay_endpoint: str | None = None

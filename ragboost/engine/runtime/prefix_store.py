@@ -13,11 +13,7 @@ from ragboost.engine.runtime.request import EngineRequest
 
 
 class PrefixStore:
-    """A prefix cache of `capacity_tokens` tokens with real KV.
-
-    Attributes:
-        queried_tokens, hit_tokens: prompt tokens looked up and found, since the start.
-    """
+    """A prefix cache of `capacity_tokens` tokens with real KV."""
 
     def __init__(
         self,
@@ -30,8 +26,7 @@ class PrefixStore:
         num_blocks = capacity_tokens // block_size
         self.cache = BlockCache(num_blocks, block_size, policy=policy)
         self.block_size = block_size
-        self.queried_tokens = 0
-        self.hit_tokens = 0
+        self.queried_tokens = self.hit_tokens = 0  # prompt tokens looked up, and found
         self._pool = KVPool(layout, num_blocks, block_size)
 
     @property

@@ -30,17 +30,6 @@ class EngineRequest:
 
     Args:
         salt: namespace in the prefix cache and the chunk store (`cache_salt`).
-
-    Attributes:
-        num_computed: leading tokens whose KV is in `kv`, always below `len(token_ids)`.
-        kv: private KV; None before the first step and after the request has ended.
-        is_filling: a part of the prompt is still to be filled (chunk reuse, or a graph).
-        chunks: how chunks are reused; None: the prompt is computed exactly.
-        chunk_keys: keys of the chunks to store once the prompt is computed, by number.
-        window: records what the question attends to, until the prompt is shortened by that; None:
-            it is not.
-        exact_until: first position whose KV differs from that of a plain prefill. KV from here on
-            never enters the prefix cache. None: all KV is exact.
     """
 
     def __init__(
@@ -60,16 +49,19 @@ class EngineRequest:
         self.params = params
         self.salt = salt
         self.session_id = session_id
-        self.num_computed = 0
+        self.num_computed = 0  # leading tokens with KV in `kv`, always below `len(token_ids)`
         self.cached_tokens = 0
         self.held: list[CacheBlock] = []
-        self.kv: RequestKV | None = None
+        self.kv: RequestKV | None = None  # from the first step to the end of the request
+        # A part of the prompt is still to be filled.
         self.is_filling = prompt.chunks is not None or prompt.graph is not None
-        self.chunks = prompt.chunks
-        self.chunk_keys: dict[int, str] = {}
-        self.window: QuestionWindow | None = None
+        self.chunks = prompt.chunks  # None: the prompt is computed exactly
+        self.chunk_keys: dict[int, str] = {}  # of the chunks to store, by number
+        self.window: QuestionWindow | None = None  # until the prompt is shortened by it
         if prompt.chunks is not None and prompt.chunks.chunks and prompt.keep_tokens is not None:
             self.window = QuestionWindow(self.num_prompt_tokens - prompt.chunks.chunks[-1][1])
+        # First position whose KV differs from a plain prefill's; KV from here on never enters the
+        # prefix cache. None: all KV is exact.
         self.exact_until: int | None = None
         self.finish_reason: str | None = None
         self._emit = emit

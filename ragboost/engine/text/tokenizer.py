@@ -84,13 +84,10 @@ class TextStream:
 
     Text is held back while it may belong to a stop string or an unfinished character, so that the
     pieces joined are exactly the text decoded at once.
-
-    Attributes:
-        is_stopped: whether a stop string was found; the text ends before it.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, stop: Sequence[str] = ()) -> None:
-        self.is_stopped = False
+        self.is_stopped = False  # a stop string was found; the text ends before it
         self._tokenizer = tokenizer
         self._stop = [text for text in stop if text]
         self._ids: list[int] = []

@@ -4,17 +4,17 @@ Any difference beyond rounding keeps reuse off: a new version, kernel or model t
 assumption must never give wrong KV.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
 from ragboost.chunk_cache.core.fill import filled_error
-from ragboost.chunk_cache.core.selftest import TOLERANCE
+from ragboost.chunk_cache.core.measure import largest_error
+from ragboost.chunk_cache.core.selftest import check_errors
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.reusable_model import probe_tokens
-from ragboost.errors import UnsupportedModelError
 
 LENGTH = 64
 _PREFIX = 40
@@ -58,23 +58,10 @@ def self_test_engine(
     resumed = forward(tokens, _PREFIX, other_slots)
     computed = [(layer.keys, layer.values) for layer in cache.layers]
     result = EngineSelfTest(
-        full_error=_error([full], [ordinary]),
-        read_error=max(map(_error, read.layers, computed)),
-        written_error=_error([resumed], [ordinary]),
+        full_error=largest_error([full], [ordinary]),
+        read_error=max(map(largest_error, read.layers, computed)),
+        written_error=largest_error([resumed], [ordinary]),
         filled_error=filled_error(model, tokens, read, backend=filler.backend),
     )
-    limit = TOLERANCE.get(model.dtype, 0.05)
-    for name, value in result._asdict().items():
-        if not value <= limit:
-            raise UnsupportedModelError(
-                f"{model.name}: {name} is {value:.2g}, the limit is {limit:.2g}"
-            )
+    check_errors(model, result._asdict())
     return result
-
-
-def _error(got: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
-    errors = [
-        (one.float() - other.float()).abs().max() / other.float().abs().max()
-        for one, other in zip(got, expected, strict=True)
-    ]
-    return float(torch.stack(errors).max())  # not a number if one is
