@@ -16,10 +16,11 @@ from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.influence import Order, chunk_name, num_to_fix
+from ragboost.chunk_cache.store.influence import Order, chunk_name
 from ragboost.errors import UnsupportedModelError
 from research.craft.change import kv_change
 from research.craft.focus import FocusObserver
+from research.craft.overhead import num_to_fix
 from research.craft.plan import InferencePlan, PlannedChunk
 from research.craft.variants import Variant, VariantChoice, Variants
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ragboost.chunk_cache.core.loading import check_paths, load, load_tokenizer
+from ragboost.chunk_cache.core.loading import load, load_tokenizer
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.store.influence import Order
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.cli.options import check_paths
 from ragboost.errors import ChunkCacheError
 from ragboost.plots import check_plot, line_plot
 from research.craft.alpha import AlphaCurve, AlphaPoint, tune

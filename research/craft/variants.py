@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ragboost.chunk_cache.store.influence import Influence, Order, fix_overhead
+from ragboost.chunk_cache.store.influence import Influence, Order
 from ragboost.errors import ChunkCacheError
+from research.craft.overhead import fix_overhead
 
 NUM_CHUNKS = 100
 NUM_VARIANTS = 5

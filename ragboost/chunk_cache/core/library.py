@@ -67,6 +67,10 @@ class ChunkLibrary:
     def __contains__(self, key: str) -> bool:
         return key in self.store
 
+    def lacks(self, key: str, *, is_first: bool) -> bool:
+        """Return True if KV of a computed prompt is worth storing; see `add` for first chunks."""
+        return is_first or key not in self
+
     def regime_at(self, length: int) -> str:
         """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
         return self.regime if self._model is None else self._model.regime(length)

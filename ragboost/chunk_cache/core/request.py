@@ -69,10 +69,11 @@ def read_request(
         granularity = _read_granularity(fields, num_tokens, default=defaults.granularity)
         measure = read_measure(fields)
     except RequestError as error:
-        reason = "bad_chunks" if (error.param or "").startswith(_CHUNKS) else "bad_options"
+        is_position = (error.param or "").startswith(_CHUNKS)
+        reason = "bad_chunks" if is_position else "bad_options"
         return EngineChunkRequest(chunks, tenant=tenant, reason=reason)
-    reason = None if fields.get("reuse", True) is True else "reuse_off"
-    return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, reason, measure)
+    switched_off = None if fields.get("reuse", True) is True else "reuse_off"
+    return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, switched_off, measure)
 
 
 def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunkRequest:

@@ -11,7 +11,8 @@ from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selection import influence_observer as gather_module
 from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
-from ragboost.chunk_cache.store.influence import chunk_name, fix_overhead, num_to_fix
+from ragboost.chunk_cache.store.influence import chunk_name
+from research.craft.overhead import fix_overhead, num_to_fix
 from tests.chunk_cache.families import build_model
 
 SYSTEM = [3, 4, 5]

@@ -9,8 +9,9 @@ import torch
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import make_policy
-from ragboost.chunk_cache.store.influence import chunk_name, fix_overhead, num_to_fix
+from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
+from research.craft.overhead import fix_overhead, num_to_fix
 from research.craft.reuse import CraftPrefill, CraftReuse
 from research.craft.variants import Variants
 from tests.chunk_cache.families import build_adapter, flat, make_prompt

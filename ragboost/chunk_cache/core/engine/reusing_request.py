@@ -95,6 +95,10 @@ class ReusingRequest:
             exact_stop: tokens before the engine's first block with approximate KV; None if there is
                 none.
         """
+        # 0                  exact_stop           prefix_tokens             num_computed
+        # |  exact chunks:   |  blocks of an      |  computed over           |  later steps
+        # |  captured        |  equal request:    |  approximate KV:         |
+        # |                  |  left alone        |  captured, not as exact  |
         found = []
         for number in sorted(self.uncaptured):
             start, stop = self.options.chunks[number]
@@ -105,7 +109,7 @@ class ReusingRequest:
             is_exact = exact_stop is None or stop <= exact_stop
             if not is_exact and stop <= self.prefix_tokens:
                 continue  # approximate blocks of an equal request
-            if is_first or key not in library:
+            if library.lacks(key, is_first=is_first):
                 tokens = self.tokens[:stop]
                 found.append(ChunkCapture(key, tokens, start, is_exact, is_first))
         return found
