@@ -55,7 +55,7 @@ STAGES = {
     "de-duplicate, count tokens": ["booster.booster:Booster._retrieve"],
     "search the index, order": ["booster.booster:Booster._order"],
     "label, hint, check": ["booster.booster:compose"],
-    "record in the index": ["booster.booster:Booster._record_leading"],
+    "record in the index": ["index.context_index:ContextIndex.record_leading"],
     "write documents": [
         "formats.messages:Messages.replace",
         "formats.ragboost_object:RagboostObject.replace",

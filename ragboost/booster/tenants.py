@@ -82,12 +82,7 @@ class Tenant:
         booster = self._boosters.get(backend)
         if booster is None:
             booster = Booster(self._settings, tokens=self.tokens, prior=self._prior)
-            mode = self._modes.get(backend, CacheMode())
-            booster.residency.follow(
-                is_exact=mode.is_exact,
-                capacity_tokens=mode.capacity_tokens,
-                eviction_forecast=mode.eviction_forecast,
-            )
+            booster.residency.follow(**self._modes.get(backend, CacheMode())._asdict())
             self._boosters[backend] = booster
         return booster
 

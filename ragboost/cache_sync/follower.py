@@ -313,11 +313,7 @@ class CacheFollower:
         self._mode = self._tenants.modes[self.name] = mode
         for tenant in self._tenants.all():
             async with tenant.lock:
-                tenant.booster(self.name).residency.follow(
-                    is_exact=mode.is_exact,
-                    capacity_tokens=mode.capacity_tokens,
-                    eviction_forecast=mode.eviction_forecast,
-                )
+                tenant.booster(self.name).residency.follow(**mode._asdict())
         if becomes_exact:  # drop what the model assumed
             await self._clear()
 

@@ -30,17 +30,11 @@ class BackendRefusedError(BackendConnectionError):
 
 
 class StaleConnectionError(BackendConnectionError):
-    """A pooled connection was closed before the first byte of a response.
-
-    The server may have read the request and begun to work.
-    """
+    """A pooled connection was closed before the response; the server may have begun to work."""
 
 
 class UnreadRequestError(StaleConnectionError):
-    """A pooled connection was closed by the server before any of the request reached it.
-
-    It is safe to send the request again.
-    """
+    """A pooled connection was closed before any of the request came: it can be sent again."""
 
 
 class UpstreamResponse:
