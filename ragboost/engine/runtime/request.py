@@ -69,7 +69,8 @@ class EngineRequest:
         self.chunk_keys: dict[int, str] = {}
         self.window: QuestionWindow | None = None
         if prompt.chunks is not None and prompt.chunks.chunks and prompt.keep_tokens is not None:
-            self.window = QuestionWindow(self.num_prompt_tokens - prompt.chunks.chunks[-1][1])
+            num_after = self.num_prompt_tokens - prompt.chunks.chunks[-1][1]
+            self.window = QuestionWindow(max(1, num_after))  # at least the last token
         self.exact_until: int | None = None
         self.finish_reason: str | None = None
         self._emit = emit
