@@ -44,6 +44,8 @@ class DiskTier:
         capacity_bytes: maximum bytes of all files, including those of other processes.
         codec: encoding of new files, see `CODECS`; files of any codec are readable.
 
+        self.num_refused = self.num_failed = 0  # invalid files; failed writes
+        self.num_removed = 0
     Raises:
         ChunkCacheError: an unknown codec, an invalid capacity, or an unusable directory.
     """
@@ -61,6 +63,7 @@ class DiskTier:
         self.directory = directory
         self.capacity_bytes = capacity_bytes
         self.num_refused = self.num_failed = 0  # invalid files; failed writes
+        self.num_removed = 0
         self._codec = check_codec(codec)
         self._clock = clock
         try:
@@ -122,6 +125,7 @@ class DiskTier:
 
     def remove(self, key: str) -> None:
         """Remove a chunk. A file that is open stays readable. An absent key does nothing."""
+        self.num_removed += 1
         try:
             self._path(key).unlink(missing_ok=True)
         except OSError as error:  # such as a read-only directory
@@ -148,10 +152,14 @@ class DiskTier:
 
     def clear(self) -> None:
         """Remove all chunks."""
-        with self._locked() as reserved:
-            for entry in self._scan():
-                entry.path.unlink(missing_ok=True)
-            reserved.total = 0
+        self.num_removed += 1
+        try:
+            with self._locked() as reserved:
+                for entry in self._scan():
+                    entry.path.unlink(missing_ok=True)
+                reserved.total = 0
+        except OSError as error:  # as above, or the directory is gone
+            logger.warning("cannot remove the chunk files of %s: %s", self.directory, error)
 
     def _write(self, key: str, data: bytes, *, rank: float) -> None:
         path = self.directory / f"{uuid.uuid4().hex}{_UNFINISHED}"
@@ -191,6 +199,7 @@ class DiskTier:
                 if total <= goal or entry.rank == math.inf:
                     break
                 entry.path.unlink(missing_ok=True)
+                self.num_removed += 1
                 total -= entry.size_bytes
             if total + size > self.capacity_bytes:
                 raise OSError("unfinished files of other processes fill the directory")

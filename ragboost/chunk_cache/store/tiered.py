@@ -79,7 +79,8 @@ class TieredStore:
     @property
     def version(self) -> int:
         with self._lock:
-            return self._num_queued + sum(tier.version for tier in self.memory)
+            on_disk = 0 if self.disk is None else self.disk.num_removed
+            return self._num_queued + on_disk + sum(tier.version for tier in self.memory)
 
     def get(self, key: str) -> ChunkKV | None:
         """Return KV, loading it from disk unless computing it is expected to be faster."""
@@ -230,11 +231,12 @@ class TieredStore:
         with self._lock:
             if self._unwritten.get(key) is not chunk:  # replaced or removed since
                 return
-        self.disk.save(key, chunk)
+        is_saved = self.disk.save(key, chunk)
         with self._lock:
             is_wanted = self._is_in_memory(key)  # not dropped meanwhile
             if self._unwritten.get(key) is chunk:
                 del self._unwritten[key]
+                self._num_queued += not is_saved  # it may be lost
         if not is_wanted:
             self.disk.remove(key)
 

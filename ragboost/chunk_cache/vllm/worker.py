@@ -166,6 +166,10 @@ class BlockFiller(SlotFiller):
         """Begin or continue a filling; return True if it has ended."""
         plan, filled, is_fine = fill.plan, None, True
         try:
+            # Requests of one step share blocks: after a failed filling the next one reads nothing.
+            prefix_blocks = fill.blocks[: -(-plan.prefix_tokens // self.block_size)]
+            if self.failed_blocks.intersection(prefix_blocks):
+                raise ChunkLostError("the filling of a request that shares its prefix has failed")
             steps = self._steps if fill.is_paced else None
             if steps is None:
                 steps = self.begin(plan, self.slots(fill.blocks, 0, plan.prefix_tokens))

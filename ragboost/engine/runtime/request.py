@@ -59,7 +59,8 @@ class EngineRequest:
         self.chunk_keys: dict[int, str] = {}  # of the chunks to store, by number
         self.window: QuestionWindow | None = None  # until the prompt is shortened by it
         if prompt.chunks is not None and prompt.chunks.chunks and prompt.keep_tokens is not None:
-            self.window = QuestionWindow(self.num_prompt_tokens - prompt.chunks.chunks[-1][1])
+            num_after = self.num_prompt_tokens - prompt.chunks.chunks[-1][1]
+            self.window = QuestionWindow(max(1, num_after))  # at least the last token
         # First position whose KV differs from a plain prefill's; KV from here on never enters the
         # prefix cache. None: all KV is exact.
         self.exact_until: int | None = None

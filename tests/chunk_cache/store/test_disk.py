@@ -16,7 +16,7 @@ from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.store.chunks import files_of_at_most, make_chunk, same
 
 SIZE = len(encode("a", make_chunk(), codec="plain"))
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 class Clock:

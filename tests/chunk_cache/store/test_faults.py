@@ -18,7 +18,7 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.store.chunks import files_of_at_most
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 DAMAGED = 2
 

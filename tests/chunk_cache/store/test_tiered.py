@@ -1,8 +1,10 @@
 """KV moves between tiers by heat, comes back in time or not at all, and is never wrong."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +22,7 @@ from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import stored_kv
-from tests.chunk_cache.store.chunks import make_chunk, same
+from tests.chunk_cache.store.chunks import files_of_at_most, make_chunk, same
 from tests.eventually import DEADLINE_S, eventually
 
 SIZE = make_chunk().size_bytes
@@ -352,3 +354,38 @@ def test_a_chunk_without_a_measured_cost_is_kept_too() -> None:
     assert store.put("a", chunk)
     assert store.get("a") is chunk
     assert store.speeds.compute_s(1) is None
+
+
+def test_the_version_tells_of_what_leaves_the_disk(disk: DiskTier) -> None:
+    with closing(TieredStore(disk=disk)) as before:
+        for key in ("a", "b", "broken"):
+            before.put(key, make_chunk())
+    path = disk.directory / "broken.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with closing(TieredStore(disk=disk)) as store:  # nothing is in memory
+        versions = [store.version]
+        store.discard("a")
+        versions.append(store.version)
+        assert store.get("broken") is None
+        versions.append(store.version)
+        store.clear()
+        versions.append(store.version)
+    assert versions == sorted(set(versions))
+
+
+def test_the_version_tells_of_kv_that_could_not_be_written(disk: DiskTier) -> None:
+    with closing(TieredStore(disk=disk, host_bytes=1)) as store, files_of_at_most(1):
+        store.put("a", make_chunk())
+        before = store.version
+        store.flush()
+        assert store.get("a") is None
+        assert store.version > before
+
+
+def test_a_directory_that_is_gone_is_cleared(disk: DiskTier) -> None:
+    with closing(TieredStore(disk=disk)) as store:
+        store.put("a", make_chunk())
+        store.flush()
+        shutil.rmtree(disk.directory)
+        store.clear()
+        assert store.get("a") is None

@@ -427,3 +427,12 @@ def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
     moved = Parts(tuple(SYSTEM), [chunk(2), chunk(1)], (5, 9, *question[2:]), [(5, 6)])
     request = Request(engine, moved, reuse=approx(ratio=0.5))
     assert request.sources() == (20, 40, 40, 2 + 14)
+
+
+@pytest.mark.parametrize("keep", [1, 30])
+def test_a_prompt_that_ends_in_a_chunk_is_shortened(engine: Engine, keep: int) -> None:
+    parts = Parts((), [chunk(1)], ())
+    request = Request(engine, parts, reuse=approx(), keep_tokens=keep, max_tokens=5)
+    assert [output.finish_reason for output in request.finish()] == [None] * 4 + ["length"]
+    assert engine.chunk_filler is not None
+    assert engine.chunk_filler.num_evicted == 40 - keep

@@ -1,0 +1,93 @@
+"""The worker's part of a step, without vLLM: its modules are stand-ins."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.model.ranks import ONE_RANK
+from ragboost.chunk_cache.vllm.data import PromptFill, StepWork
+
+_NAMES = {
+    "vllm": (),
+    "vllm.distributed": (),
+    "vllm.distributed.kv_transfer": ("get_kv_transfer_group", "has_kv_transfer_group"),
+    "vllm.distributed.kv_transfer.kv_connector": (),
+    "vllm.distributed.kv_transfer.kv_connector.v1": (),
+    "vllm.distributed.kv_transfer.kv_connector.v1.base": (
+        "KVConnectorBase_V1",
+        "KVConnectorHandshakeMetadata",
+        "KVConnectorMetadata",
+        "KVConnectorRole",
+        "KVConnectorWorkerMetadata",
+        "SupportsHMA",
+    ),
+    "vllm.platforms": ("current_platform",),
+    "vllm.v1": (),
+    "vllm.v1.worker": (),
+    "vllm.v1.worker.cpu_worker": ("CPUWorker",),
+}
+_OURS = ("ragboost.chunk_cache.vllm.connector", "ragboost.chunk_cache.vllm.worker")
+BLOCK = 4
+
+
+@pytest.fixture
+def filler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A filler without a model; the filling of request "a" fails."""
+    for name, members in _NAMES.items():
+        module = ModuleType(name)
+        for member in members:
+            setattr(module, member, type(member, (), {"is_cpu": staticmethod(lambda: True)}))
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in _OURS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    from ragboost.chunk_cache.vllm.worker import BlockFiller
+
+    class Filler(BlockFiller):  # type: ignore[misc]  # its base has a stand-in
+        """Notes nothing but what fails."""
+
+        def __init__(self) -> None:
+            self.model = SimpleNamespace(ranks=ONE_RANK, device=torch.device("cpu"))
+            self.block_size = BLOCK
+            self.outcomes, self.failed_blocks, self.failed_requests = {}, set(), set()
+            self.done_requests, self._paced, self._steps = set(), {}, None
+
+        def begin(self, plan: Any, prefix_slots: torch.Tensor) -> Any:
+            return plan
+
+        def advance(self, steps: Any, *, rows: int | None) -> Any:
+            if steps.fails:
+                raise RuntimeError("out of memory")
+            return SimpleNamespace(counts=TokenOrigins())
+
+        def finish(self, plan: Any, filled: Any, slots: torch.Tensor) -> None:
+            pass
+
+    yield Filler()
+    for name in _OURS:
+        sys.modules.pop(name, None)
+
+
+def fill(request_id: str, prefix_tokens: int, blocks: list[int], *, fails: bool = False) -> Any:
+    stop = len(blocks) * BLOCK
+    plan: Any = SimpleNamespace(prefix_tokens=prefix_tokens, stop=stop, fails=fails)
+    return PromptFill(request_id, plan, blocks, is_paced=False)
+
+
+def test_a_filling_that_would_read_blocks_of_a_failed_one_fails_too(filler: Any) -> None:
+    fills = [
+        fill("a", 0, [1, 2], fails=True),
+        fill("b", 2 * BLOCK, [1, 2, 3]),  # in the same step it has found the blocks of a
+        fill("c", 3 * BLOCK, [1, 2, 3, 4]),
+        fill("d", 1 * BLOCK, [7, 8]),
+    ]
+
+    filler.fill_step(StepWork(fills=fills))
+
+    assert filler.failed_requests == {"a", "b", "c"}
+    assert filler.failed_blocks == {1, 2, 3, 4}
+    assert set(filler.outcomes) == {"d"}
