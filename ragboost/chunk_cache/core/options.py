@@ -13,8 +13,6 @@ raises `RequestError`, which names it.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 from ragboost.errors import RequestError
 
@@ -147,6 +145,8 @@ def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[Chunk
     Args:
         is_chat: positions are `[message, start, stop]`, else `[start, stop]`.
     """
+    import msgspec  # not at the top: clients on the command line need the names here only
+
     where, width = f"{FIELD}.chunks", 3 if is_chat else 2
     try:
         rows = msgspec.convert(extension.get("chunks") or [], list[list[int]])
