@@ -43,6 +43,7 @@ from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import attention_weights
+from ragboost.chunk_cache.model.pace import Steps
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
@@ -70,7 +71,8 @@ class HeavyHitters(SelectionPolicy):
     def __init__(self, received: torch.Tensor) -> None:
         self._received = received  # (tokens,) of the prompt
 
-    def score(self, view: SelectionView) -> torch.Tensor:
+    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
+        yield from ()
         return self._received[view.candidates]
 
 
