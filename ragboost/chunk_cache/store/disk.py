@@ -44,8 +44,6 @@ class DiskTier:
         capacity_bytes: maximum bytes of all files, including those of other processes.
         codec: encoding of new files, see `CODECS`; files of any codec are readable.
 
-        self.num_refused = self.num_failed = 0  # invalid files; failed writes
-        self.num_removed = 0
     Raises:
         ChunkCacheError: an unknown codec, an invalid capacity, or an unusable directory.
     """
@@ -63,7 +61,7 @@ class DiskTier:
         self.directory = directory
         self.capacity_bytes = capacity_bytes
         self.num_refused = self.num_failed = 0  # invalid files; failed writes
-        self.num_removed = 0
+        self.num_removed = 0  # removals by this process, of files that may have been absent
         self._codec = check_codec(codec)
         self._clock = clock
         try:

@@ -49,7 +49,10 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         for number, key in request.chunk_keys.items():
             start, stop = options.chunks[number]
             keys += library.keys(key, tokens[start:stop], is_first=number == 0)
-        self.reuse.store.prefetch(keys)
+        try:
+            self.reuse.store.prefetch(keys)
+        except COMPUTE_ERRORS as error:  # such as no room for a thread
+            logger.warning("stored chunks are not loaded ahead: %s", error)
 
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:
         options, tokens = request.chunks, request.prompt.token_ids

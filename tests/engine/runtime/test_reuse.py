@@ -436,3 +436,11 @@ def test_a_prompt_that_ends_in_a_chunk_is_shortened(engine: Engine, keep: int) -
     assert [output.finish_reason for output in request.finish()] == [None] * 4 + ["length"]
     assert engine.chunk_filler is not None
     assert engine.chunk_filler.num_evicted == 40 - keep
+
+
+def test_a_store_that_cannot_load_ahead_does_not_end_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TieredStore, "prefetch", out_of_memory)
+    assert Request(engine, parts_of([1, 2]), reuse=approx()).sources() == (0, 0, 0, 112)
+    assert engine.is_healthy
