@@ -17,6 +17,7 @@ from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.influence import Order, chunk_name
+from ragboost.chunk_cache.store.keys import PrefixDigests
 from ragboost.errors import UnsupportedModelError
 from research.craft.change import kv_change
 from research.craft.focus import FocusObserver
@@ -159,7 +160,7 @@ class CraftReuse:
             name = chunk_name(chunk)
             choice, kv = self._choose(name, prefix)
             start = len(before)
-            exact = kv is not None and is_exact(kv, before, start, regime=regime)
+            exact = kv is not None and is_exact(kv, PrefixDigests(before), start, regime=regime)
             fixed: list[int] = []
             if choice is not None and not exact:
                 count = num_to_fix(choice.overhead, len(chunk))

@@ -11,7 +11,7 @@ from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import Identity, chunk_key, tokens_digest
+from ragboost.chunk_cache.store.keys import Identity, PrefixDigests, chunk_key
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,9 @@ class ChunkLibrary:
             return None
         beginning = tokens[:stop]
         kv = self._get(self.key(beginning, tenant=tenant), beginning)
-        is_usable = kv is not None and is_exact(kv, tokens, 0, regime=self.regime_at(len(tokens)))
+        is_usable = kv is not None and is_exact(
+            kv, PrefixDigests([]), 0, regime=self.regime_at(len(tokens))
+        )
         return kv if is_usable else None
 
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
@@ -159,12 +161,12 @@ class ChunkLibrary:
         )
 
 
-def is_exact(kv: ChunkKV, tokens: Sequence[int], start: int, *, regime: str) -> bool:
+def is_exact(kv: ChunkKV, prompt: PrefixDigests, start: int, *, regime: str) -> bool:
     """Return True if the KV equals that of an ordinary prefill of a prompt.
 
     Args:
-        kv: KV of the tokens from `start` on.
+        kv: KV of the prompt's tokens from `start` on.
     """
     if kv.exact_after is None or kv.base != start or kv.regime != regime:
         return False
-    return kv.exact_after == tokens_digest(tokens[:start])
+    return kv.exact_after == prompt.digest(start)

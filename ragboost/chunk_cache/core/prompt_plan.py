@@ -15,6 +15,7 @@ from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.selection.policy import budget
 from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.keys import PrefixDigests
 
 MIN_CHUNK_TOKENS = 8
 """Shorter chunks cost more to keep than to compute."""
@@ -105,7 +106,7 @@ def plan_prompt(
     if max((end for _, end in request.chunks), default=0) <= prefix_tokens:
         return "prefix_hit"
     stored: list[ChunkKV | None] = [None] * len(request.chunks)
-    regime = library.regime_at(len(tokens))
+    regime, prompt = library.regime_at(len(tokens)), PrefixDigests(tokens)
     is_unmeasured = False
     for number, key in keys.items():
         start, end = request.chunks[number]
@@ -114,7 +115,7 @@ def plan_prompt(
         kv = library.find(key, tokens[start:end], is_first=number == 0)
         if kv is None:
             continue
-        if _lacks_measure(request, kv) and not is_exact(kv, tokens, start, regime=regime):
+        if _lacks_measure(request, kv) and not is_exact(kv, prompt, start, regime=regime):
             is_unmeasured = True
             continue
         stored[number] = kv
@@ -145,12 +146,12 @@ def plan_stored(
         stored: KV of each chunk; None: it is computed.
         is_whole: fill to the end of the prompt, not to that of the last stored chunk.
     """
-    stop, approximate = prefix_tokens, None
+    stop, approximate, prompt = prefix_tokens, None, PrefixDigests(tokens)
     found: list[ChunkKV | None] = []
     exact = []
     for (start, end), kv in zip(request.chunks, stored, strict=True):
         found.append(kv if end > prefix_tokens else None)
-        exact.append(kv is not None and is_exact(kv, tokens, start, regime=regime))
+        exact.append(kv is not None and is_exact(kv, prompt, start, regime=regime))
         if found[-1] is None:
             continue
         stop = end

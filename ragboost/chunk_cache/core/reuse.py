@@ -27,7 +27,7 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_p
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.keys import Identity, PrefixDigests
 from ragboost.errors import ChunkCacheError
 
 
@@ -95,7 +95,7 @@ class ChunkReuse:
         prompt, start = [*system, *tokens], len(system)
         kv = self.library.find(self.library.key(tokens), tokens, is_first=True)
         regime = self.adapter.regime(len(prompt))
-        if kv is None or not is_exact(kv, prompt, start, regime=regime):
+        if kv is None or not is_exact(kv, PrefixDigests(prompt), start, regime=regime):
             kv = self.compute(system, tokens)
             self._store(tokens, kv)
         return kv

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,9 +27,26 @@ class Identity:
     salt: str = ""  # tenant whose KV is not shared with others; empty for none
 
 
+class PrefixDigests:
+    """Digests of the beginnings of one prompt. Hashing goes on where it stopped, so that all of
+    them take one pass over the tokens if they are asked for in ascending order."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = array("q", tokens)
+        self._hash, self._end = hashlib.sha256(), 0
+
+    def digest(self, stop: int) -> str:
+        """Return the digest of the tokens [0, stop) (32 hex digits)."""
+        if stop < self._end:
+            self._hash, self._end = hashlib.sha256(), 0
+        self._hash.update(self._tokens[self._end : stop])
+        self._end = stop
+        return self._hash.hexdigest()[:32]
+
+
 def tokens_digest(tokens: Sequence[int]) -> str:
-    """Return a digest of a token sequence (32 hex digits)."""
-    return _digest([int(token) for token in tokens])
+    """Return the digest of a whole sequence, see `PrefixDigests`."""
+    return PrefixDigests(tokens).digest(len(tokens))
 
 
 def chunk_key(

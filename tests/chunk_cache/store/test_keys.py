@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ragboost.chunk_cache.store.keys import Identity, chunk_key
+from ragboost.chunk_cache.store.keys import Identity, PrefixDigests, chunk_key, tokens_digest
 
 IDENTITY = Identity(model="m", tokenizer="t", dtype="float32")
 
@@ -39,3 +39,12 @@ def test_keys_stay_those_of_kv_on_disk() -> None:
     identity = Identity("model", "tokenizer", "float32", "lora", "recipe", "salt")
     key = chunk_key(identity, regime="regime", system=[1], tokens=[2, 3])
     assert key == "3897e3392dafbfa281f1daec72ed9f2b"
+
+
+def test_digests_of_beginnings_are_those_of_the_tokens_alone_in_any_order() -> None:
+    tokens = list(range(100, 150))
+    prompt = PrefixDigests(tokens)
+
+    for stop in (0, 7, 7, 50, 3, 20):
+        assert prompt.digest(stop) == tokens_digest(tokens[:stop])
+    assert len({tokens_digest(tokens[:stop]) for stop in range(51)}) == 51
