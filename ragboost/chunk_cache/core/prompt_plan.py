@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
-from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.selection.policy import budget
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import PrefixDigests
 
-MIN_CHUNK_TOKENS = 8
-"""Shorter chunks cost more to keep than to compute."""
 MAX_MISSING = 0.5
 """Greatest share of the filled tokens that may be missing: beyond it the engine's ordinary prefill,
 which the scheduler paces, is the better way. A policy that looks at all tokens computes some layers

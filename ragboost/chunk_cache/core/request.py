@@ -25,6 +25,8 @@ from ragboost.errors import RequestError
 PARAMS_KEY = FIELD
 """The key of our entry in `kv_transfer_params`."""
 VERSION = 1
+MIN_CHUNK_TOKENS = 8
+"""Shorter chunks cost more to keep than to compute."""
 _CHUNKS = f"{FIELD}.chunks"
 SERVED_POLICIES = tuple(name for name in POLICIES if name != "oracle")
 """Policies that a request may name: no request carries the oracle's argument. Those in `MEASURED`

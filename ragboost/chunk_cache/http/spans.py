@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 
 from ragboost.bounded_map import BoundedMap
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS
 
 Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]
-MIN_TOKENS = 16
 _MAX_TEXTS = 100_000
 # Tokens that are left out at the beginning and at the end.
 _TRIMS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 2), (4, 4))
@@ -72,7 +72,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 def _find(hay: bytes, ids: bytes, *, start: int) -> tuple[int, int] | None:
     for first, last in _TRIMS:
         needle = ids[first * _ITEM : len(ids) - last * _ITEM]
-        if len(needle) < MIN_TOKENS * _ITEM:
+        if len(needle) < MIN_CHUNK_TOKENS * _ITEM:
             return None
         at = hay.find(needle, start * _ITEM)
         while at >= 0 and at % _ITEM:  # not at the beginning of a token

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from ragboost.chunk_cache.http.spans import MIN_TOKENS, ChunkFinder
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS
+from ragboost.chunk_cache.http.spans import ChunkFinder
 
-CHUNK = list(range(100, 100 + 3 * MIN_TOKENS))
+CHUNK = list(range(100, 100 + 3 * MIN_CHUNK_TOKENS))
 HEAD, TAIL = [1, 2, 3], [7, 8]
 
 
@@ -56,14 +57,14 @@ def test_chunks_in_another_order_than_they_are_named_do_not_overlap() -> None:
 
 
 def test_a_short_text_is_not_looked_for() -> None:
-    assert find([*HEAD, *CHUNK[: MIN_TOKENS - 1]], CHUNK[: MIN_TOKENS - 1]) == []
+    assert find([*HEAD, *CHUNK[: MIN_CHUNK_TOKENS - 1]], CHUNK[: MIN_CHUNK_TOKENS - 1]) == []
 
 
 def test_bytes_that_are_equal_between_tokens_are_no_chunk() -> None:
     token = 0x01010101  # any four of its bytes are the token again
-    hay = [token << 8 & 0x7FFFFFFF, *[token] * MIN_TOKENS, token >> 8]
+    hay = [token << 8 & 0x7FFFFFFF, *[token] * MIN_CHUNK_TOKENS, token >> 8]
 
-    assert find(hay, [token] * MIN_TOKENS) == [(1, 1 + MIN_TOKENS)]
+    assert find(hay, [token] * MIN_CHUNK_TOKENS) == [(1, 1 + MIN_CHUNK_TOKENS)]
 
 
 def test_a_text_is_tokenised_once() -> None:
