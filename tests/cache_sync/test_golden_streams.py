@@ -18,9 +18,9 @@ from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.prefix_mirror import PrefixMirror
 from ragboost.cache_sync.subscriber import Subscriber
 from tests.cache_sync.test_subscriber import Frames
-from tests.engine_hooks.test_events import frames
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
+from tests.test_cache_events import frames
 
 Deliver = Callable[[int, bytes], Frames]
 

@@ -19,7 +19,7 @@ from ragboost.cache_events import (
 from ragboost.cache_sync.mirror_block import MirrorBlock
 from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from tests.cache_sync.toy import ToyCache
-from tests.engine_hooks.test_events import frames
+from tests.test_cache_events import frames
 
 
 def stored(

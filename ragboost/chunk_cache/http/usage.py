@@ -27,7 +27,7 @@ def with_report(usage: Mapping[str, Any], report: PromptReport) -> dict[str, Any
     return {
         **usage,
         "prompt_tokens_details": {**details, "cached_tokens": report.origins.exact},
-        PARAMS_KEY: report.fields,
+        PARAMS_KEY: report.origins._asdict(),
     }
 
 
