@@ -11,7 +11,6 @@ interrupted run resumes. Needs gguf and accelerate, which `make install` brings.
 
 import argparse
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from rich.progress import Progress
+
+from ragboost.config.model_directory import cache_directory
 
 _PIECE_BYTES = 1 << 20
 
@@ -106,12 +107,6 @@ def main() -> int:
         return 1
     print(path)
     return 0
-
-
-def cache_directory() -> Path:
-    """Return the directory of fetched models, outside every checkout."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ragboost" / "models"
 
 
 def fetch(name: str, directory: Path) -> Path:
