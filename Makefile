@@ -8,6 +8,8 @@ TORCH  ?= torch==2.13.0
 STAMP  := $(VENV)/.installed
 # Processes that share the tests.
 WORKERS ?= 2
+# Language models: smollm2-135m (0.5 GB on disk), qwen-0.5b (2.5 GB), qwen-1.5b (7 GB).
+MODELS ?= smollm2-135m
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 # uv installs in seconds what takes pip minutes, and looks where pip is told to look. pip is asked if uv fails.
@@ -24,7 +26,7 @@ export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
 install_into_venv = $(UV) pip install -q --python $(BIN)/python $(1) || $(BIN)/python -m pip install -q $(1)
 
-.PHONY: help install demo demo-cluster test test-all nightly lint format typecheck docs reference reference-check packages test-processes audit clean engines test-engines test-integrations
+.PHONY: help install demo models demo-cluster test test-all nightly lint format typecheck docs reference reference-check packages test-processes audit clean engines test-engines test-integrations
 
 help:                ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 18
@@ -41,7 +43,11 @@ $(STAMP): pyproject.toml requirements-dev.txt
 	@touch $@
 
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
+	@$(BIN)/python -m scripts.fetch_model smollm2-135m --patience 60 >/dev/null 2>&1 || true
 	@$(BIN)/ragboost demo $(ARGS)
+
+models: install      ## fetch language models into the user's cache; MODELS names them
+	@for model in $(MODELS); do $(BIN)/python -m scripts.fetch_model $$model || exit 1; done
 
 demo-cluster: install   ## two engines, two replicas behind nginx or HAProxy, Redis; one replica is killed on the way
 	@$(BIN)/python -m scripts.demo_cluster $(ARGS)

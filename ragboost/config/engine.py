@@ -12,7 +12,9 @@ class EngineSettings(Section):
     """The embedded engine."""
 
     model: Path | None = Field(
-        None, description="Directory of a Hugging Face causal LM; None: a small built-in model."
+        None,
+        description="Directory of a Hugging Face causal LM, or the name of a fetched one, such as "
+        "smollm2-135m; None: a small built-in model.",
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")

@@ -18,7 +18,6 @@ from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.rewriting.headers import get_header
 
 MODEL = "demo"
-_ANSWER_TOKENS = 8
 
 Message = dict[str, str]
 
@@ -28,6 +27,7 @@ class Cost(NamedTuple):
     cached_tokens: int
     ttft_s: float  # time to the first token, in seconds
     documents_dropped: int  # documents that were de-duplicated
+    answer: str = ""
 
 
 class Costs(NamedTuple):
@@ -35,7 +35,9 @@ class Costs(NamedTuple):
     conversations: list[Cost]
 
 
-async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerator[Cost]:
+async def replay(
+    workload: Workload, url: str, *, boosted: bool, max_tokens: int
+) -> AsyncGenerator[Cost]:
     """Send all sessions, then all conversations turn by turn, each turn with the whole history.
 
     Plain requests carry the documents in the prompt, as applications without RAGBoost write them.
@@ -43,24 +45,26 @@ async def replay(workload: Workload, url: str, *, boosted: bool) -> AsyncGenerat
     """
     with closing(Backend(BackendSettings(url=url))) as client:
         for turn in workload.sessions:
-            yield (await _chat(client, _body([], turn, boosted=boosted)))[0]
+            yield await _chat(client, _body([], turn, boosted=boosted, max_tokens=max_tokens))
         for number, turns in enumerate(workload.conversations):
             history: list[Message] = []
             for turn in turns:
-                body = _body(history, turn, boosted=boosted, session=f"demo-{number}")
-                cost, answer = await _chat(client, body)
-                history = [*body["messages"], {"role": "assistant", "content": answer}]
+                body = _body(history, turn, boosted=boosted, max_tokens=max_tokens)
+                if boosted:
+                    body["ragboost"]["session_id"] = f"demo-{number}"
+                cost = await _chat(client, body)
+                history = [*body["messages"], {"role": "assistant", "content": cost.answer}]
                 yield cost
 
 
 def _body(
-    history: list[Message], turn: WorkloadTurn, *, boosted: bool, session: str | None = None
+    history: list[Message], turn: WorkloadTurn, *, boosted: bool, max_tokens: int
 ) -> dict[str, Any]:
     content = turn.question if boosted else _plain_prompt(turn)
     body: dict[str, Any] = {
         "model": MODEL,
         "messages": [*history, {"role": "user", "content": content}],
-        "max_tokens": _ANSWER_TOKENS,
+        "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -68,8 +72,6 @@ def _body(
     if boosted:
         documents = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
         body["ragboost"] = {"documents": documents}
-        if session is not None:
-            body["ragboost"]["session_id"] = session
     return body
 
 
@@ -83,7 +85,7 @@ def _plain_prompt(turn: WorkloadTurn) -> str:
     return Booster(plain).boost(turn.question, turn.documents).render()
 
 
-async def _chat(client: Backend, body: Mapping[str, Any]) -> tuple[Cost, str]:
+async def _chat(client: Backend, body: Mapping[str, Any]) -> Cost:
     started = time.perf_counter()
     ttft_s = 0.0
     answer: list[str] = []
@@ -112,7 +114,7 @@ async def _chat(client: Backend, body: Mapping[str, Any]) -> tuple[Cost, str]:
         raise BackendStatusError("the stream ended without usage")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     ttft_s = ttft_s or time.perf_counter() - started
-    return Cost(usage["prompt_tokens"], cached, ttft_s, dropped), "".join(answer)
+    return Cost(usage["prompt_tokens"], cached, ttft_s, dropped, "".join(answer))
 
 
 async def _lines(response: UpstreamResponse) -> AsyncIterator[bytes]:

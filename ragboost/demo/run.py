@@ -19,6 +19,8 @@ from ragboost.demo.workload import Workload, make_workload
 from ragboost.retrieval import BM25Retriever
 from ragboost.serving import serve_in_thread
 
+_ANSWER_TOKENS = 8
+
 
 def run_demo(
     *,
@@ -48,9 +50,14 @@ def run_demo(
     settings = (engine or EngineSettings()).model_copy(
         update={"capacity_tokens": capacity_tokens, "served_model_name": MODEL}
     )
-    with _served(settings, boosted=False) as plain_url, _served(settings, boosted=True) as url:
+    with (
+        serve_demo(settings, boosted=False) as plain_url,
+        serve_demo(settings, boosted=True) as url,
+    ):
         console.print(f"two engines, each with a prefix cache of {capacity_tokens:,} tokens")
-        plain, boosted = asyncio.run(_replay_both(workload, plain_url, url, console=console))
+        plain, boosted = asyncio.run(
+            replay_both(workload, plain_url, url, max_tokens=_ANSWER_TOKENS, console=console)
+        )
     return {
         "workload": {**drawn, "capacity_tokens": capacity_tokens, "seed": seed},
         **summarize(plain, boosted),
@@ -58,7 +65,7 @@ def run_demo(
 
 
 @contextmanager
-def _served(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
+def serve_demo(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
     """Serve an engine and a proxy in front of it; yield the proxy's URL."""
     # Loads torch, which the command line must not.
     from ragboost.engine import create_engine_app, with_events
@@ -74,15 +81,15 @@ def _served(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
             yield proxy
 
 
-async def _replay_both(
-    workload: Workload, plain: str, boosted: str, *, console: Console
+async def replay_both(
+    workload: Workload, plain: str, boosted: str, *, max_tokens: int, console: Console
 ) -> tuple[Costs, Costs]:
     columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn())
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     costs: list[list[Cost]] = [[], []]
     async with (
-        aclosing(replay(workload, plain, boosted=False)) as plain_costs,
-        aclosing(replay(workload, boosted, boosted=True)) as boosted_costs,
+        aclosing(replay(workload, plain, boosted=False, max_tokens=max_tokens)) as plain_costs,
+        aclosing(replay(workload, boosted, boosted=True, max_tokens=max_tokens)) as boosted_costs,
     ):
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             for _ in progress.track(range(total)):

@@ -18,6 +18,7 @@ from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
+from ragboost.config.model_directory import find_model
 from ragboost.engine import builtin
 from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
@@ -65,7 +66,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         name = f"ragboost-{settings.builtin_size}"
     else:
         model, tokenizer = _from_directory(settings)
-        name = settings.model.resolve().name
+        name = find_model(settings.model).resolve().name
     model = model.to(_device(settings))
     adapter, refusal = _adapter(model, settings)
     runner = ModelRunner(model, max_length=settings.max_model_len)
@@ -222,8 +223,8 @@ def _chunk_store(device: torch.device, settings: EngineSettings) -> TieredStore:
 
 
 def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:
-    path = settings.model
-    assert path is not None, "no model directory"
+    assert settings.model is not None, "no model directory"
+    path = find_model(settings.model)
     if not (path / "config.json").is_file():
         raise ConfigError(f"engine.model: {path} is not a model directory (it has no config.json)")
     try:

@@ -1,4 +1,4 @@
-"""Paired bootstrap intervals of the difference between two arms.
+"""Bootstrap intervals of a mean, and of the difference between two paired arms.
 
 Knows numbers. Does not know what was measured.
 """
@@ -20,22 +20,22 @@ class PairedDifference(NamedTuple):
     num_groups: int  # independent groups of questions: conversations, and single questions
 
 
-def paired_difference(
-    baseline: Sequence[float], other: Sequence[float], *, groups: Sequence[Hashable], seed: int = 0
-) -> PairedDifference:
-    """Return the mean of `other - baseline` with a percentile bootstrap interval.
+class MeanInterval(NamedTuple):
+    """The interval of a mean at 95 %."""
 
-    Scores are 0 to 1. Whole groups are drawn, since the turns of a conversation are not
-    independent. If no question differs in one direction, resampling cannot show that any would: the
-    interval is then wider there by the largest share that zero events among the groups allow (the
-    rule of three, exactly).
-    """
-    difference = np.asarray(other, dtype=float) - np.asarray(baseline, dtype=float)
-    if not len(difference):
-        return PairedDifference(0.0, -1.0, 1.0, 0)
+    low: float
+    high: float
+    num_groups: int  # independent groups
+
+
+def mean_interval(
+    values: Sequence[float] | np.ndarray, *, groups: Sequence[Hashable], seed: int = 0
+) -> MeanInterval:
+    """Return the percentile bootstrap interval of the mean of values, at least one. Whole groups
+    are drawn, since the turns of a conversation are not independent."""
     numbers: dict[Hashable, int] = {}
     group = np.array([numbers.setdefault(name, len(numbers)) for name in groups])
-    sums, sizes = np.bincount(group, difference), np.bincount(group).astype(float)
+    sums, sizes = np.bincount(group, np.asarray(values)), np.bincount(group).astype(float)
     count = len(sizes)
     rng = np.random.default_rng(seed)
     means: list[np.ndarray] = []
@@ -45,9 +45,25 @@ def paired_difference(
         means.append(sums[drawn].sum(1) / sizes[drawn].sum(1))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    unseen = 1 - tail ** (1 / count)
+    return MeanInterval(float(low), float(high), count)
+
+
+def paired_difference(
+    baseline: Sequence[float], other: Sequence[float], *, groups: Sequence[Hashable], seed: int = 0
+) -> PairedDifference:
+    """Return the mean of `other - baseline` with a percentile bootstrap interval.
+
+    Scores are 0 to 1. If no question differs in one direction, resampling cannot show that any
+    would: the interval is then wider there by the largest share that zero events among the groups
+    allow (the rule of three, exactly).
+    """
+    difference = np.asarray(other, dtype=float) - np.asarray(baseline, dtype=float)
+    if not len(difference):
+        return PairedDifference(0.0, -1.0, 1.0, 0)
+    low, high, count = mean_interval(difference, groups=groups, seed=seed)
+    unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
     if not (difference < 0).any():
         low = max(-1.0, low - unseen)
     if not (difference > 0).any():
         high = min(1.0, high + unseen)
-    return PairedDifference(float(difference.mean()), float(low), float(high), count)
+    return PairedDifference(float(difference.mean()), low, high, count)

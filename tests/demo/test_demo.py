@@ -11,9 +11,10 @@ from rich.console import Console
 
 from ragboost.config import EngineSettings
 from ragboost.demo import run_demo
+from ragboost.demo.answers import answer_table, ask_model
 from ragboost.demo.comparison import summarize, table
 from ragboost.demo.corpus import standard_library
-from ragboost.demo.replay import Cost, Costs
+from ragboost.demo.replay import MODEL, Cost, Costs
 from ragboost.demo.workload import make_workload
 from ragboost.retrieval import BM25Retriever
 
@@ -74,6 +75,19 @@ def test_boosted_sessions_and_conversations_hit_more_than_plain_ones() -> None:
         assert boosted["prefill_tokens"] < plain["prefill_tokens"]
     assert result["conversations"]["boosted"]["documents_deduplicated"] > 0
     assert result["all"]["plain"]["documents_deduplicated"] == 0  # plain is a pure pass-through
+
+
+def test_the_answers_of_a_model_are_shown_plain_beside_boosted() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    engine = EngineSettings(builtin_size="tiny", num_threads=1, served_model_name=MODEL)
+
+    rows = ask_model(engine, console=console)
+    console.print(answer_table("Answers", rows))
+
+    assert sum(row.boosted_tokens for row in rows) < sum(row.plain_tokens for row in rows)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Who signed the lease?" in shown
+    assert "prefill tokens" in shown
 
 
 def test_a_failing_step_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""The benchmark of chunk reuse on language: prompts, cells made by rule, resuming, rows."""
+
+import gzip
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra engine")
+
+import torch
+
+from benchmarks.language.arms import FULL, ArmRunner
+from benchmarks.language.cases import LanguageCase, cut, read_cases, split
+from benchmarks.language.cells import TASKS, make_cases
+from benchmarks.language.chunks import RATIOS, measure
+from ragboost.config import EngineSettings
+from ragboost.engine.loading import LoadedModel, load_model
+from ragboost.types import Document
+
+NAMES = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kim", "Leo")
+
+
+def _count(text: str) -> int:
+    return len(text.split())
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(EngineSettings(builtin_size="tiny", num_threads=1))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Twelve documents of 120 words, and ten questions, each with one of the first ten."""
+    rows = [
+        {"id": name, "title": name, "text": " ".join(f"{name} has {n} goats." for n in range(40))}
+        for name in NAMES
+    ]
+    asked = [
+        {"id": f"q{name}", "question": f"Who is {name}?", "answers": [name], "gold_doc_ids": [name]}
+        for name in NAMES[:10]
+    ]
+    lists = [{"id": f"q{name}", "doc_ids": list(NAMES)} for name in NAMES[:10]]
+    with gzip.open(tmp_path / "corpus.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    for name, lines in (("queries", asked), ("retrieved_given", lists), ("retrieved_bm25", lists)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    return tmp_path
+
+
+def _args(data: Path, **changes: Any) -> Namespace:
+    options: dict[str, Any] = {
+        "model": None,
+        "threads": 1,
+        "data": data,
+        "questions": "development",
+        "task": None,
+        "cases": 10,
+        "seed": 11,
+        "documents": 3,
+        "stored": "alone",
+        "policies": "gradual",
+        "ratios": "0.15",
+        "limit": 2,
+        "parts": None,
+    }
+    return Namespace(**{**options, **changes})
+
+
+def test_every_case_has_its_gold_documents_and_the_order_of_the_run(data: Path) -> None:
+    cases = read_cases(data, num_documents=3, count_tokens=_count)
+
+    assert [case.id for case in cases] == [f"q{name}" for name in NAMES[:10]]
+    for case, gold in zip(cases, NAMES[:10], strict=True):
+        titles = [document.title for document in case.documents]
+        assert gold in titles
+        assert titles == sorted(titles, key=NAMES.index)
+    assert [document.id for document in cases[-1].documents] == ["1", "2", "3"]
+
+
+def test_development_and_test_questions_are_disjoint_and_keep_conversations_whole() -> None:
+    cases = [
+        LanguageCase(f"{talk}-{turn}", "Who?", ("Ada",), (), conversation=str(talk))
+        for talk in range(5)
+        for turn in range(3)
+    ]
+    development, test = split(cases, "development"), split(cases, "test")
+
+    assert {case.conversation for case in development} == {"0", "1"}
+    assert [*development, *test] == cases
+
+
+def test_a_long_document_is_cut_behind_a_word() -> None:
+    assert cut("one two three four", _count, longest=3) == "one two three"
+    assert cut("one two", _count, longest=3) == "one two"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_cell_is_drawn_from_its_seed_and_holds_its_answer(task: str, data: Path) -> None:
+    def made(seed: int) -> list[LanguageCase]:
+        options: dict[str, Any] = {"num_documents": 8, "count_tokens": _count}
+        return make_cases(task, data, count=5, seed=seed, **options)
+
+    cases = made(1)
+
+    assert cases == made(1)
+    assert cases != made(2)
+    for case in cases:
+        assert len(case.documents) == 8
+        text = " ".join(f"{document.title} {document.text}" for document in case.documents)
+        words = case.answers if task == "order" else case.answers[0].split()
+        assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize("stored", ["alone", "captured"])
+def test_nothing_differs_from_full_attention_where_everything_is_computed(
+    stored: Any, loaded: LoadedModel, data: Path
+) -> None:
+    (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
+    runner = ArmRunner(loaded, stored=stored)
+    tokens, chunks = runner.prompt(case.question, case.documents)
+    assert loaded.adapter is not None
+    with torch.no_grad():
+        logits = loaded.adapter.model(torch.tensor([tokens])).logits[0, -1]
+
+    full, whole, reuse = runner.run(case, [FULL, ("epic", 1.0), ("reuse", 0.0)])
+
+    assert len(chunks) == 3
+    assert full.same_answer
+    assert full.text.startswith(loaded.tokenizer.decode([int(logits.argmax())]).strip())
+    assert whole.kl < 1e-6
+    assert whole.kl_answer < 1e-6
+    assert whole.same_answer
+    assert reuse.kl_answer > 1e-6
+    assert reuse.computed < whole.computed <= full.computed  # alone, the first one is exact
+
+
+def test_documents_are_written_as_the_booster_writes_them(loaded: LoadedModel) -> None:
+    runner = ArmRunner(loaded, stored="alone")
+    documents = [Document("Ada signed the lease in May.", id="1", title="The lease")]
+    tokens, _ = runner.prompt("Who signed?", documents, history=(("user", "Hello"),))
+
+    text = loaded.tokenizer.decode(tokens, skip_special_tokens=False)
+    assert "[Doc_1] The lease\nAda signed the lease in May.\n\nWho signed?<|im_end|>" in text
+    assert text.index("in as few words") < text.index("Hello") < text.index("[Doc_1]")
+
+
+def test_a_rerun_answers_only_what_is_missing_and_gives_the_same_rows(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = tmp_path / "parts"
+    settings = EngineSettings(builtin_size="tiny", num_threads=1)
+    monkeypatch.setattr("benchmarks.language.chunks.load_model", lambda _: load_model(settings))
+    first = measure(_args(data, parts=parts))
+    (file,) = parts.iterdir()
+    with file.open("a") as unfinished:
+        unfinished.write('\n{"id": "qCleo", "outc')
+    ran = []
+    original = ArmRunner.run
+    monkeypatch.setattr(
+        ArmRunner,
+        "run",
+        lambda self, case, arms: [ran.append((case.id, arms)), original(self, case, arms)][1],
+    )
+    again = measure(_args(data, parts=parts))
+    more = measure(_args(data, parts=parts, limit=3, policies="gradual,epic"))
+
+    assert again == first
+    assert [row["policy"] for row in first["rows"]] == ["full", "reuse", "gradual"]
+    assert first["rows"][0]["kl"] == 0
+    assert first["rows"][0]["loss"] == 0
+    added = [("epic", 0.15)]
+    whole = [FULL, ("reuse", 0.0), ("gradual", 0.15), *added]
+    assert ran == [("qAda", added), ("qBen", added), ("qCleo", whole)]
+    assert [row["n"] for row in more["rows"]] == [3] * 4
+    assert more["rows"][2]["computed"] == pytest.approx(first["rows"][2]["computed"], abs=0.02)
+    assert RATIOS == (0.05, 0.1, 0.15, 0.3)
