@@ -7,9 +7,9 @@ original body when boosting fails. Does not know how requests are sent, or how t
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.cache_sync.sync import CacheSync
@@ -43,6 +43,7 @@ from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
 _THREAD_BYTES = 256 * 1024
@@ -114,52 +115,24 @@ class BoostPipeline:
         """
         started = time.perf_counter()
         if self._stable is not None:
-            stable = partial(self._stable.apply, raw)
-            raw = await asyncio.to_thread(stable) if len(raw) > _THREAD_BYTES else stable()
-        parse = partial(
-            parse_request,
-            raw,
-            headers,
-            formats=self._formats,
-            recognises=self._settings.session.stateless,
-            session=session,
-            team=team,
-        )
+            raw = await _run(partial(self._stable.apply, raw), len(raw))
         try:
-            request = await asyncio.to_thread(parse) if len(raw) > _THREAD_BYTES else parse()
+            request = await self._parse(raw, headers, session=session, team=team)
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
-            sent, bypass = request_headers(headers), Bypass("malformed_body")
-            seconds = _seconds(started, admission)
-            return self._count(UpstreamRequest(raw, sent, bypass=bypass, seconds=seconds))
+            unread = Bypass("malformed_body")
+            return self._forward(raw, headers, admission, started=started, bypass=unread)
         if may_hand_over and history is None:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
-        conversation = history
-        if request.links:
-            conversation = self._histories.match(request)
-        digest = conversation.digest if conversation is not None else UNCHANGED
-        tenant = None
-        if not self._is_plain(request, conversation):
-            tenant = self.tenants.get(request.tenant_key)
-        history_sent = conversation
-        if history_sent is None and request.session is not None and tenant is not None:
-            history_sent = self.conversations.get(request.session)
-        await self._dispatcher.admit(
-            admission, request, tenant=tenant, conversation=history_sent, history=digest
-        )
+        conversation = self._histories.match(request) if request.links else history
+        tenant, digest = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
-            upstream = UpstreamRequest(
-                raw,
-                request_headers(headers, is_read=is_read),
-                request.tenant_key.model,
-                bypass=request.bypass,
-                history=digest,
-                seconds=_seconds(started, admission),
-            )
-            return self._count(upstream)
+            forward = partial(self._forward, raw, headers, admission, started=started)
+            bypass, model = request.bypass, request.tenant_key.model
+            return forward(bypass=bypass, model=model, history=digest, is_read=is_read)
         work = self._boost(
             request,
             headers,
@@ -173,6 +146,55 @@ class BoostPipeline:
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves.
         return self._count(await (asyncio.shield(work) if needs_thread(request) else work))
+
+    async def _parse(
+        self, raw: bytes, headers: RawHeaders, *, session: str | None, team: str
+    ) -> ParsedRequest:
+        parse = partial(
+            parse_request,
+            raw,
+            headers,
+            formats=self._formats,
+            recognises=self._settings.session.stateless,
+            session=session,
+            team=team,
+        )
+        return await _run(parse, len(raw))
+
+    def _forward(
+        self,
+        raw: bytes,
+        headers: RawHeaders,
+        admission: Admission,
+        *,
+        started: float,
+        bypass: Bypass | None,
+        model: str = "",
+        history: Digest = UNCHANGED,
+        is_read: bool = False,
+    ) -> UpstreamRequest:
+        """Return a body as it came."""
+        sent, seconds = request_headers(headers, is_read=is_read), _seconds(started, admission)
+        return self._count(
+            UpstreamRequest(raw, sent, model, bypass=bypass, history=history, seconds=seconds)
+        )
+
+    async def _admit(
+        self, request: ParsedRequest, conversation: Conversation | None, admission: Admission
+    ) -> tuple[Tenant | None, Digest]:
+        """Wait for a place at a backend; return the request's tenant, None if its body is forwarded
+        as it came, and the digest of its conversation."""
+        tenant = None
+        if not self._is_plain(request, conversation):
+            tenant = self.tenants.get(request.tenant_key)
+        history = conversation
+        if history is None and request.session is not None and tenant is not None:
+            history = self.conversations.get(request.session)
+        digest = conversation.digest if conversation is not None else UNCHANGED
+        await self._dispatcher.admit(
+            admission, request, tenant=tenant, conversation=history, history=digest
+        )
+        return tenant, digest
 
     def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
         workers = self._workers
@@ -212,28 +234,16 @@ class BoostPipeline:
         has_options: bool,
         is_read: bool,
     ) -> UpstreamRequest:
-        """Rewrite and encode a request, and keep what it adds to its conversation.
-
-        The tenant is locked only while its index is used: other requests of its model wait for it.
-        """
+        """Rewrite and encode a request, and keep what it adds to its conversation."""
         follower = self._sync.followers[admission.backend.name]
         fields = request.body.fields
         engine_id = EngineRequestId.of(fields, headers) if follower.streams else None
-        is_named = conversation is None and request.session is not None
         in_thread = needs_thread(request)
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
-            documents = request.found.documents
-            await asyncio.to_thread(tenant.tokens.count_documents, documents)
-        tracked = None
-        async with tenant.lock:
-            if is_named and request.session is not None:
-                conversation = self.conversations.get(request.session)
-            if self._shadow is not None:
-                await self._shadow.run(request, tenant, admission, in_thread=in_thread)
-            rewrite = partial(self._rewrite, request, conversation, tenant, admission)
-            result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
-            if is_named and conversation is not None:
-                self.conversations.add(conversation, result.delta)
+            await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
+        async with tenant.lock:  # other requests of its model wait: only while its index is used
+            conversation, result = await self._rewrite(request, conversation, tenant, admission)
+            tracked = None
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
         digest = self._remember(request, conversation, result)
@@ -271,19 +281,33 @@ class BoostPipeline:
 
         return await asyncio.to_thread(encode) if in_thread else encode()
 
-    def _rewrite(
+    async def _rewrite(
         self,
         request: ParsedRequest,
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
-    ) -> Rewriting:
-        template = self._settings.hints.label_template
-        result = Rewriting(request, conversation, label_template=template)
+    ) -> tuple[Conversation | None, Rewriting]:
+        """Rewrite a request under its tenant's lock; return the result with its conversation."""
+        is_named = conversation is None and request.session is not None
+        if is_named and request.session is not None:
+            conversation = self.conversations.get(request.session)
+        in_thread = needs_thread(request)
         if self._shadow is not None:
-            return result.render(Bypass("shadow"))
-        booster = tenant.booster(admission.backend.name)
-        return result.boost(booster, planned=admission.planned)
+            await self._shadow.run(request, tenant, admission, in_thread=in_thread)
+
+        def rewrite() -> Rewriting:
+            template = self._settings.hints.label_template
+            result = Rewriting(request, conversation, label_template=template)
+            if self._shadow is not None:
+                return result.render(Bypass("shadow"))
+            booster = tenant.booster(admission.backend.name)
+            return result.boost(booster, planned=admission.planned)
+
+        result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
+        if is_named and conversation is not None:
+            self.conversations.add(conversation, result.delta)
+        return conversation, result
 
     def _remember(
         self, request: ParsedRequest, conversation: Conversation | None, result: Rewriting
@@ -361,6 +385,11 @@ def needs_thread(request: ParsedRequest) -> bool:
     """Return True if boosting a request takes too long for the event loop."""
     num = len(request.found.documents) if request.found is not None else 0
     return num > _THREAD_DOCUMENTS or len(request.body.raw) > _THREAD_BYTES
+
+
+async def _run(work: Callable[[], T], num_bytes: int) -> T:
+    """Do work on a body, in a thread if it is large."""
+    return await asyncio.to_thread(work) if num_bytes > _THREAD_BYTES else work()
 
 
 def _seconds(started: float, admission: Admission) -> float:
