@@ -30,17 +30,8 @@ def eval_order(
     ),
     endpoint: str = typer.Option(..., metavar="URL", help="Any OpenAI-compatible server."),
     model: str = typer.Option(..., help="The model's name there."),
-    file_format: str | None = typer.Option(
-        None,
-        "--format",
-        help="plain, mtrag, multihop-rag, musique, hotpotqa, 2wiki, narrativeqa or qasper; by "
-        "default recognised.",
-    ),
     corpus: Path | None = typer.Option(
-        None, metavar="FILE", help="Documents to retrieve from, or that `doc_ids` refer to."
-    ),
-    k: int = typer.Option(
-        10, "--k", min=1, help="Documents per question, where the file holds no retrieval."
+        None, metavar="FILE", help="Documents that `doc_ids` refer to."
     ),
     limit: int | None = typer.Option(None, min=1, help="Most questions to ask."),
     arm: list[str] = typer.Option([], help="Arm to ask, repeatable; by default all."),
@@ -98,7 +89,7 @@ def eval_order(
     if judge is not None:
         key, judge_model = os.environ.get(judge_key_env, ""), judge_model or model
         judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
-    loaded = load_questions(questions, name=file_format, corpus=corpus, k=k, limit=limit)
+    loaded = load_questions(questions, corpus=corpus, limit=limit)
     _warn_of_rejects(loaded)
     has_conversations = any(question.conversation is not None for question in loaded.questions)
     arms = choose_arms(arm, has_conversations=has_conversations)

@@ -1,99 +1,121 @@
-"""Read a file of questions and, where it holds no retrieval, retrieve their documents by BM25.
+"""Read a file of questions in RAGBoost's own format, that of `ragboost batch`, with right answers.
 
+    {"question": "...", "documents": [{"id": "7", "text": "..."}], "answers": ["..."]}
+
+`doc_ids` instead of `documents` refer to a corpus; `conversation_id` makes turns of a conversation.
 Malformed records are skipped and counted. Does not know settings or endpoints.
 """
 
-import csv
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders import QuestionFormat, question_format, recognised
-from ragboost.evaluation.questions import EvalQuestion, Pools, RawQuestion, chunked, text_of
+from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.jsonl import Line, decode, read_lines
-from ragboost.types import as_document
+from ragboost.types import Document, as_document, as_documents
 
-_MAX_SHOWN = 3
+MAX_SHOWN = 3
+_EXPECTED = (
+    "expected the fields question, documents (or doc_ids with --corpus) and answers; "
+    "`python -m benchmarks.datasets.questions FILE` in a clone of RAGBoost converts data sets"
+)
+T = TypeVar("T")
 
 
 class LoadedQuestions(NamedTuple):
     questions: tuple[EvalQuestion, ...]  # in file order
-    format: str  # the file's format
     num_rejected: int = 0
     problems: tuple[str, ...] = ()  # the first of their errors
 
 
 def load_questions(
-    path: Path,
-    *,
-    name: str | None = None,
-    corpus: Path | None = None,
-    k: int = 10,
-    limit: int | None = None,
+    path: Path, *, corpus: Path | None = None, limit: int | None = None
 ) -> LoadedQuestions:
-    """Read the questions of a file: JSON Lines, also gzipped, JSON or CSV.
+    """Read the questions of a file: JSON Lines, also gzipped, or JSON.
 
-    Without a `name`, the first record shows the format. `corpus` holds the documents to retrieve
-    from, `k` a question, where the file holds no retrieval, or those that `doc_ids` refer to.
+    `corpus` holds the documents that `doc_ids` refer to.
     """
-    pools = Pools()
-    if corpus is not None:
-        _read_corpus(corpus, pools)
-    form: QuestionFormat | None = None if name is None else question_format(name)
-    raw: list[RawQuestion] = []
+    by_id = {} if corpus is None else {d.id: d for d in read_corpus(read_records(corpus))}
+    parsed, problems = parse_records(read_records(path), lambda row: [_question(row, by_id)])
+    if not parsed:
+        reason = f": {problems[0]}" if problems else ""
+        raise RequestError(f"{path} has no valid question{reason}")
+    questions = tuple(_named(parsed[:limit]))
+    return LoadedQuestions(questions, len(problems), tuple(problems[:MAX_SHOWN]))
+
+
+def _question(row: Mapping[str, Any], by_id: Mapping[Any, Document]) -> EvalQuestion:
+    if not (row.keys() & {"question", "query"} and row.keys() & {"documents", "doc_ids"}):
+        raise RequestError(_EXPECTED)
+    text = text_of(row, "question", "query")
+    answers = answers_of(row.get("answers", row.get("answer")))
+    if "documents" in row:
+        documents = tuple(as_documents(row["documents"]))
+    else:
+        names = [str(name) for name in row["doc_ids"]]
+        if missing := [name for name in names if name not in by_id]:
+            raise RequestError(
+                f"doc_ids names {missing[0]!r}, which is not in --corpus", param="doc_ids"
+            )
+        documents = tuple(by_id[name] for name in names)
+    if not documents:
+        raise RequestError("documents must not be empty", param="documents")
+    session = row.get("conversation_id", row.get("session"))
+    conversation = None if session is None else str(session)
+    return EvalQuestion(str(row.get("id", "")), text, documents, answers, conversation)
+
+
+def _named(questions: list[EvalQuestion]) -> Iterator[EvalQuestion]:
+    seen: set[str] = set()
+    for at, question in enumerate(questions):
+        is_new = question.id and question.id not in seen
+        name = question.id if is_new else f"{question.id or 'q'}#{at}"
+        seen.add(name)
+        yield replace(question, id=name)
+
+
+def parse_records(
+    records: Iterable[tuple[str, Any]], parse: Callable[[Any], Iterable[T]]
+) -> tuple[list[T], list[str]]:
+    """Return what the records hold, and the errors of malformed ones, which are skipped."""
+    parsed: list[T] = []
     problems: list[str] = []
-    for where, row in _records(path):
+    for where, row in records:
         try:
             if isinstance(row, RequestError):
                 raise row
-            if form is None:
-                name = recognised(row)
-                if name is None:
-                    raise RequestError("the format is not recognised; see --format")
-                form = question_format(name)
-            raw.extend(_parsed(form, row, pools))
+            parsed.extend(list(parse(row)))
         except RequestError as error:
             problems.append(f"{where}: {error}")
-    if not raw:
-        reason = f": {problems[0]}" if problems else ""
-        raise RequestError(f"{path} has no valid question{reason}")
-    questions = tuple(_retrieved(raw[:limit], pools, k=k))
-    return LoadedQuestions(questions, name or "", len(problems), tuple(problems[:_MAX_SHOWN]))
+        except (AttributeError, KeyError, TypeError) as error:
+            problems.append(f"{where}: a field is missing or of another type: {error!r}")
+    return parsed, problems
 
 
-def _parsed(form: QuestionFormat, row: Any, pools: Pools) -> list[RawQuestion]:
-    try:
-        return list(form.parse(row, pools))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise RequestError(f"a field is missing or of another type: {error!r}") from None
+def read_corpus(
+    records: Iterable[tuple[str, Any]], *, skip: Callable[[Any], bool] = lambda row: False
+) -> Iterator[Document]:
+    """Yield the documents of a corpus, without an id named by position; any error ends it."""
+    position = 0
+    for where, row in records:
+        try:
+            if isinstance(row, RequestError):
+                raise row
+            if skip(row):
+                continue
+            document = as_document(row)
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None
+        name = str(position) if document.id is None else document.id
+        yield replace(document, id=name if isinstance(name, str) else json.dumps(name))
+        position += 1
 
 
-def _retrieved(raw: list[RawQuestion], pools: Pools, *, k: int) -> Iterator[EvalQuestion]:
-    retrievers: dict[str, Any] = {}
-    seen: set[str] = set()
-    for at, question in enumerate(raw):
-        documents = question.documents
-        if not documents:
-            if question.pool not in retrievers:
-                from ragboost.retrieval.bm25 import BM25Retriever
-
-                retrievers[question.pool] = BM25Retriever(pools.documents(question.pool))
-            documents = tuple(retrievers[question.pool].retrieve(question.text, k))
-        name = (
-            question.id if question.id and question.id not in seen else f"{question.id or 'q'}#{at}"
-        )
-        seen.add(name)
-        yield EvalQuestion(name, question.text, documents, question.answers, question.conversation)
-
-
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
+def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the records of a file with their places; an error in place of an unreadable one."""
-    if path.suffix == ".csv":
-        yield from _table(path)
-        return
     lines = list(read_lines(path))
     if not lines:
         return
@@ -121,36 +143,3 @@ def _object(value: Any) -> Any:
     if isinstance(value, dict):
         return value
     return RequestError(f"must be an object, got {type(value).__name__}")
-
-
-def _table(path: Path) -> Iterator[tuple[str, Any]]:
-    csv.field_size_limit(sys.maxsize)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                yield f"{path}:{number}", row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"cannot read {path}: {error}") from None
-
-
-def _read_corpus(path: Path, pools: Pools) -> None:
-    """Add the documents of a corpus to the pool without a name; those of NarrativeQA's summaries to
-    the pool of their story."""
-    for where, row in _records(path):
-        try:
-            if isinstance(row, RequestError):
-                raise row
-            if "summary" in row and "document_id" in row:
-                for piece in chunked(row["summary"]):
-                    pools.add(row["document_id"], piece)
-            elif "body" in row:
-                for piece in chunked(text_of(row, "body")):
-                    pools.add("", piece, title=str(row.get("title") or ""))
-            else:
-                document = as_document(row)
-                name = document.id
-                if name is not None and not isinstance(name, str):
-                    name = json.dumps(name)
-                pools.add("", document.text, title=document.title or "", id=name)
-        except RequestError as error:
-            raise RequestError(f"{where}: {error}") from None

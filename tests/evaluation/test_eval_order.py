@@ -143,7 +143,6 @@ def test_conversations_are_measured_with_their_own_arms(tmp_path: Path, engine: 
         (["--metric", "judge"], "judge needs --judge URL"),
         (["--body", "[]"], "--body must be a JSON object"),
         (["--body", "{"], "--body must be a JSON object"),
-        (["--format", "squad"], "--format must be one of"),
         (["--plot", "x.pdf"], "--plot writes .png or .svg"),
     ],
 )

@@ -1,6 +1,6 @@
 """2WikiMultihopQA: `train.json`, `dev.json`; HotpotQA's format with evidences."""
 
-from ragboost.evaluation.loaders import Row, hotpotqa
+from benchmarks.datasets.loaders import Row, hotpotqa
 
 parse = hotpotqa.parse
 

@@ -5,9 +5,10 @@ The pieces of one story or summary are a pool, to retrieve from.
 
 from collections.abc import Iterable
 
+from benchmarks.datasets.loaders import Row
+from benchmarks.datasets.pools import Pools, RawQuestion, chunked
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders import Row
-from ragboost.evaluation.questions import Pools, RawQuestion, answers_of, chunked, text_of
+from ragboost.evaluation.questions import answers_of, text_of
 
 
 def matches(row: Row) -> bool:

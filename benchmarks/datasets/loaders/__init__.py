@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, Protocol, cast
 
+from benchmarks.datasets.pools import Pools, RawQuestion
 from ragboost.errors import RequestError
-from ragboost.evaluation.questions import Pools, RawQuestion
 
 Row = Mapping[str, Any]
 
@@ -21,9 +21,8 @@ FORMATS = (
     "hotpotqa",
     "narrativeqa",
     "qasper",
-    "plain",
 )
-"""In the order in which they are tried; `plain` is RAGBoost's own."""
+"""In the order in which they are tried."""
 _MODULES = {"multihop-rag": "multihop_rag", "2wiki": "two_wiki"}
 
 
@@ -38,7 +37,7 @@ class QuestionFormat(Protocol):
 def question_format(name: str) -> QuestionFormat:
     if name not in FORMATS:
         raise RequestError(f"--format must be one of {', '.join(FORMATS)}, got {name!r}")
-    module = import_module(f"ragboost.evaluation.loaders.{_MODULES.get(name, name)}")
+    module = import_module(f"benchmarks.datasets.loaders.{_MODULES.get(name, name)}")
     return cast(QuestionFormat, module)
 
 

@@ -6,9 +6,10 @@ The paragraphs of a paper are a pool, to retrieve from. Unanswerable questions a
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from benchmarks.datasets.loaders import Row
+from benchmarks.datasets.pools import Pools, RawQuestion
 from ragboost.errors import RequestError
-from ragboost.evaluation.loaders import Row
-from ragboost.evaluation.questions import Pools, RawQuestion, text_of
+from ragboost.evaluation.questions import text_of
 
 
 def matches(row: Row) -> bool:
