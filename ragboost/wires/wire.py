@@ -8,7 +8,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class UsageFields:
-    """Where a usage object has its counts; of several paths the first with a count holds.
+    """Paths of the counts in a usage object; of several paths the first with a count holds.
 
     A path is one name, or a name and one within it; `*` is the sum of all within.
     """
@@ -24,7 +24,7 @@ class UsageFields:
 
 @dataclass(frozen=True, kw_only=True)
 class WireApi:
-    """Where the bodies of one API have what the proxy looks for.
+    """Places in the bodies of one API that the proxy reads.
 
     A body does not say for which API it is meant, and engines accept the fields of several: what
     is looked for are the names of all wires, `registry.ANY`. What has a type is found by it.

@@ -15,7 +15,7 @@ class TokenOrigins(NamedTuple):
 
 
 class PromptReport(NamedTuple):
-    """What an engine did with a prompt that mentions chunks."""
+    """Report of an engine on a prompt that mentions chunks."""
 
     origins: TokenOrigins
     reason: str | None = None  # why it reused none of them; None: it did, or found none to reuse

@@ -53,7 +53,7 @@ class Match(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What to do with a request whose prefix cache holds `prefix_tokens`."""
+    """Decision on a request of which the prefix cache holds `prefix_tokens`."""
 
     prefix_tokens: int
     plan: PromptPlan | str  # or why it is computed exactly
