@@ -45,8 +45,13 @@ class Context:
     #: Its record in the context index, for `Booster.report_usage`; None for later turns.
     index_entry: IndexEntry | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def dropped(self) -> tuple[Document, ...]:
+        """The retrieved documents that are not sent again."""
+        places = zip(self.retrieved, self.positions, strict=True)
+        return tuple([document for document, position in places if position < 0])
+
     def recorded(self, entry: IndexEntry) -> "Context":
-        """Return the context as it is recorded in the context index."""
         return replace(
             self,
             search_path=entry.search_path,

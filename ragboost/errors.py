@@ -12,6 +12,9 @@ Grouped by who can fix the cause::
             SessionStoreError       the operator: the store of sessions fails, HTTP 503
         BackendError                the upstream server
             BackendConnectionError
+                BackendRefusedError
+                StaleConnectionError
+                    UnreadRequestError
             BackendTimeoutError
             BackendStatusError
         ContextIndexError           RAGBoost: a broken invariant of the context index
@@ -76,6 +79,18 @@ class BackendError(RagBoostError):
 
 class BackendConnectionError(BackendError):
     """The connection to the backend failed."""
+
+
+class BackendRefusedError(BackendConnectionError):
+    """No connection could be made: nothing was sent, so another backend may be tried."""
+
+
+class StaleConnectionError(BackendConnectionError):
+    """A pooled connection was closed before the response; the server may have begun to work."""
+
+
+class UnreadRequestError(StaleConnectionError):
+    """A pooled connection was closed before any of the request came: it can be sent again."""
 
 
 class BackendTimeoutError(BackendError):

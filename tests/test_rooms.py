@@ -82,6 +82,8 @@ GROUND = {
 ABOVE = {"simulate", "integrations", "demo", "cli", "__main__"}
 MIDDLEWARE = set(ROOMS) - WING - GROUND - ABOVE
 MAX_FILES = 15
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
 
 
 def _modules() -> Mapping[str, Path]:
@@ -168,6 +170,23 @@ def test_a_folder_holds_about_a_dozen_files() -> None:
     files = Counter(path.parent for path in MODULES.values())
 
     assert not {str(folder): n for folder, n in files.items() if n > MAX_FILES}
+
+
+def test_a_file_is_read_in_one_sitting() -> None:
+    lines = {name: len(path.read_text("utf-8").splitlines()) for name, path in MODULES.items()}
+
+    assert not {name: count for name, count in lines.items() if count > MAX_LINES}
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    lines = {
+        f"{name}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+    assert not {name: count for name, count in lines.items() if count > MAX_FUNCTION_LINES}
 
 
 def test_no_public_class_name_occurs_twice() -> None:

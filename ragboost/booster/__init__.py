@@ -1,6 +1,6 @@
 """Order, de-duplicate and hint documents: the room where index, ordering, dedup and hints meet."""
 
-from ragboost.booster.booster import Booster, Session, UsageTotals
+from ragboost.booster.booster import Booster, Session
 from ragboost.booster.planning import Planned
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -10,6 +10,7 @@ from ragboost.booster.session_state import (
     SessionStore,
     Turn,
 )
+from ragboost.booster.usage import UsageTotals
 
 __all__ = [
     "Booster",

@@ -4,38 +4,28 @@ Mirrors one prefix cache: one backend, model and cache salt. Knows documents and
 not know HTTP, engines or request bodies.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from threading import RLock
-from typing import NamedTuple
 
-from ragboost.booster.compose import Retrieved, compose
+from ragboost.booster.compose import Retrieved, behind, compose
 from ragboost.booster.planning import Planned, plan_first, plan_offline
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
     CarriedDocuments,
     MemorySessions,
-    SentDocument,
     SessionState,
     SessionStore,
     Turn,
 )
+from ragboost.booster.usage import UsageTotals
 from ragboost.config import Settings
 from ragboost.context import Context, Plan
-from ragboost.dedup import distinct_elements, unique_documents
+from ragboost.dedup import distinct_elements
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry
 from ragboost.ordering import CorpusPrior, Order, group_turns, make_order_policy, order_documents
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import Document, DocumentLike, Request, as_documents, check_question
-
-
-class UsageTotals(NamedTuple):
-    """Totals over all calls of `Booster.report_usage`, in tokens."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    predicted_cached_tokens: int = 0
+from ragboost.types import DocumentLike, Request, check_question
 
 
 class Booster:
@@ -127,12 +117,7 @@ class Booster:
         Documents at the front of their payload are planned together. Later turns of a session keep
         their relevance order and are released right after its first turn.
         `ordering.min_saved_tokens` does not apply, since a reordering pays off in later contexts.
-
-        Args:
-            requests: those of one session in turn order.
-
-        Raises:
-            InvalidDocumentError, RequestError, ContextIndexError: as `boost`.
+        Requests of one session are given in turn order.
         """
         retrieved = [self._retrieve(r.query, r.documents, r.preamble) for r in requests]
         sessions = [request.session for request in requests]
@@ -164,9 +149,6 @@ class Booster:
 
         Returns:
             The position of the request, and the order of its documents.
-
-        Raises:
-            InvalidDocumentError: bad input.
         """
         ordering = self.settings.ordering
         is_single = len(requests) == 1 or not ordering.enabled
@@ -204,7 +186,12 @@ class Booster:
         num_tokens = sum(tokens) + self.tokens.count(context.query)
         sent = zip(context.documents, context.labels, tokens, strict=True)
         with self._lock:
-            return self._add_turn(state, sent, num_tokens=num_tokens, is_leading=is_leading)
+            return state.add_sent(
+                sent,
+                num_tokens=num_tokens,
+                is_leading=is_leading,
+                max_documents=self.settings.session.max_documents,
+            )
 
     def cached_tokens(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> int:
         """Predict the cached tokens of these documents at the front of a boosted payload."""
@@ -265,19 +252,9 @@ class Booster:
         Raises:
             RequestError: `cached_tokens` is negative or exceeds `prompt_tokens`.
         """
-        if not 0 <= cached_tokens <= prompt_tokens:
-            raise RequestError(
-                f"cached_tokens must be between 0 and prompt_tokens={prompt_tokens}, "
-                f"got {cached_tokens}",
-                param="cached_tokens",
-            )
         with self._lock:
-            self.usage = UsageTotals(
-                self.usage.requests + 1,
-                self.usage.prompt_tokens + prompt_tokens,
-                self.usage.cached_tokens + cached_tokens,
-                self.usage.predicted_cached_tokens + context.predicted_cached_tokens,
-            )
+            predicted = context.predicted_cached_tokens
+            self.usage = self.usage.plus(prompt_tokens, cached_tokens, predicted)
             entry = context.index_entry
             if entry is None:
                 return
@@ -300,16 +277,8 @@ class Booster:
 
     def _retrieve(self, query: str, values: Sequence[DocumentLike], preamble: str) -> Retrieved:
         self.residency.expire()
-        documents = tuple(as_documents(values))
-        if self.settings.dedup.enabled:
-            unique = unique_documents(documents)
-            elements: tuple[Hashable, ...] = tuple([document.key for document in unique])
-        else:
-            unique = documents
-            elements = distinct_elements([document.key for document in documents])
-        tokens = self.tokens.count_documents(unique)
-        elements = _behind(preamble, elements)
-        return Retrieved(query, documents, unique, elements, tokens, preamble)
+        count, has_copies = self.tokens.count_documents, not self.settings.dedup.enabled
+        return Retrieved.of(query, values, preamble, count=count, has_copies=has_copies)
 
     def _order_alone(self, retrieved: Retrieved) -> Order:
         return order_documents(
@@ -354,7 +323,12 @@ class Booster:
             entry = self._record_turn(state, retrieved.preamble, num_tokens)
         if state is not None:
             labelled = zip(context.documents, context.labels, tokens, strict=True)
-            self._add_turn(state, labelled, num_tokens=num_tokens, is_leading=past.is_empty)
+            state.add_sent(
+                labelled,
+                num_tokens=num_tokens,
+                is_leading=past.is_empty,
+                max_documents=settings.session.max_documents,
+            )
             if state is not session:
                 self.sessions.put(state)
         return context.recorded(entry)
@@ -377,26 +351,13 @@ class Booster:
     ) -> IndexEntry:
         leading = state.leading_documents() if state else ()
         entry = self.index.record_turn(
-            _behind(preamble, distinct_elements([sent.key for sent in leading])),
+            behind(preamble, distinct_elements([sent.key for sent in leading])),
             [sent.num_tokens for sent in leading],
             history_tokens=state.later_tokens() if state else 0,
             turn_tokens=num_tokens,
         )
         self.residency.note_use()
         return entry
-
-    def _add_turn(
-        self,
-        state: SessionState,
-        sent: Iterable[tuple[Document, str, int]],
-        *,
-        num_tokens: int,
-        is_leading: bool,
-    ) -> Turn:
-        documents = [SentDocument(document.key, label, length) for document, label, length in sent]
-        turn = Turn(state.next_turn, is_leading, tuple(documents), num_tokens)
-        state.add(turn, max_documents=self.settings.session.max_documents)
-        return turn
 
 
 class Session:
@@ -435,8 +396,3 @@ class Session:
     def forget(self) -> None:
         """Remove the conversation: the next turn is a first one."""
         self._booster.forget(self.id)
-
-
-def _behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """Make elements equal only to those behind the same preamble."""
-    return tuple([(preamble, element) for element in elements]) if preamble else elements

@@ -3,15 +3,16 @@
 Pure: the caller says what the payload contains already and in which order to send the rest.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from ragboost.booster.session_state import CarriedDocuments, SessionState
 from ragboost.config import Settings
 from ragboost.context import Context
+from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
-from ragboost.types import Document, Hint
+from ragboost.types import Document, DocumentLike, Hint, as_documents
 
 
 class Retrieved(NamedTuple):
@@ -23,6 +24,31 @@ class Retrieved(NamedTuple):
     elements: tuple[Hashable, ...]  # for each of `unique`, its name in the context index
     tokens: Sequence[int]  # for each of `unique`
     preamble: str = ""  # names the text before the first document
+
+    @classmethod
+    def of(
+        cls,
+        query: str,
+        values: Sequence[DocumentLike],
+        preamble: str,
+        *,
+        count: Callable[[Sequence[Document]], Sequence[int]],
+        has_copies: bool,
+    ) -> "Retrieved":
+        """Read a request's documents; with `has_copies`, equal ones stay apart."""
+        documents = tuple(as_documents(values))
+        if has_copies:
+            unique = documents
+            elements = distinct_elements([document.key for document in documents])
+        else:
+            unique = unique_documents(documents)
+            elements = tuple([document.key for document in unique])
+        return cls(query, documents, unique, behind(preamble, elements), count(unique), preamble)
+
+
+def behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """Make elements equal only to those behind the same preamble."""
+    return tuple([(preamble, element) for element in elements]) if preamble else elements
 
 
 def compose(

@@ -4,11 +4,12 @@ State is plain data: keys, labels and lengths, no texts. Does not know prompts, 
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ragboost.bounded_map import BoundedMap
+from ragboost.types import Document
 
 
 class SentDocument(NamedTuple):
@@ -67,6 +68,20 @@ class SessionState:
         while total > max_documents and len(self.turns) > 1:
             total -= len(self.turns.pop(0).documents)
             self.has_forgotten = True
+
+    def add_sent(
+        self,
+        sent: Iterable[tuple[Document, str, int]],
+        *,
+        num_tokens: int,
+        is_leading: bool,
+        max_documents: int,
+    ) -> Turn:
+        """Add the next turn, whose documents have these labels and lengths."""
+        documents = [SentDocument(document.key, label, length) for document, label, length in sent]
+        turn = Turn(self.next_turn, is_leading, tuple(documents), num_tokens)
+        self.add(turn, max_documents=max_documents)
+        return turn
 
     def rollback(self, number: int) -> None:
         """Remove turn `number` and all later ones, which may refer to it."""

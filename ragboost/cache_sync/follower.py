@@ -1,13 +1,12 @@
 """Keep the context indexes of one backend in step with its engine's prefix cache.
 
-Changes arrive from any thread and are merged until the event loop applies them, a few at a time.
+The event loop applies pending changes, a few at a time.
 Knows request ids, tenants and documents. Does not know sockets, routes or how events arrive.
 """
 
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,6 +17,7 @@ from ragboost.booster.tenants import CacheMode, TenantKey, Tenants
 from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.in_flight import InFlight
+from ragboost.cache_sync.pending_changes import PendingChanges
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.errors import ContextIndexError
@@ -75,11 +75,7 @@ class CacheFollower:
         self._by_preamble = BoundedMap[tuple[TenantKey, str], str](max_entries=_MAX_PREAMBLES)
         self._scale: float | None = None  # of layouts with estimated lengths
         self._unknown_tokens = 0  # of layouts with counted lengths
-        self._lock = threading.Lock()  # of the next three
-        self._pending = Changes({})
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_woken = False
-        self._wake = asyncio.Event()
+        self._pending = PendingChanges()
         self._is_applying = False
 
     @property
@@ -95,11 +91,6 @@ class CacheFollower:
         return len(self._layouts)
 
     @property
-    def num_preambles(self) -> int:
-        """Number of texts before documents of which a cached prompt is known."""
-        return len(self._by_preamble)
-
-    @property
     def is_exact(self) -> bool:
         """The indexes hold what events report."""
         return self._mode.is_exact
@@ -107,9 +98,7 @@ class CacheFollower:
     @property
     def is_idle(self) -> bool:
         """All changes that have arrived are applied."""
-        with self._lock:
-            is_empty = not self._pending.resident_tokens and not self._pending.is_cleared
-        return is_empty and not self._is_applying
+        return self._pending.is_empty and not self._is_applying
 
     @property
     def is_settled(self) -> bool:
@@ -117,15 +106,8 @@ class CacheFollower:
         return self.is_idle and not (self._unconfirmed or self._failed or self._replaced)
 
     def on_change(self, _stream: str, changes: Changes) -> None:
-        """Queue changes, in any thread; later ones of a request replace earlier ones."""
-        with self._lock:
-            resident = {} if changes.is_cleared else self._pending.resident_tokens
-            resident.update(changes.resident_tokens)
-            is_cleared = changes.is_cleared or self._pending.is_cleared
-            self._pending = Changes(resident, is_cleared)
-            loop, is_woken, self._is_woken = self._loop, self._is_woken, True
-        if loop is not None and not is_woken:
-            loop.call_soon_threadsafe(self._wake.set)
+        """Queue changes, in any thread."""
+        self._pending.put(changes)
 
     def on_sent(
         self, request_id: str | None, layout: PromptLayout, *, cached_tokens: int
@@ -231,18 +213,13 @@ class CacheFollower:
         return tokens // size * size
 
     async def run(self) -> None:
-        self._loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _POLL_S)
-            self._wake.clear()
+            await self._pending.wait(_POLL_S)
             await self.step()
 
     async def step(self) -> None:
         self._is_applying = True
-        with self._lock:
-            self._is_woken = False
-            changes, self._pending = self._pending, Changes({})
+        changes = self._pending.take()
         if changes.is_cleared:
             await self._clear()
         await self._apply(changes.resident_tokens)

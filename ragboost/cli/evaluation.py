@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from ragboost.cli.options import AS_JSON, PROGRESS
+from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
 from ragboost.config import load_settings
 from ragboost.errors import RequestError
 
@@ -24,43 +24,46 @@ _SYSTEM = "Answer the question from the documents, in as few words as possible."
 _VERDICT_TOKENS = 16
 
 
+_METRIC: str | None = typer.Option(
+    None, help="em, f1, contains or judge, for the last sentence; by default f1 or judge."
+)
+_BODY: str = typer.Option(
+    "{}", metavar="JSON", help="Further fields of each request; null removes a field."
+)
+_KEY_ENV: str = typer.Option("OPENAI_API_KEY", help="Environment variable with the endpoint's key.")
+_ANSWERS: Path | None = typer.Option(
+    None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
+)
+_PLOT: Path | None = typer.Option(
+    None, metavar="FILE", help="Write the differences to this .png or .svg; extra plot."
+)
+
+
 def eval_order(
     questions: Path = typer.Argument(
         ..., metavar="QUESTIONS", help="Questions with documents and right answers."
     ),
     endpoint: str = typer.Option(..., metavar="URL", help="Any OpenAI-compatible server."),
     model: str = typer.Option(..., help="The model's name there."),
-    corpus: Path | None = typer.Option(
-        None, metavar="FILE", help="Documents that `doc_ids` refer to."
-    ),
+    corpus: Path | None = CORPUS,
     limit: int | None = typer.Option(None, min=1, help="Most questions to ask."),
     arm: list[str] = typer.Option([], help="Arm to ask, repeatable; by default all."),
-    metric: str | None = typer.Option(
-        None, help="em, f1, contains or judge, for the last sentence; by default f1 or judge."
-    ),
+    metric: str | None = _METRIC,
     judge: str | None = typer.Option(None, metavar="URL", help="Endpoint that judges answers."),
     judge_model: str | None = typer.Option(None, help="The judge; by default the same model."),
     system: str = typer.Option(_SYSTEM, help="System message; empty for none."),
     max_tokens: int = typer.Option(64, min=1, help="Longest answer."),
-    body: str = typer.Option(
-        "{}", metavar="JSON", help="Further fields of each request; null removes a field."
-    ),
-    key_env: str = typer.Option(
-        "OPENAI_API_KEY", help="Environment variable with the endpoint's key."
-    ),
+    body: str = _BODY,
+    key_env: str = _KEY_ENV,
     judge_key_env: str = typer.Option("OPENAI_API_KEY", help="The same for the judge's key."),
     concurrency: int = typer.Option(8, min=1, max=256, help="Requests at a time."),
     timeout: float = typer.Option(120.0, min=1.0, metavar="SECONDS", help="For one response."),
-    answers: Path | None = typer.Option(
-        None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
-    ),
+    answers: Path | None = _ANSWERS,
     price_in: float | None = typer.Option(None, min=0.0, help="Per million prompt tokens."),
     price_out: float | None = typer.Option(None, min=0.0, help="Per million new tokens."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
     seed: int = typer.Option(0, help="Of shuffled orders and of the intervals."),
-    plot: Path | None = typer.Option(
-        None, metavar="FILE", help="Write the differences to this .png or .svg; extra plot."
-    ),
+    plot: Path | None = _PLOT,
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -73,38 +76,22 @@ def eval_order(
     ragboost eval-order questions.jsonl --endpoint http://127.0.0.1:8000 --model MODEL
     """
     from ragboost.evaluation.answers import AnswerFile
-    from ragboost.evaluation.arms import choose_arms
     from ragboost.evaluation.endpoint import ChatEndpoint
-    from ragboost.evaluation.loading import load_questions
-    from ragboost.evaluation.run import OrderRun
     from ragboost.plots import check_plot
 
     if plot is not None:
         check_plot(plot)
     chosen_metric = _metric(metric, has_judge=judge is not None)
     connect = partial(ChatEndpoint, timeout_s=timeout, body=_fields(body))
-    key = os.environ.get(key_env, "")
-    asked = connect(endpoint, model=model, api_key=key, max_tokens=max_tokens)
+    asked = connect(endpoint, model=model, api_key=_key(key_env), max_tokens=max_tokens)
     judging = None
     if judge is not None:
-        key, judge_model = os.environ.get(judge_key_env, ""), judge_model or model
+        key, judge_model = _key(judge_key_env), judge_model or model
         judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
-    loaded = load_questions(questions, corpus=corpus, limit=limit)
-    _warn_of_rejects(loaded)
-    has_conversations = any(question.conversation is not None for question in loaded.questions)
-    arms = choose_arms(arm, has_conversations=has_conversations)
-    settings = {selected.name: load_settings(selected.changes) for selected in arms}
+    loaded = _load(questions, corpus=corpus, limit=limit)
+    make_run = _with_arms(arm, loaded)
     kept = AnswerFile(answers or questions.with_name(questions.name + ".answers.jsonl"))
-    run = OrderRun(
-        loaded.questions,
-        arms,
-        settings,
-        endpoint=asked,
-        answers=kept,
-        judge=judging,
-        system=system,
-        seed=seed,
-    )
+    run = make_run(endpoint=asked, answers=kept, judge=judging, system=system, seed=seed)
     estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
     try:
         _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
@@ -113,12 +100,31 @@ def eval_order(
     _show(run.result(metric=chosen_metric), run.failures, plot=plot, as_json=as_json)
 
 
-def _warn_of_rejects(loaded: "LoadedQuestions") -> None:
+def _key(variable: str) -> str:
+    return os.environ.get(variable, "")
+
+
+def _load(path: Path, *, corpus: Path | None, limit: int | None) -> "LoadedQuestions":
+    from ragboost.evaluation.loading import load_questions
+
+    loaded = load_questions(path, corpus=corpus, limit=limit)
     if loaded.num_rejected:
         more = "; ".join(loaded.problems)
         typer.echo(
             f"warning: malformed records skipped: {loaded.num_rejected:,} ({more})", err=True
         )
+    return loaded
+
+
+def _with_arms(names: Sequence[str], loaded: "LoadedQuestions") -> Callable[..., "OrderRun"]:
+    """Return `OrderRun` with these arms: each changes the settings of this machine."""
+    from ragboost.evaluation.arms import choose_arms
+    from ragboost.evaluation.run import OrderRun
+
+    has_conversations = any(question.conversation is not None for question in loaded.questions)
+    arms = choose_arms(names, has_conversations=has_conversations)
+    settings = {arm.name: load_settings(arm.changes) for arm in arms}
+    return partial(OrderRun, loaded.questions, arms, settings)
 
 
 def _ask(

@@ -1,8 +1,10 @@
 """The commands `batch`, `simulate`, `warm` and `demo`."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +13,20 @@ from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
 from ragboost.config import EngineSettings, load_settings
 from ragboost.errors import ConfigError, RequestError, import_extra
 
+if TYPE_CHECKING:
+    from ragboost.batch.summary import BatchSummary
+
+
+_CACHE_TOKENS: int | None = typer.Option(
+    None,
+    min=0,
+    help="Capacity of the prefix cache in tokens, for the prediction; by default "
+    "index.capacity_tokens, else unbounded.",
+)
+_RAY: bool = typer.Option(
+    False, "--ray", help="Plan the windows in a Ray cluster; needs --window and the extra ray."
+)
+
 
 def batch(
     source: Path = typer.Argument(..., metavar="IN.jsonl", help="Requests, one per line."),
@@ -18,12 +34,7 @@ def batch(
         ..., "--output", "-o", metavar="OUT.jsonl", help="The requests in release order."
     ),
     corpus: Path | None = CORPUS,
-    cache_tokens: int | None = typer.Option(
-        None,
-        min=0,
-        help="Capacity of the prefix cache in tokens, for the prediction; by default "
-        "index.capacity_tokens, else unbounded.",
-    ),
+    cache_tokens: int | None = _CACHE_TOKENS,
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
     ),
@@ -40,10 +51,8 @@ def batch(
         False, "--resume", help="Go on after the last complete window of an interrupted job."
     ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
-    ray: bool = typer.Option(
-        False, "--ray", help="Plan the windows in a Ray cluster; needs --window and the extra ray."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as one JSON object."),
+    ray: bool = _RAY,
+    as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
     """Order a file of requests so that their prompts share prefixes. Runs no model.
@@ -54,38 +63,45 @@ def batch(
     \b
     ragboost batch requests.jsonl -o ordered.jsonl --cache-tokens 100000
     """
-    from ragboost.batch import run_batch
-    from ragboost.batch.display import progress_bar, summary_sentence, summary_table, warning
-    from ragboost.retrieval.corpus import Corpus
+    from ragboost.batch.display import progress_bar
 
     settings = load_settings()
-    cache = settings.index.capacity_tokens if cache_tokens is None else cache_tokens
-    with progress_bar(progress) as on_progress:
-        common: dict[str, Any] = {
-            "settings": settings,
-            "cache_tokens": cache,
-            "block_size": block_size,
-            "improve_s": improve,
-            "strict": strict,
-            "on_progress": on_progress,
-        }
-        if ray:
-            if window is None or resume:
-                raise RequestError("--ray needs --window, and excludes --resume", param="ray")
-            from ragboost.integrations.ray import run_batch_on_ray
+    plan: Callable[..., BatchSummary] = partial(_plan_here, memory_mb=memory, resume=resume)
+    if ray:
+        if window is None or resume:
+            raise RequestError("--ray needs --window, and excludes --resume", param="ray")
+        from ragboost.integrations.ray import run_batch_on_ray
 
-            summary = run_batch_on_ray(source, output, corpus=corpus, window=window, **common)
-        else:
-            summary = run_batch(
-                source,
-                output,
-                corpus=Corpus.read(corpus) if corpus else None,
-                window=window,
-                memory_mb=memory,
-                resume=resume,
-                keep=[corpus] if corpus else [],
-                **common,
-            )
+        plan = run_batch_on_ray
+    with progress_bar(progress) as on_progress:
+        summary = plan(
+            source,
+            output,
+            corpus=corpus,
+            settings=settings,
+            cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
+            block_size=block_size,
+            improve_s=improve,
+            window=window,
+            strict=strict,
+            on_progress=on_progress,
+        )
+    _show(summary, output, as_json=as_json)
+
+
+def _plan_here(
+    source: Path, output: Path, *, corpus: Path | None, **options: Any
+) -> "BatchSummary":
+    from ragboost.batch import run_batch
+    from ragboost.retrieval.corpus import Corpus
+
+    documents = Corpus.read(corpus) if corpus else None
+    return run_batch(source, output, corpus=documents, keep=[corpus] if corpus else [], **options)
+
+
+def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
+    from ragboost.batch.display import summary_sentence, summary_table, warning
+
     if summary.rejected:
         typer.echo(warning(summary, output), err=True)
     if as_json:

@@ -1,15 +1,24 @@
 """The commands `engine-flags`, `eval-reuse` and `precompute`: chunk reuse."""
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
-from ragboost.cli.options import check_paths
+from ragboost.cli.options import AS_JSON, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
 from ragboost.errors import ConfigError, RagBoostError, import_extra
+
+if TYPE_CHECKING:
+    from ragboost.batch.display import ProgressFunction
+    from ragboost.retrieval.neighbour_sources import Sources
+
+_DEVICE: str = typer.Option("cpu", help="Where the model runs.")
 
 
 def engine_flags(
@@ -54,7 +63,7 @@ def eval_reuse(
     granularity: int = typer.Option(1, min=1, help="Tokens per selected block."),
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
     limit: int | None = typer.Option(None, min=1, help="Most cases to read."),
-    device: str = typer.Option("cpu", help="Where the model runs."),
+    device: str = _DEVICE,
     plot: Path | None = typer.Option(
         None,
         help="Write score against ratio to this .png or .svg, one per task; needs the extra plot.",
@@ -86,6 +95,29 @@ def eval_reuse(
     typer.echo(text)
 
 
+_ENGINE: str | None = typer.Option(
+    None,
+    metavar="URL",
+    help="Instead of --model: a running vLLM with chunk reuse, which stores each document computed "
+    "alone, and measures it behind its neighbours.",
+)
+_VECTORS: Path | None = typer.Option(
+    None, help="Neighbours by embedding: .npy, a row for each document of the corpus."
+)
+_EDGES: Path | None = typer.Option(
+    None, help="Neighbours by a graph: JSONL of source, target and weight."
+)
+_TRACE: Path | None = typer.Option(
+    None, help="Neighbours by co-occurrence: JSONL of earlier requests with doc_ids."
+)
+_TEMPLATE: str | None = typer.Option(
+    None,
+    help="Text of a document in a prompt; \\n is a line end. By default {title}\\n{text}\\n\\n; "
+    "with --engine as RAGBoost writes the documents of a `ragboost` object, a chat session or a "
+    "component: use {text} for those in your own messages.",
+)
+
+
 def precompute(
     corpus: Path = typer.Option(..., help="JSONL of documents: id, title, text."),
     model: Path | None = typer.Option(
@@ -94,12 +126,7 @@ def precompute(
     out: Path | None = typer.Option(
         None, help="Directory for the KV of --model; run again to update it."
     ),
-    engine: str | None = typer.Option(
-        None,
-        metavar="URL",
-        help="Instead of --model: a running vLLM with chunk reuse, which stores each document "
-        "computed alone, and measures it behind its neighbours.",
-    ),
+    engine: str | None = _ENGINE,
     tenant: str = typer.Option("", help="Of --engine: whose requests share the documents."),
     cache_salt: str | None = typer.Option(None, help="Of --engine: the salt of those requests."),
     api_key: str | None = typer.Option(
@@ -107,31 +134,18 @@ def precompute(
     ),
     concurrency: int = typer.Option(4, min=1, max=64, help="Requests to --engine at a time."),
     top_n: int = typer.Option(10, min=0, help="Neighbours before each document."),
-    vectors: Path | None = typer.Option(
-        None, help="Neighbours by embedding: .npy, a row for each document of the corpus."
-    ),
-    edges: Path | None = typer.Option(
-        None, help="Neighbours by a graph: JSONL of source, target and weight."
-    ),
-    trace: Path | None = typer.Option(
-        None, help="Neighbours by co-occurrence: JSONL of earlier requests with doc_ids."
-    ),
+    vectors: Path | None = _VECTORS,
+    edges: Path | None = _EDGES,
+    trace: Path | None = _TRACE,
     system: Path | None = typer.Option(
         None, help="File with the text before the first document of a prompt."
     ),
-    template: str | None = typer.Option(
-        None,
-        help="Text of a document in a prompt; \\n is a line end. By default "
-        "{title}\\n{text}\\n\\n; with --engine as RAGBoost writes the documents of a `ragboost` "
-        "object, a chat session or a component: use {text} for those in your own messages.",
-    ),
+    template: str | None = _TEMPLATE,
     capacity_gb: float = typer.Option(100.0, min=0.001, help="Disk space for KV."),
     working_gb: float = typer.Option(4.0, min=0.001, help="Memory for plain KV of neighbours."),
-    device: str = typer.Option("cpu", help="Where the model runs."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    progress: bool | None = typer.Option(
-        None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
-    ),
+    device: str = _DEVICE,
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
 ) -> None:
     """Compute the KV of a corpus offline, each document after its likely neighbours.
 
@@ -143,53 +157,60 @@ def precompute(
     """
     if (model is None) == (engine is None) or (model is None) != (out is None):
         raise ConfigError("precompute needs either --model and --out, or --engine")
-    if model is not None:
-        import_extra("torch", extra="engine")
+    prepare: Callable[..., str]
+    if engine is not None:
+        prepare = _in_engine(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt)
+        prepare = partial(prepare, concurrency=concurrency, top_n=top_n)
+    else:
+        assert model is not None, "checked above"
+        prepare = _here(model, device=device, capacity_gb=capacity_gb, working_gb=working_gb)
+        prepare = partial(prepare, out=out)
     from ragboost.batch.display import progress_bar
-    from ragboost.retrieval.corpus import Corpus
-    from ragboost.retrieval.neighbour_sources import Sources, find_neighbours
+    from ragboost.retrieval.neighbour_sources import Sources
 
+    template = template.replace("\\n", "\n") if template else None
     sources = Sources(vectors=vectors, edges=edges, trace=trace)
-    model = None if model is None else find_model(model)
-    check_paths(model=model, corpus=corpus, system=system, **asdict(sources))
-    documents = Corpus.read(corpus)
+    check_paths(corpus=corpus, system=system, **asdict(sources))
+    prepare = partial(prepare, system=system, template=template, as_json=as_json)
     with progress_bar(progress) as on_progress:
-        on_progress("neighbours", 0, 1)
-        neighbours = find_neighbours(documents, sources, top_n=top_n)
-        on_progress("neighbours", 1, 1)
-        if engine is not None:
-            from ragboost.chunk_cache.http.chunk_client import ChunkClient
-            from ragboost.cli.engine_corpus import run as run_engine
+        typer.echo(_prepare(prepare, corpus, sources, top_n=top_n, on_progress=on_progress))
 
-            text = run_engine(
-                ChunkClient(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt),
-                documents,
-                neighbours=neighbours,
-                top_n=top_n,
-                system=system,
-                template=template.replace("\\n", "\n") if template else None,
-                label=load_settings().hints.label_template,
-                concurrency=concurrency,
-                as_json=as_json,
-                on_progress=on_progress,
-            )
-            typer.echo(text)
-            return
-        assert model is not None
-        assert out is not None
-        from ragboost.chunk_cache.precompute.command import run
 
-        text = run(
-            model,
-            documents,
-            out,
-            neighbours=neighbours,
-            system=system,
-            template=(template or "{title}\\n{text}\\n\\n").replace("\\n", "\n"),
-            capacity_bytes=int(capacity_gb * 1e9),
-            working_bytes=int(working_gb * 1e9),
-            device=device,
-            as_json=as_json,
-            on_progress=on_progress,
-        )
-    typer.echo(text)
+def _prepare(
+    prepare: Callable[..., str],
+    corpus: Path,
+    sources: "Sources",
+    *,
+    top_n: int,
+    on_progress: "ProgressFunction",
+) -> str:
+    from ragboost.retrieval.corpus import Corpus
+    from ragboost.retrieval.neighbour_sources import find_neighbours
+
+    documents = Corpus.read(corpus)
+    on_progress("neighbours", 0, 1)
+    neighbours = find_neighbours(documents, sources, top_n=top_n)
+    on_progress("neighbours", 1, 1)
+    return prepare(documents, neighbours=neighbours, on_progress=on_progress)
+
+
+def _in_engine(
+    url: str, *, api_key: str | None, tenant: str, cache_salt: str | None
+) -> Callable[..., str]:
+    from ragboost.chunk_cache.http.chunk_client import ChunkClient
+    from ragboost.cli.engine_corpus import run
+
+    client = ChunkClient(url, api_key=api_key, tenant=tenant, cache_salt=cache_salt)
+    return partial(run, client, label=load_settings().hints.label_template)
+
+
+def _here(model: Path, *, device: str, capacity_gb: float, working_gb: float) -> Callable[..., str]:
+    import_extra("torch", extra="engine")
+    from ragboost.chunk_cache.precompute.command import run
+
+    model = find_model(model)
+    check_paths(model=model)
+    capacity_bytes, working_bytes = int(capacity_gb * 1e9), int(working_gb * 1e9)
+    return partial(
+        run, model, device=device, capacity_bytes=capacity_bytes, working_bytes=working_bytes
+    )

@@ -92,14 +92,9 @@ def create_app(
     )
     app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
     app.state.metrics = state.metrics
-    completions = {
-        wire.path: Completions(
-            state, endpoint=wire.endpoint, has_stream_options=wire.has_stream_options
-        )
-        for wire in WIRES
-    }
     paths = ForwardedPaths(state.settings.proxy.forwarded_paths)
     passthrough = Passthrough(state, paths=paths)
+    completions = _completions(state)
     app.direct = {
         path: ServerErrorMiddleware(endpoint, handler=on_internal_error)
         for path, endpoint in completions.items()
@@ -114,6 +109,15 @@ def create_app(
     ]
     app.router.default = passthrough  # no route's path matches line breaks
     return app
+
+
+def _completions(state: ProxyState) -> dict[str, Completions]:
+    return {
+        wire.path: Completions(
+            state, endpoint=wire.endpoint, has_stream_options=wire.has_stream_options
+        )
+        for wire in WIRES
+    }
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:

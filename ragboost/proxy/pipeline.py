@@ -173,7 +173,6 @@ class BoostPipeline:
         history: Digest = UNCHANGED,
         is_read: bool = False,
     ) -> UpstreamRequest:
-        """Return a body as it came."""
         sent, seconds = request_headers(headers, is_read=is_read), _seconds(started, admission)
         return self._count(
             UpstreamRequest(raw, sent, model, bypass=bypass, history=history, seconds=seconds)
@@ -247,6 +246,7 @@ class BoostPipeline:
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
         digest = self._remember(request, conversation, result)
+        dropped = context.dropped if context is not None else ()
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
         id_field = engine_id if has_options and tracked is not None else None
 
@@ -276,7 +276,7 @@ class BoostPipeline:
                 history=digest,
                 is_usage_added=is_usage_added,
                 seconds=_seconds(started, admission),
-                dropped_tokens=_dropped_tokens(tenant, result),
+                dropped_tokens=sum(tenant.tokens.count_documents(dropped)),
             )
 
         return await asyncio.to_thread(encode) if in_thread else encode()
@@ -388,19 +388,9 @@ def needs_thread(request: ParsedRequest) -> bool:
 
 
 async def _run(work: Callable[[], T], num_bytes: int) -> T:
-    """Do work on a body, in a thread if it is large."""
     return await asyncio.to_thread(work) if num_bytes > _THREAD_BYTES else work()
 
 
 def _seconds(started: float, admission: Admission) -> float:
     """Return the proxy's own time, without the wait for a backend."""
     return time.perf_counter() - started - admission.waited_s
-
-
-def _dropped_tokens(tenant: Tenant, result: Rewriting) -> int:
-    context = result.context
-    if context is None or len(context.documents) == len(context.retrieved):
-        return 0
-    sent = {document.key for document in context.documents}
-    dropped = [document for document in context.retrieved if document.key not in sent]
-    return sum(tenant.tokens.count_documents(dropped))

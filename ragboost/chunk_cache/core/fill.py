@@ -77,25 +77,12 @@ def fill_steps(
     lead = missing[missing < border]
     logits = yield from recompute(model, assembly, lead, backend=backend, pace=pace)
     assembly.source[lead] = TokenSource.EXACT
-    policy, request, measure = policy or make_policy(plan.request.policy), plan.request, None
-    if request.measure:
-        start = request.chunks[-1][0]
-        selected = assembly.candidates[assembly.candidates >= start]
-        rows = assembly.rows_to_compute(selected)
-        rows = rows[rows < start]
-    else:
-        selected = yield from policy.select(
-            model,
-            assembly,
-            ratio=request.ratio,
-            granularity=request.granularity,
-            backend=backend,
-            pace=pace,
-        )
-        rows = assembly.rows_to_compute(selected)
-        rows = rows[rows < plan.stop]
+    selected = yield from _select(model, plan, assembly, policy=policy, backend=backend, pace=pace)
+    rows = assembly.rows_to_compute(selected)
+    rows = rows[rows < (plan.request.chunks[-1][0] if plan.request.measure else plan.stop)]
     last = yield from recompute(model, assembly, rows, backend=backend, observe=observe, pace=pace)
-    if request.measure:
+    measure = None
+    if plan.request.measure:
         measure = measure_last_chunk(model, assembly, backend=backend)
     num_exact = int((assembly.source == TokenSource.EXACT).sum()) - len(lead)
     num_reused = len(plan.tokens) - num_exact - len(missing) - len(selected)
@@ -105,6 +92,33 @@ def fill_steps(
         TokenOrigins(num_exact, num_reused, len(selected), len(missing)),
         logits=logits if last is None else last,
         measure=measure,
+    )
+
+
+def _select(
+    model: ReusableModel,
+    plan: PromptPlan,
+    assembly: Assembly,
+    *,
+    policy: SelectionPolicy | None,
+    backend: AttentionBackend | None,
+    pace: Pace | None,
+) -> Steps[torch.Tensor]:
+    """Return the positions to recompute; to measure the last chunk, all of it."""
+    request = plan.request
+    if request.measure:
+        start = request.chunks[-1][0]
+        return assembly.candidates[assembly.candidates >= start]
+    policy = policy or make_policy(request.policy)
+    return (
+        yield from policy.select(
+            model,
+            assembly,
+            ratio=request.ratio,
+            granularity=request.granularity,
+            backend=backend,
+            pace=pace,
+        )
     )
 
 

@@ -168,39 +168,26 @@ class ChunkReuse:
         plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
         options = replace(plan.request, ratio=ratio, granularity=granularity)
         window = QuestionWindow(len(question)) if keep_tokens is not None else None
-        filled = at_once(
-            fill_steps(
-                self.adapter,
-                replace(plan, request=options),
-                prefix=prefix,
-                backend=self.backend,
-                policy=make_policy(policy) if isinstance(policy, str) else policy,
-                observe=observe_both(window, observe),
-            )
+        steps = fill_steps(
+            self.adapter,
+            replace(plan, request=options),
+            prefix=prefix,
+            backend=self.backend,
+            policy=make_policy(policy) if isinstance(policy, str) else policy,
+            observe=observe_both(window, observe),
         )
-        publishable = len(plan.tokens)
-        if filled.counts.reused:
-            publishable = plan.approximate or 0
+        filled = at_once(steps)
+        publishable = (plan.approximate or 0) if filled.counts.reused else len(plan.tokens)
         if keep:
-            missing = zip(plan.request.chunks, plan.stored, strict=True)
-            spans = [(start, stop) for (start, stop), kv in missing if kv is None and start < stop]
-            self.keep(
-                filled.cache, plan.tokens, spans, num_system=len(system), num_exact=publishable
-            )
+            self._keep_missing(filled, plan, num_system=len(system), num_exact=publishable)
         cache: DynamicCache = filled.cache
         if window is not None and keep_tokens is not None:
             documents = (len(system), len(plan.tokens) - len(question))
             cache = evict(filled.cache, window, documents=documents, capacity=keep_tokens)
         if filled.logits is None:
             raise AssertionError("nothing was computed, or the observer stopped the final pass")
-        return Prefill(
-            cache,
-            filled.logits,
-            filled.selected,
-            filled.counts,
-            publishable,
-            time.perf_counter() - begin,
-        )
+        seconds = time.perf_counter() - begin
+        return Prefill(cache, filled.logits, filled.selected, filled.counts, publishable, seconds)
 
     def keep(
         self,
@@ -231,6 +218,13 @@ class ChunkReuse:
                 kv = self.extract(cache, tokens, start, stop, is_exact=is_exact)
                 num_stored += library.add(key, kv, is_first=is_first) and start >= num_system
         return num_stored
+
+    def _keep_missing(
+        self, filled: FilledPrompt, plan: PromptPlan, *, num_system: int, num_exact: int
+    ) -> None:
+        chunks = zip(plan.request.chunks, plan.stored, strict=True)
+        spans = [(start, stop) for (start, stop), kv in chunks if kv is None and start < stop]
+        self.keep(filled.cache, plan.tokens, spans, num_system=num_system, num_exact=num_exact)
 
     def assemble(
         self,

@@ -22,11 +22,11 @@ Progress = Callable[[str, int, int], None]
 def run(
     model: Path,
     documents: Sequence[Document],
-    out: Path,
     *,
+    out: Path,
     neighbours: Sequence[Sequence[int]],
     system: Path | None,
-    template: str,
+    template: str | None,
     capacity_bytes: int,
     working_bytes: int,
     device: str,
@@ -45,7 +45,7 @@ def run(
     if tokenizer is None:
         raise ChunkCacheError(f"{model} has no tokenizer, which a corpus of texts needs")
     chunks = [
-        CorpusChunk(_identity(document), _ids(tokenizer, template, document))
+        CorpusChunk(_identity(document), _ids(tokenizer, template or TEMPLATE, document))
         for document in documents
     ]
     reuse = ChunkReuse(adapter, TieredStore(host_bytes=working_bytes))

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
-from ragboost.errors import BackendError
+from ragboost.errors import BackendError, BackendRefusedError
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.upstream.client import BackendRefusedError
 from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import Conversation

@@ -13,14 +13,16 @@ from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
 from ragboost.config.proxy import public_url
-from ragboost.errors import BackendConnectionError, BackendError, BackendTimeoutError, ConfigError
-from ragboost.proxy.upstream.client import (
+from ragboost.errors import (
+    BackendConnectionError,
+    BackendError,
     BackendRefusedError,
-    ConnectionPool,
+    BackendTimeoutError,
+    ConfigError,
     StaleConnectionError,
     UnreadRequestError,
-    UpstreamResponse,
 )
+from ragboost.proxy.upstream.client import ConnectionPool, UpstreamResponse
 from ragboost.rewriting.headers import RawHeaders
 
 logger = logging.getLogger(__name__)

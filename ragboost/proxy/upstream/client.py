@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from ragboost.errors import BackendConnectionError, BackendTimeoutError
+from ragboost.errors import (
+    BackendConnectionError,
+    BackendRefusedError,
+    BackendTimeoutError,
+    StaleConnectionError,
+    UnreadRequestError,
+)
 
 # Below the idle timeout of common servers (uvicorn: 5 s), so that the server rarely closes an idle
 # connection first.
@@ -23,18 +29,6 @@ _KEEPALIVE_S = 3.0
 _MAX_HEAD_BYTES = 256 * 1024
 _HIGH_WATER_BYTES = 128 * 1024
 _STATUSES_WITHOUT_BODY = (204, 304)
-
-
-class BackendRefusedError(BackendConnectionError):
-    """No connection could be made: nothing was sent, so another backend may be tried."""
-
-
-class StaleConnectionError(BackendConnectionError):
-    """A pooled connection was closed before the response; the server may have begun to work."""
-
-
-class UnreadRequestError(StaleConnectionError):
-    """A pooled connection was closed before any of the request came: it can be sent again."""
 
 
 class UpstreamResponse:
@@ -89,7 +83,6 @@ class UpstreamResponse:
             self._connection.close()
 
     def feed(self, data: bytes) -> None:
-        """Add bytes to the body; called by the connection."""
         self._chunks.append(data)
         self._size += len(data)
         if self._size > _HIGH_WATER_BYTES:
@@ -385,7 +378,6 @@ class ConnectionPool:
         return None
 
     def put(self, connection: Connection) -> None:
-        """Keep an idle connection for a later request."""
         loop = asyncio.get_running_loop()
         connection.idle_since = loop.time()
         self._idle.append(connection)

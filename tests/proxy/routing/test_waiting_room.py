@@ -9,11 +9,11 @@ import pytest
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
+from ragboost.errors import BackendRefusedError
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.upstream.client import BackendRefusedError
 from tests.eventually import eventually, run_event_loop
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
