@@ -173,7 +173,7 @@ class Request:
     id: str | None = None  #: the caller's name for the request (`custom_id` in batch files)
     session: str | None = None  #: the conversation it belongs to, or None
     #: Names the text before the first document; only requests with the same one share prefixes.
-    preamble: str = ""
+    prompt_prefix: str = ""
 
     def __post_init__(self) -> None:
         check_question(self.query, session=self.session)

@@ -109,7 +109,7 @@ def make_prompts(num: int, *, tokens: int) -> Sequence[SentPrompt]:
             (8,) * DOCUMENTS,
             20,
             tokens,
-            preamble="0123456789abcdef",
+            prompt_prefix="0123456789abcdef",
             scale=1.1,
         )
         prompts.append(SentPrompt("127.0.0.1:8000", f"{number:032x}", layout))

@@ -19,7 +19,7 @@ from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, w
 from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import preamble
+from ragboost.rewriting.parsed_request import prompt_prefix
 from ragboost.types import Document, DocumentId, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
@@ -196,7 +196,7 @@ def _write_plain(value: dict[str, Any], field: str, context: Context | None) -> 
 
 
 def _head(body: Mapping[str, Any], shape: Format, found: FoundDocuments) -> str:
-    text_before = preamble(JsonBody(json.dumps(body).encode()), shape, found)
+    text_before = prompt_prefix(JsonBody(json.dumps(body).encode()), shape, found)
     parts = [body.get("model"), shape.name, text_before]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

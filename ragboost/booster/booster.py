@@ -80,7 +80,7 @@ class Booster:
         *,
         session: str | SessionState | None = None,
         history: Collection[str] | None = None,
-        preamble: str = "",
+        prompt_prefix: str = "",
         planned: Planned | None = None,
     ) -> Context:
         """Order, de-duplicate and hint one request's documents.
@@ -97,7 +97,7 @@ class Booster:
                 parsed it, or a mapping of these keys to the labels that it shows; only these may be
                 referred to. Empty: it contains no earlier turn. None: it contains all turns of the
                 session.
-            preamble: names the text before the first document; only requests with the same one
+            prompt_prefix: names the text before the first document; only requests with the same one
                 share prefixes. Must be the same in all turns of a session.
             planned: the order that `plan_next` found for these documents; ignored in later turns.
 
@@ -107,7 +107,7 @@ class Booster:
         """
         name = session.id if isinstance(session, SessionState) else session
         check_question(query, session=name)
-        retrieved = self._retrieve(query, documents, preamble)
+        retrieved = self._retrieve(query, documents, prompt_prefix)
         with self._lock:
             return self._boost(retrieved, session, history=history, planned=planned)
 
@@ -119,7 +119,7 @@ class Booster:
         `ordering.min_saved_tokens` does not apply, since a reordering pays off in later contexts.
         Requests of one session are given in turn order.
         """
-        retrieved = [self._retrieve(r.query, r.documents, r.preamble) for r in requests]
+        retrieved = [self._retrieve(r.query, r.documents, r.prompt_prefix) for r in requests]
         sessions = [request.session for request in requests]
         with self._lock:
             continued = {s for s in set(sessions) if s is not None and self.turns(s)}
@@ -154,7 +154,7 @@ class Booster:
         is_single = len(requests) == 1 or not ordering.enabled
         if is_single:
             requests = requests[:1]
-        retrieved = [self._retrieve(r.query, r.documents, r.preamble) for r in requests]
+        retrieved = [self._retrieve(r.query, r.documents, r.prompt_prefix) for r in requests]
         with self._lock:
             if is_single:
                 order = self._order_alone(retrieved[0])
@@ -167,9 +167,9 @@ class Booster:
                 budget_tokens=budget_tokens,
             )
 
-    def record(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> IndexEntry:
+    def record(self, documents: Sequence[DocumentLike], *, prompt_prefix: str = "") -> IndexEntry:
         """Record that documents are sent unboosted, in this order, at the front of a payload."""
-        retrieved = self._retrieve("", documents, preamble)
+        retrieved = self._retrieve("", documents, prompt_prefix)
         with self._lock:
             entry = self.index.record_leading(retrieved.elements, retrieved.tokens)
             self.residency.dispatched(entry)
@@ -193,9 +193,9 @@ class Booster:
                 max_documents=self.settings.session.max_documents,
             )
 
-    def cached_tokens(self, documents: Sequence[DocumentLike], *, preamble: str = "") -> int:
+    def cached_tokens(self, documents: Sequence[DocumentLike], *, prompt_prefix: str = "") -> int:
         """Predict the cached tokens of these documents at the front of a boosted payload."""
-        retrieved = self._retrieve("", documents, preamble)
+        retrieved = self._retrieve("", documents, prompt_prefix)
         with self._lock:
             return self._order_alone(retrieved).cached_tokens
 
@@ -275,10 +275,12 @@ class Booster:
             and entry.tokens == tuple(self.tokens.count_documents(context.documents))
         )
 
-    def _retrieve(self, query: str, values: Sequence[DocumentLike], preamble: str) -> Retrieved:
+    def _retrieve(
+        self, query: str, values: Sequence[DocumentLike], prompt_prefix: str
+    ) -> Retrieved:
         self.residency.expire()
         count, has_copies = self.tokens.count_documents, not self.settings.dedup.enabled
-        return Retrieved.of(query, values, preamble, count=count, has_copies=has_copies)
+        return Retrieved.of(query, values, prompt_prefix, count=count, has_copies=has_copies)
 
     def _order_alone(self, retrieved: Retrieved) -> Order:
         return order_documents(
@@ -320,7 +322,7 @@ class Booster:
             entry = self.index.record_leading(elements, tokens)
             self.residency.dispatched(entry)
         else:
-            entry = self._record_turn(state, retrieved.preamble, num_tokens)
+            entry = self._record_turn(state, retrieved.prompt_prefix, num_tokens)
         if state is not None:
             labelled = zip(context.documents, context.labels, tokens, strict=True)
             state.add_sent(
@@ -347,11 +349,11 @@ class Booster:
         return self._order_alone(retrieved).permutation
 
     def _record_turn(
-        self, state: SessionState | None, preamble: str, num_tokens: int
+        self, state: SessionState | None, prompt_prefix: str, num_tokens: int
     ) -> IndexEntry:
         leading = state.leading_documents() if state else ()
         entry = self.index.record_turn(
-            behind(preamble, distinct_elements([sent.key for sent in leading])),
+            behind(prompt_prefix, distinct_elements([sent.key for sent in leading])),
             [sent.num_tokens for sent in leading],
             history_tokens=state.later_tokens() if state else 0,
             turn_tokens=num_tokens,

@@ -23,14 +23,14 @@ class Retrieved(NamedTuple):
     unique: tuple[Document, ...]
     elements: tuple[Hashable, ...]  # for each of `unique`, its name in the context index
     tokens: Sequence[int]  # for each of `unique`
-    preamble: str = ""  # names the text before the first document
+    prompt_prefix: str = ""  # names the text before the first document
 
     @classmethod
     def of(
         cls,
         query: str,
         values: Sequence[DocumentLike],
-        preamble: str,
+        prompt_prefix: str,
         *,
         count: Callable[[Sequence[Document]], Sequence[int]],
         has_copies: bool,
@@ -43,12 +43,14 @@ class Retrieved(NamedTuple):
         else:
             unique = unique_documents(documents)
             elements = tuple([document.key for document in unique])
-        return cls(query, documents, unique, behind(preamble, elements), count(unique), preamble)
+        return cls(
+            query, documents, unique, behind(prompt_prefix, elements), count(unique), prompt_prefix
+        )
 
 
-def behind(preamble: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """Make elements equal only to those behind the same preamble."""
-    return tuple([(preamble, element) for element in elements]) if preamble else elements
+def behind(prompt_prefix: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """Make elements equal only to those behind the same prompt prefix."""
+    return tuple([(prompt_prefix, element) for element in elements]) if prompt_prefix else elements
 
 
 def compose(

@@ -31,7 +31,7 @@ _FORGET_S = 60.0  # after which no event of a prompt comes that is not cached
 _POLL_S = 0.1
 _CHANGES_PER_STEP = 32
 _MAX_REQUESTS = 10_000  # whose blocks may be cached; of older ones later requests tell
-_MAX_PREAMBLES = 10_000
+_MAX_PREFIXES = 10_000
 _SCALE_WEIGHT = 0.1
 _STATES = (StreamState.FALLBACK, StreamState.DEGRADED, StreamState.EXACT)  # the worst one first
 
@@ -72,7 +72,7 @@ class CacheFollower:
         self._ended: deque[_Ended] = deque(maxlen=_MAX_REQUESTS)  # may be forgotten if not cached
         self._failed: deque[tuple[PromptLayout, IndexEntry]] = deque()
         # The request with this text before its documents whose blocks changed last.
-        self._by_preamble = BoundedMap[tuple[TenantKey, str], str](max_entries=_MAX_PREAMBLES)
+        self._by_prompt_prefix = BoundedMap[tuple[TenantKey, str], str](max_entries=_MAX_PREFIXES)
         self._scale: float | None = None  # of layouts with estimated lengths
         self._unknown_tokens = 0  # of layouts with counted lengths
         self._pending = PendingChanges()
@@ -258,9 +258,9 @@ class CacheFollower:
         layout = self._layouts.pop(request_id)
         if layout is None:
             return
-        preamble = layout.tenant, layout.preamble
-        if self._by_preamble.peek(preamble) == request_id:
-            self._by_preamble.pop(preamble)
+        prompt_prefix = layout.tenant, layout.prompt_prefix
+        if self._by_prompt_prefix.peek(prompt_prefix) == request_id:
+            self._by_prompt_prefix.pop(prompt_prefix)
 
     def _learn(self, layout: PromptLayout) -> None:
         if layout.is_measured:
@@ -277,7 +277,7 @@ class CacheFollower:
             self.on_change("", Changes({request_id: tokens}))
 
     def _cached_before(self, layout: PromptLayout) -> int:
-        request_id = self._by_preamble.peek((layout.tenant, layout.preamble))
+        request_id = self._by_prompt_prefix.peek((layout.tenant, layout.prompt_prefix))
         resident = None if request_id is None else self._resident_tokens(request_id)
         # Labels begin alike: about half of a frame belongs to the common text.
         return min(resident or 0, layout.start + sum(layout.frames[:1]) // 2)
@@ -314,7 +314,7 @@ class CacheFollower:
             if layout is not None:
                 await self._set_resident(layout, tokens)
                 if tokens:
-                    self._by_preamble.put((layout.tenant, layout.preamble), request_id)
+                    self._by_prompt_prefix.put((layout.tenant, layout.prompt_prefix), request_id)
             self._in_flight.confirm(request_id, tokens)
             if not tokens:
                 self._forget(request_id)

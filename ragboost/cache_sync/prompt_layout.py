@@ -46,7 +46,7 @@ class PromptLayout(NamedTuple):
     tokens_before: int  # estimated tokens before the first document
     prompt_tokens: int  # estimated length of the whole prompt
     is_measured: bool = False  # `tokens` were counted, not estimated
-    preamble: str = ""  # identifies the text before the documents
+    prompt_prefix: str = ""  # identifies the text before the documents
     scale: float = 1.0  # the engine's tokens per estimated token; 1 if the lengths were counted
     unknown_tokens: int = 0  # tokens before the documents in addition to `tokens_before`
     # Ends of the documents, if a response contained the prompt's token ids.
@@ -58,7 +58,7 @@ class PromptLayout(NamedTuple):
         context: Context,
         tenant: TenantKey,
         *,
-        preamble: str,
+        prompt_prefix: str,
         bytes_before: int,
         bytes_behind: int,
         is_measured: bool,
@@ -86,7 +86,7 @@ class PromptLayout(NamedTuple):
             tokens_before=before,
             prompt_tokens=before + sum(entry.tokens) + sum(frames) + round(behind),
             is_measured=is_measured,
-            preamble=preamble,
+            prompt_prefix=prompt_prefix,
         )
 
     @property

@@ -70,7 +70,7 @@ class TrackedRequest:
             layout = PromptLayout.of(
                 context,
                 tenant.key,
-                preamble=result.preamble,
+                prompt_prefix=result.prompt_prefix,
                 bytes_before=result.bytes_before,
                 bytes_behind=result.bytes_after,
                 is_measured=tenant.booster(follower.name).is_measured(context),

@@ -35,7 +35,7 @@ class ArmRenderer:
     def __init__(self, arm: EvalArm, settings: Settings, *, system: str, seed: int) -> None:
         self._arm = arm
         self._booster = Booster(settings)
-        self._preamble = system
+        self._prompt_prefix = system
         self._system: Messages = (("system", system),) if system else ()
         self._rng = np.random.default_rng(seed)
         self._history: defaultdict[str, Messages] = defaultdict(tuple)
@@ -67,15 +67,15 @@ class ArmRenderer:
             question.text,
             documents,
             session=question.conversation,
-            preamble=self._preamble,
+            prompt_prefix=self._prompt_prefix,
             planned=planned,
         )
 
     def _moved(self, question: EvalQuestion) -> Planned:
         unique = unique_documents(question.documents)
         permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
-        preamble = self._preamble
+        prompt_prefix = self._prompt_prefix
         keys = [unique[i].key for i in permutation]
-        elements = tuple((preamble, key) if preamble else key for key in keys)
+        elements = tuple((prompt_prefix, key) if prompt_prefix else key for key in keys)
         tokens = self._booster.tokens.count_documents([unique[i] for i in permutation])
         return Planned(permutation, elements, tuple(tokens), 0)

@@ -40,7 +40,7 @@ def boost_turn(
         documents,
         session=state,
         history=[sent.key for turn in turns for sent in turn.documents],
-        preamble=_digest(before),
+        prompt_prefix=_digest(before),
     )
     last = state.turns[-1]
     record = {

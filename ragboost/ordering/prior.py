@@ -38,7 +38,7 @@ class CorpusPrior:
         return f"CorpusPrior({len(self._names)} documents, {len(self.contexts)} contexts)"
 
     def holders(self, element: Hashable) -> frozenset[int]:
-        """Return the contexts that hold a document, named by its key or (preamble, key)."""
+        """Return the contexts that hold a document, named by its key or (prompt_prefix, key)."""
         key = element[-1] if isinstance(element, tuple) else element
         return self._holders.get(key, _NONE)
 

@@ -40,7 +40,9 @@ class ShadowTrial:
             result.boost(tenant.booster(backend), planned=admission.planned)
             if result.context is not None:
                 original = tenant.original(backend)
-                self._metrics.count_shadow(result.context, original, preamble=result.preamble)
+                self._metrics.count_shadow(
+                    result.context, original, prompt_prefix=result.prompt_prefix
+                )
             return result
 
         result = await asyncio.to_thread(work) if in_thread else work()

@@ -78,7 +78,7 @@ class ParsedRequest:
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
 
-        None if there are none. `Request.preamble` is the hash of the text before them. Never
+        None if there are none. `Request.prompt_prefix` is the hash of the text before them. Never
         raises: why a malformed request has none stands in `bypass.error`. Computed once: later
         calls get the first answer, whatever their conversation.
         """
@@ -94,7 +94,9 @@ class ParsedRequest:
         history = self.history(conversation, seed=seed, is_boosted=True)
         if history.sent or history.repeated is not None:
             return None
-        return Request(found.query, found.documents, preamble=preamble(self.body, shape, found))
+        return Request(
+            found.query, found.documents, prompt_prefix=prompt_prefix(self.body, shape, found)
+        )
 
     def history(
         self,
@@ -211,7 +213,7 @@ def _set_links(
             request.shape_beside, request.keys_beside = shape.name, found.keys
 
 
-def preamble(
+def prompt_prefix(
     body: JsonBody, shape: Format, found: FoundDocuments, *, first: int | None = None
 ) -> str:
     """Hash what precedes the first document of a payload.

@@ -16,7 +16,7 @@ from ragboost.formats import Format, FoundDocuments
 from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, preamble
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, prompt_prefix
 from ragboost.rewriting.sent_history import (
     Conversation,
     HistoryDelta,
@@ -49,7 +49,7 @@ class Rewriting:
         # request's result is sent again.
         self.bypass: Bypass | None = None
         self.delta = HistoryDelta()  # what the request adds to its conversation
-        self.preamble = ""  # hash of the text before the documents
+        self.prompt_prefix = ""  # hash of the text before the documents
         self.bytes_before = 0  # of the messages before the documents
         self.bytes_after = 0  # of the messages after the one that holds the documents
         self._request = request
@@ -123,7 +123,7 @@ class Rewriting:
         body, found, conversation = self._body, self._found, self._conversation
         history = self._request.history(conversation, is_boosted=bypass is None)
         first = min(history.sent, default=None)
-        self.preamble = preamble(body, self._shape, found, first=first)
+        self.prompt_prefix = prompt_prefix(body, self._shape, found, first=first)
         self._put(history.sent)
         if history.repeated is not None:
             self._repeat(history, history.repeated, bypass)
@@ -191,7 +191,7 @@ class Rewriting:
             self._put(others)
             self._keep_last(history)
             return
-        self.preamble = preamble(body, self._shape, found)
+        self.prompt_prefix = prompt_prefix(body, self._shape, found)
         outcome = self._keep_or_boost(own.documents if own else None)
         if isinstance(outcome, Bypass):
             self._leave(outcome, history)
@@ -215,7 +215,7 @@ class Rewriting:
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
-        self.preamble = preamble(body, self._shape, self._found)
+        self.prompt_prefix = prompt_prefix(body, self._shape, self._found)
         outcome = self._keep_or_boost(earlier[-1].documents if earlier else None)
         if isinstance(outcome, Bypass):
             self._leave(outcome, inside)
@@ -237,7 +237,7 @@ class Rewriting:
                 self._found.documents,
                 session=conversation.state if conversation else None,
                 history=carried if conversation else None,
-                preamble=self.preamble,
+                prompt_prefix=self.prompt_prefix,
                 planned=self._planned,
             )
         except RagBoostError as error:
@@ -250,7 +250,9 @@ class Rewriting:
         assert self._booster is not None, "a request that is rendered is not recorded"
         by_key = {document.key: document for document in reversed(self._found.documents)}
         context = self._context(tuple([by_key[key] for key in order]))
-        return context.recorded(self._booster.record(context.documents, preamble=self.preamble))
+        return context.recorded(
+            self._booster.record(context.documents, prompt_prefix=self.prompt_prefix)
+        )
 
     def _as_given(
         self, *, known: Mapping[str, str] = _NO_LABELS, is_complete: bool = True

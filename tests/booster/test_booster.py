@@ -430,10 +430,10 @@ def test_repr_reads_like_the_call() -> None:
 
 def test_only_requests_behind_the_same_text_share_a_prefix() -> None:
     booster = ragboost.Booster()
-    booster.boost("one?", ["a", "b"], preamble="x")
+    booster.boost("one?", ["a", "b"], prompt_prefix="x")
 
-    other = booster.boost("two?", ["b", "a"], preamble="y")
-    same = booster.boost("three?", ["b", "a"], preamble="x")
+    other = booster.boost("two?", ["b", "a"], prompt_prefix="y")
+    same = booster.boost("three?", ["b", "a"], prompt_prefix="x")
 
     assert [document.text for document in other.documents] == ["b", "a"]
     assert other.predicted_cached_tokens == 0

@@ -30,7 +30,7 @@ class World:
         self.follower.on_change("toy", changes)  # type: ignore[arg-type]
 
     async def ask(self, request_id: str, *, is_cached: bool) -> None:
-        layout = PromptLayout(TENANT, (request_id,), (30,), (5,), 5, 40, preamble=request_id)
+        layout = PromptLayout(TENANT, (request_id,), (30,), (5,), 5, 40, prompt_prefix=request_id)
         layout = self.follower.on_sent(request_id, layout, cached_tokens=0)
         if is_cached:
             self.cache.run(TOKENS, request_id)

@@ -66,7 +66,7 @@ def test_tokens_of_labels_and_hints_are_not_taken_for_tools_before_the_documents
     known = PromptLayout.of(
         context,
         TenantKey("m", ""),
-        preamble="",
+        prompt_prefix="",
         bytes_before=0,
         bytes_behind=0,
         is_measured=True,

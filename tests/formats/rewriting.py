@@ -9,7 +9,7 @@ from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats import FoundDocuments, find_format, make_formats
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import preamble
+from ragboost.rewriting.parsed_request import prompt_prefix
 
 SETTINGS = Settings()
 
@@ -56,6 +56,6 @@ def boost(booster: Booster, body: dict[str, Any]) -> dict[str, Any]:
     shape, found = hit
     if not found.documents:
         return shape.replace(body, found, context_of(found, ()))
-    text_before = preamble(JsonBody(json.dumps(body).encode()), shape, found)
-    context = booster.boost(found.query, found.documents, preamble=text_before)
+    text_before = prompt_prefix(JsonBody(json.dumps(body).encode()), shape, found)
+    context = booster.boost(found.query, found.documents, prompt_prefix=text_before)
     return shape.replace(body, found, context)

@@ -23,7 +23,7 @@ def test_documents_that_the_corpus_has_together_come_first_before_any_request() 
     assert recent.order("acd", TOKENS, prefix="b") == ["a", "c", "d"]
 
 
-def test_a_document_behind_a_preamble_is_the_same_document() -> None:
+def test_a_document_behind_a_prompt_prefix_is_the_same_document() -> None:
     recent = RecentContexts(prior(*["ad"] * 20))
     elements = [("system", document) for document in "abcd"]
 

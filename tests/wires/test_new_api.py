@@ -53,7 +53,7 @@ def user(text):
 
 first, leading = send([user("one?")], ragboost={"documents": documents[:2]})
 assert "ragboost" not in first
-assert leading.preamble
+assert leading.prompt_prefix
 (part,) = first["contents"][0]["parts"]
 assert part["text"].endswith("one?") and documents[0]["text"].strip() in part["text"]
 

@@ -336,17 +336,17 @@ class Metrics:
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
 
-    def count_shadow(self, context: Context, original: Booster, *, preamble: str = "") -> None:
+    def count_shadow(self, context: Context, original: Booster, *, prompt_prefix: str = "") -> None:
         """Count what boosting would have saved.
 
         Args:
             original: models the prefix cache as it is without boosting.
-            preamble: identifies the text before the documents.
+            prompt_prefix: identifies the text before the documents.
         """
         self.count_context(context)
         self._shadow_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
         if context.turn <= 1:
-            sent = original.boost(context.query, context.retrieved, preamble=preamble)
+            sent = original.boost(context.query, context.retrieved, prompt_prefix=prompt_prefix)
             self._shadow_cached_tokens.labels("sent").inc(sent.predicted_cached_tokens)
         kept = sum(original.tokens.count_documents(context.documents))
         retrieved = sum(original.tokens.count_documents(context.retrieved))

@@ -219,7 +219,7 @@ def _is_awaited(other: Admission, admission: Admission) -> bool:
         return False
     if other.tenant is not admission.tenant:
         return False
-    if computing.preamble != documents.preamble:
+    if computing.prompt_prefix != documents.prompt_prefix:
         return False
     keys = {document.key for document in documents.documents}
     cached = 0
@@ -241,7 +241,7 @@ def _expected_tokens(admission: Admission) -> int:
     if leading is not None and tenant is not None and not tenant.lock.locked():
         booster = tenant.booster(admission.backend.name)
         with suppress(RagBoostError):  # it will be boosted or bypassed later
-            cached = booster.cached_tokens(leading.documents, preamble=leading.preamble)
+            cached = booster.cached_tokens(leading.documents, prompt_prefix=leading.prompt_prefix)
             admission.cached_tokens = max(admission.cached_tokens, cached)
     return admission.uncached_tokens
 

@@ -62,7 +62,7 @@ class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 def _decode_document(_kind: type, value: Any) -> Hashable:
-    """Decode a document's name in a context index: its key, `(key, copy)` or `(preamble, either)`.
+    """Decode a document's name in a context index: its key, `(key, copy)` or `(prefix, either)`.
 
     Raises:
         ValueError: it is none of them; a list or a NaN among them would break an index.
@@ -72,8 +72,8 @@ def _decode_document(_kind: type, value: Any) -> Hashable:
             return value
         case [str() as first, str() | int() as second]:
             return first, second
-        case [str() as preamble, [str() as key, int() as copy]]:
-            return preamble, (key, copy)
+        case [str() as prompt_prefix, [str() as key, int() as copy]]:
+            return prompt_prefix, (key, copy)
     raise ValueError("a document has no such name")
 
 

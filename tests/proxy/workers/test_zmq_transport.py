@@ -27,7 +27,7 @@ from tests.eventually import eventually_async
 pytestmark = pytest.mark.asyncio
 
 LAYOUT = PromptLayout(
-    TenantKey("m", "salt"), ("a", ("before", "b")), (3, 4), (1, 1), 5, 20, preamble="before"
+    TenantKey("m", "salt"), ("a", ("before", "b")), (3, 4), (1, 1), 5, 20, prompt_prefix="before"
 )
 
 

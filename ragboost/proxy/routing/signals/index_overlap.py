@@ -16,4 +16,4 @@ class IndexOverlap(RoutingSignal):
             return 0
         async with admission.tenant.lock:
             booster = admission.tenant.booster(backend.name)
-            return booster.cached_tokens(leading.documents, preamble=leading.preamble)
+            return booster.cached_tokens(leading.documents, prompt_prefix=leading.prompt_prefix)

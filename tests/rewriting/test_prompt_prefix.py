@@ -97,7 +97,7 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
 def fronts(body: Mapping[str, Any]) -> str | None:
     request = parse_request(json.dumps(body).encode(), [], formats=make_formats(Settings()))
     planned = request.leading(None)
-    return None if planned is None else planned.preamble
+    return None if planned is None else planned.prompt_prefix
 
 
 def body_of(system: str, question: str, **fields: Any) -> dict[str, Any]:
