@@ -122,7 +122,6 @@ class UnsupportedModelError(ChunkCacheError):
 
 
 def import_extra(module: str, *, extra: str) -> ModuleType:
-    """Import a module of an optional package."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -97,7 +97,6 @@ class CacheFollower:
 
     @property
     def is_idle(self) -> bool:
-        """All changes that have arrived are applied."""
         return self._pending.is_empty and not self._is_applying
 
     @property

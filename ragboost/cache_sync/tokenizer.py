@@ -81,7 +81,6 @@ class BackendTokenizer:
 
 
 def read_ids(body: bytes) -> list[int] | None:
-    """Return the token ids in a response of `/tokenize`; None if it has none."""
     try:
         answer: Any = json.loads(body)
     except (ValueError, RecursionError):

@@ -85,7 +85,6 @@ class TextGroup:
         return Edit(block.text_start, block.text_end, new)
 
     def hinted(self, hint: str, *, at: int) -> Edit:
-        """Insert a sentence as a paragraph."""
         return Edit(at, at, f"\n\n{hint}")
 
     def _piece(self, block: DocumentBlock, name: str | None) -> str:
@@ -104,11 +103,9 @@ class ListGroup:
     end: int
 
     def identity(self, block: DocumentBlock) -> str:
-        """Return the element with all its fields."""
         return json.dumps(self.value[block.start])
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Move the elements."""
         moved = [self.value[self.blocks[i].start] for i in order]
         return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
 
@@ -125,7 +122,6 @@ Group = TextGroup | ListGroup
 
 
 def splice(value: Value, edits: Sequence[Edit]) -> Value:
-    """Apply edits that do not overlap."""
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
     pieces: list[Any] = []
     at = 0

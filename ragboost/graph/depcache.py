@@ -83,7 +83,6 @@ class DepCache:
             self._pool = TokenPool(adapter, capacity_tokens, num_host_rows=host_tokens)
 
     def layout(self, prompt: DepPrompt) -> Layout:
-        """Return the layout of a prompt, on the model's device."""
         return lay_out(prompt, positions=self.positions).to(self.adapter.device)
 
     def look_ahead(self, waiting: Callable[[], Iterable[tuple[Layout, str]]]) -> None:

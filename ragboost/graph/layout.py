@@ -135,7 +135,6 @@ class Layout:
 
     @property
     def next_position(self) -> int:
-        """Position of the first generated token."""
         return int(self.positions[-1]) + 1
 
     def sees(self, rows: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -152,7 +151,6 @@ class Layout:
         return self.sees(slots[:, None], slots[None, :])
 
     def to(self, device: torch.device) -> "Layout":
-        """Return the layout with its tensors on a device."""
         names = ("positions", "node", "end", "closure")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
@@ -167,7 +165,6 @@ class Layout:
 
 
 def lay_out(prompt: DepPrompt, *, positions: Positions = "depth") -> Layout:
-    """Return the layout of a prompt."""
     builder = _LayoutBuilder(prompt)
     for node in prompt.nodes:
         builder.add(node)

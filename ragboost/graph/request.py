@@ -72,5 +72,4 @@ class GraphFields(Fields):
 
 
 def parse_graph(value: Any) -> GraphRequest:
-    """Read the graph alone."""
     return read_fields(GraphFields, value, name=FIELD).request()

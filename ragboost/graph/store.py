@@ -72,7 +72,6 @@ class GraphStore:
         return self._triplets("WHERE h.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
 
     def edges_to(self, entity: str, *, limit: int = -1) -> list[Triplet]:
-        """Return the triplets whose tail is an entity, as `edges_from`."""
         return self._triplets("WHERE t.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
 
     def find(self, name: str) -> str | None:
@@ -90,7 +89,6 @@ class GraphStore:
             return self._count("entity")
 
     def __len__(self) -> int:
-        """Number of triplets."""
         with self._lock:
             return self._count("edge")
 

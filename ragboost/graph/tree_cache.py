@@ -109,7 +109,6 @@ class TreeCache:
 
     @property
     def num_tokens(self) -> int:
-        """Number of stored tokens, in both tiers."""
         free = len(self._free) + len(self._free_host)
         return self.num_rows + self.num_host_rows - free
 
@@ -179,7 +178,6 @@ class TreeCache:
         return places
 
     def clear(self) -> None:
-        """Remove all paths."""
         for root in self._trees.values():
             for node in _below(root):
                 self._policy.evicted(node.key)

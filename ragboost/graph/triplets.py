@@ -24,7 +24,6 @@ class RelationPath:
 
     @property
     def root(self) -> str:
-        """The first entity."""
         return self.parts[0]
 
 

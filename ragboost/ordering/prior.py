@@ -43,7 +43,6 @@ class CorpusPrior:
         return self._holders.get(key, _NONE)
 
     def behind(self, prefix: Iterable[Hashable]) -> frozenset[int]:
-        """Return the contexts that hold all documents of a prefix."""
         common = self.contexts
         for element in prefix:
             common &= self.holders(element)

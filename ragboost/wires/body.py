@@ -37,7 +37,6 @@ class Slot(NamedTuple):
 
     @property
     def is_results(self) -> bool:
-        """True for the list of results of a file search."""
         return self.path[-1] in ANY.search_items.values()
 
 

@@ -19,7 +19,6 @@ class Loaded(NamedTuple):
 
 
 def check_device(device: str, *, option: str) -> None:
-    """Check that torch can compute on a device."""
     try:
         kind = torch.device(device).type
     except RuntimeError:
@@ -29,7 +28,6 @@ def check_device(device: str, *, option: str) -> None:
 
 
 def load_tokenizer(model: Path) -> Any | None:
-    """Return the tokenizer of a directory; None if it has none."""
     transformers = import_extra("transformers", extra="engine")
     has_tokenizer = any(model.glob("tokenizer*")) or any(model.glob("vocab*"))
     return transformers.AutoTokenizer.from_pretrained(model) if has_tokenizer else None

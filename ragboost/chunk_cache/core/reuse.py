@@ -44,7 +44,6 @@ class Prefill:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt."""
         return sum(self.counts)
 
 
@@ -311,7 +310,6 @@ class ChunkReuse:
 def _join(
     system: Sequence[int], chunks: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the joined token ids, and the positions of the chunks."""
     tokens, spans = list(system), []
     for chunk in chunks:
         spans.append((len(tokens), len(tokens) + len(chunk)))

@@ -21,7 +21,6 @@ class StepBudget:
         self._holders: set[str] = set()
 
     def fits(self, request_id: str, tokens: int) -> bool:
-        """Return True if a prompt may be filled in this step."""
         is_free = not self._holders or request_id in self._holders
         return is_free or self._spent + tokens <= self._tokens
 
@@ -44,6 +43,5 @@ class StepBudget:
         return max(1, self._tokens // _LEAST_SHARE, self._tokens - num_scheduled - self._spent)
 
     def next_step(self) -> None:
-        """Begin a step with nothing spent."""
         self._spent = 0
         self._holders.clear()

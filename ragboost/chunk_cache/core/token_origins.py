@@ -22,7 +22,6 @@ class PromptReport(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The report as JSON."""
         reason = {} if self.reason is None else {"reason": self.reason}
         return {**self.origins._asdict(), **reason}
 

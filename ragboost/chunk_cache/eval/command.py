@@ -32,7 +32,6 @@ def run(
     plot_path: Path | None,
     as_json: bool,
 ) -> str:
-    """Evaluate, and return a table or JSON."""
     if plot_path is not None:
         check_plot(plot_path)
     for policy in policies:

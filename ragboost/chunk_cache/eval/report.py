@@ -11,7 +11,6 @@ from ragboost.plots import line_plot
 
 
 def table(rows: Sequence[EvalRow]) -> str:
-    """Return the rows as a text table with a header."""
     head = ("task", "policy", "ratio", "score", "+-", "normalised", "KL", "computed", "TTFT ms")
     body = [
         (
@@ -38,7 +37,6 @@ def table(rows: Sequence[EvalRow]) -> str:
 
 
 def as_json(rows: Sequence[EvalRow]) -> list[dict[str, Any]]:
-    """Return the rows as JSON objects, with null for NaN."""
     return [
         {name: None if _is_nan(value) else value for name, value in asdict(row).items()}
         for row in rows

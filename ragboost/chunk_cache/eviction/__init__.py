@@ -30,7 +30,6 @@ EVICTION_POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType
 
 
 def make_eviction_policy(name: str) -> EvictionPolicy:
-    """Create the policy of this name."""
     if name not in EVICTION_POLICIES:
         raise ChunkCacheError(
             f"eviction policy must be one of {', '.join(EVICTION_POLICIES)}, got {name!r}"

@@ -66,7 +66,6 @@ def replay(data: bytes, then: Receive | None = None, *, is_whole: bool = True) -
 
 
 async def respond(send: Send, status: int, fields: Any) -> None:
-    """Answer with JSON."""
     body = msgspec.json.encode(fields)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -74,7 +73,6 @@ async def respond(send: Send, status: int, fields: Any) -> None:
 
 
 def read_json(data: bytes) -> dict[str, Any] | None:
-    """Return a JSON object; None if it is none."""
     try:
         fields = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):

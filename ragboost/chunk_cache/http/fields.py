@@ -48,6 +48,5 @@ def read_fields(model: type[M], value: Any, *, name: str = "") -> M:
 
 
 def show(value: object) -> str:
-    """Return a value as it appears in error messages."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -205,7 +205,6 @@ class ReuseMiddleware(ABC):
     async def _find(
         self, scope: Scope, fields: Mapping[str, Any], positions: Sequence[ChunkPosition]
     ) -> Sequence[tuple[int, int]]:
-        """Return the positions of chunks in the tokens of a prompt."""
         is_chat, prompt = scope["path"] == CHAT, fields.get("prompt")
         if not is_chat and isinstance(prompt, list):
             is_ids = all(type(token) is int for token in prompt)

@@ -93,7 +93,6 @@ class ReportInbox:
 
     @property
     def num_expected(self) -> int:
-        """Requests whose reports are expected."""
         return len(self._expected)
 
     def expect(self) -> int:
@@ -111,7 +110,6 @@ class ReportInbox:
         return future.result() if future.done() else None
 
     def forget(self, ticket: int) -> None:
-        """Drop the report of a request."""
         self._expected.pop(ticket)
 
     def close(self) -> None:

@@ -42,7 +42,6 @@ class UsageWriter:
         self._unsent = b""
 
     async def send(self, message: Message) -> None:
-        """Take a message of the server."""
         if message["type"] == "http.response.start":
             kind = dict(message["headers"]).get(b"content-type", b"")
             self._is_stream = kind.startswith(b"text/event-stream")
@@ -58,7 +57,6 @@ class UsageWriter:
             await self._send(message)
 
     async def wait(self, *, timeout_s: float) -> None:
-        """Wait for the engine's report."""
         if self.report is None:
             self.report = await self._inbox.take(self._ticket, timeout_s=timeout_s)
 

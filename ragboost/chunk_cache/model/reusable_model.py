@@ -167,5 +167,4 @@ class ReusableModel(ABC):
 
 
 def probe_tokens(count: int, vocabulary: int) -> list[int]:
-    """Return token ids for measurements."""
     return [(17 * i * i + 5 * i + 3) % vocabulary for i in range(count)]

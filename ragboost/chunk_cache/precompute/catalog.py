@@ -88,7 +88,6 @@ class ChunkCatalog(Mapping[str, str]):
 
     @property
     def documents(self) -> list[str]:
-        """Identities of all prepared documents."""
         return list(self._entries)
 
     @property
@@ -97,11 +96,9 @@ class ChunkCatalog(Mapping[str, str]):
         return sum({entry.key: entry.size_bytes for entry in self._entries.values()}.values())
 
     def entry(self, document: str) -> PreparedChunk | None:
-        """Return the entry of a document; None if it is not prepared."""
         return self._entries.get(document)
 
     def record(self, entry: PreparedChunk) -> None:
-        """Add or replace the entry of a document."""
         self._append(asdict(entry))
 
     def forget(self, document: str) -> None:

@@ -78,7 +78,6 @@ class InfluenceObserver:
         return mass[:, :number].double(), peak, float(within)
 
     def influences(self) -> dict[int, Influence]:
-        """Return the measured influences by chunk index."""
         return {number: self._influence(number) for number in self._watched}
 
     def _influence(self, number: int) -> Influence:

@@ -50,7 +50,6 @@ class SelectionPolicy(ABC):
         return choose(assembly, scores, num_tokens=num_tokens, granularity=granularity)
 
     def ratio(self, asked: float) -> float:
-        """Return the effective recompute ratio for a requested one."""
         return asked
 
     def num_tokens(self, assembly: Assembly, asked: float) -> int:
@@ -59,7 +58,6 @@ class SelectionPolicy(ABC):
 
 
 def budget(ratio: float, num_candidates: int) -> int:
-    """Return the number of candidates to recompute."""
     if not 0.0 <= ratio <= 1.0:
         raise ChunkCacheError(f"recompute ratio must be in [0, 1], got {ratio}")
     return round(ratio * num_candidates)

@@ -177,7 +177,6 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         return filled
 
     def _decline(self, req: Any, request: PoolRequest, reason: str) -> tuple[int, Any]:
-        """Let SGLang compute a request."""
         assert self.scheduler is not None, "chunk reuse is off"
         self.scheduler.stop_filling(request)
         request.reason = reason

@@ -93,7 +93,6 @@ def request_refusal(req: Any) -> str | None:
 
 
 def prefix_slots(tree: Any, req: Any) -> torch.Tensor:
-    """Return the slots of a request's prefix that the tree holds."""
     root = tree.root_node_handle(req.extra_key)
     slots: torch.Tensor = tree.tree_core.collect_full_device_indices(req.last_node, root)
     return slots
@@ -116,7 +115,6 @@ def allocate_slots(tree: Any, count: int) -> torch.Tensor | None:
 
 
 def free_slots(tree: Any, slots: torch.Tensor | None) -> None:
-    """Give slots back."""
     if slots is not None:
         tree.token_to_kv_pool_allocator.free(slots)
 
@@ -146,7 +144,6 @@ def write_pool(runner: Any, layer: Any, kv: KV, slots: torch.Tensor) -> None:
 
 
 def num_passes(runner: Any) -> int:
-    """Return the number of forward passes that SGLang has run."""
     return int(runner.forward_pass_id)
 
 
@@ -181,7 +178,6 @@ def attention_layers(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def describe_layer(name: str, layer: Any) -> NestedLayer:
-    """Return the properties of an attention layer."""
     refused = {
         "attention that is not causal": layer.attn_type != _sglang().AttentionType.DECODER,
         "cross-attention": layer.is_cross_attention,

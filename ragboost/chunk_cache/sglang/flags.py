@@ -43,7 +43,6 @@ def publish(context: Any, refusal: str | None) -> None:
 
 
 def read_settings(server_args: Any) -> EngineChunkSettings:
-    """Return the settings in SGLang's arguments."""
     text = server_args.hicache_storage_backend_extra_config or "{}"
     try:
         fields = json.loads(text)

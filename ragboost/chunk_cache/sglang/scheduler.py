@@ -144,7 +144,6 @@ class PoolScheduler:
         return None if self._budget.admit(request.request_id, cost) else 0
 
     def pause(self, request: PoolRequest, plan: PromptPlan, steps: FillSteps) -> None:
-        """Keep the rest of a filling for the next step."""
         request.begun, request.steps = plan, steps
         self._paced = request
 
@@ -162,7 +161,6 @@ class PoolScheduler:
             self.stop_filling()
 
     def filled(self, request: PoolRequest, plan: PromptPlan, result: FilledPrompt) -> None:
-        """Note that a prompt was filled."""
         self.stop_filling(request)
         request.filled = result
         # 0        prefix_tokens     approximate            stop

@@ -47,7 +47,6 @@ class PoolFiller(SlotFiller):
 
     @property
     def num_passes(self) -> int:
-        """Number of forward passes that SGLang has run."""
         return num_passes(self._runner)
 
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:

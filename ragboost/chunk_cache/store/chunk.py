@@ -26,7 +26,6 @@ class ChunkKV:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all keys and values."""
         return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
     def to(self, device: torch.device) -> "ChunkKV":

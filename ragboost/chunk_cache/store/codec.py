@@ -17,7 +17,6 @@ CODECS: Mapping[str, torch.dtype | None] = MappingProxyType(
 
 
 def check_codec(name: str) -> str:
-    """Return the name of a known codec."""
     if name not in CODECS:
         raise ChunkCacheError(f"codec must be one of {', '.join(CODECS)}, got {name!r}")
     return name

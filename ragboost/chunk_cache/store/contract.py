@@ -48,9 +48,7 @@ class KVStore(Protocol):
         with a fast `get` does nothing."""
         ...
 
-    def clear(self) -> None:
-        """Remove all KV."""
-        ...
+    def clear(self) -> None: ...
 
     def close(self) -> None:
         """Flush persistent KV and stop background threads. No other method may follow."""

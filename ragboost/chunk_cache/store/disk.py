@@ -149,7 +149,6 @@ class DiskTier:
         return True
 
     def clear(self) -> None:
-        """Remove all chunks."""
         self.num_removed += 1
         try:
             with self._locked() as reserved:

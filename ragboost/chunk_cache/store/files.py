@@ -173,7 +173,6 @@ class ChunkFile:
         return self._file.fileno()
 
     def chunk(self, layers: tuple[KV, ...]) -> ChunkKV:
-        """Return the chunk with these layers."""
         fields = self._fields
         sensitivity, influence = fields.sensitivity, fields.influence
         return ChunkKV(
@@ -189,7 +188,6 @@ class ChunkFile:
         )
 
     def read_layer(self, number: int) -> KV:
-        """Read the keys and values of one layer."""
         packed = {}
         checksum = 0
         names = [name for name in self._ranges if int(name[:4]) == number]

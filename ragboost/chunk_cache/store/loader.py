@@ -48,7 +48,6 @@ class ChunkLoad:
         return 0 if self._file is None or self._has_ended.is_set() else self._file.num_tokens
 
     def open(self, file: ChunkFile) -> None:
-        """Begin to read a file."""
         self._file = file
         self._has_opened.set()
 

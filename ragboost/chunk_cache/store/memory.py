@@ -53,7 +53,6 @@ class MemoryTier:
         return len(self._chunks)
 
     def items(self) -> list[tuple[str, ChunkKV]]:
-        """Return all keys and their KV."""
         return list(self._chunks.items())
 
     def get(self, key: str) -> ChunkKV | None:
@@ -96,7 +95,6 @@ class MemoryTier:
             self._policy.evicted(key)
 
     def clear(self) -> None:
-        """Remove all KV."""
         for key in list(self._chunks):
             self.discard(key)
 

@@ -17,12 +17,10 @@ class Speeds:
         self._num_refused = 0
 
     def loaded(self, num_bytes: int, seconds: float) -> None:
-        """Record a load."""
         with self._lock:
             self._s_per_byte = _mix(self._s_per_byte, seconds / max(1, num_bytes))
 
     def computed(self, num_tokens: int, seconds: float) -> None:
-        """Record a prefill."""
         with self._lock:
             self._s_per_token = _mix(self._s_per_token, seconds / max(1, num_tokens))
 

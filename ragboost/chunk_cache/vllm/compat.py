@@ -89,7 +89,6 @@ def request_refusal(request: Any) -> str | None:
 
 
 def block_ids(cache_manager: Any, request_id: str) -> list[int]:
-    """Return the block table of a request."""
     return list(cache_manager.get_block_ids(request_id)[0])
 
 
@@ -209,7 +208,6 @@ def attention_layers(config: Any, *, model: str = "") -> list[Any]:
 
 
 def describe_layer(layer: Any) -> NestedLayer:
-    """Return the properties of an attention layer."""
     return NestedLayer(
         layer.layer_name,
         layer.num_heads,

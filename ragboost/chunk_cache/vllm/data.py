@@ -123,7 +123,6 @@ class RankReport:
     generation: int = 0  # number of times that the weights have changed
 
     def merged(self, other: "RankReport") -> "RankReport":
-        """Return the report of two sets of ranks."""
         return RankReport(
             self.captured + other.captured,
             {**self.outcomes, **other.outcomes},

@@ -201,7 +201,6 @@ class ChunkScheduler:
                 asked.reason = "cache_reset"
 
     def is_tracking(self, request_id: str) -> bool:
-        """Return True if a request is unfinished and mentions chunks."""
         return request_id in self._tracked
 
     def finish(self, request: Any) -> PromptReport | None:

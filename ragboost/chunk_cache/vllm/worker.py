@@ -115,7 +115,6 @@ class BlockFiller(SlotFiller):
         self.check_weights()
 
     def forget(self, request_ids: Collection[str]) -> None:
-        """Forget requests that have ended."""
         self.failed_requests.difference_update(request_ids)
 
     def fill_step(self, work: StepWork) -> None:

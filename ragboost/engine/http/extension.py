@@ -74,7 +74,6 @@ def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Ex
 
 
 def check_inside(stop: int, length: int) -> None:
-    """Check that a chunk ends inside its text."""
     if stop > length:
         raise RequestError(
             f"{FIELD}.chunks ends at {stop}, after the end of its text at {length}",

@@ -78,7 +78,6 @@ class EngineMetrics:
         )
 
     def render(self) -> bytes:
-        """Return the exposition text."""
         return generate_latest(self._registry)
 
 

@@ -41,7 +41,6 @@ class Prompts:
         return self._encode(self._render(chat))
 
     def build(self, fields: ChatCompletionRequest | CompletionRequest) -> PromptTokens:
-        """Return the prompt of a chat or text completion."""
         is_chat = isinstance(fields, ChatCompletionRequest)
         extension = parse_extension(fields.ragboost, self._reuse, is_chat=is_chat)
         if isinstance(fields, ChatCompletionRequest):
@@ -84,7 +83,6 @@ class Prompts:
         return self._reusing(tokens, [(start, stop) for _, start, stop in positions], extension)
 
     def _found(self, tokens: list[int], texts: Sequence[str], extension: Extension) -> PromptTokens:
-        """Return the prompt with the chunks of these texts, those that are found in its tokens."""
         if extension.reuse is None:
             return PromptTokens(tokens)
         chunks = [pack_ids(self._encode(text)) for text in texts]

@@ -89,7 +89,6 @@ class GenerationRequest(Fields):
 
     @property
     def include_usage(self) -> bool:
-        """True if a stream ends with its usage."""
         return bool(self.stream_options.get("include_usage"))
 
     def sampling(self, max_tokens: int) -> SamplingParams:
@@ -99,7 +98,6 @@ class GenerationRequest(Fields):
 
 
 def check_token_ids(ids: list[Any], name: str, *, vocab_size: int) -> list[int]:
-    """Check that a list has ids of the vocabulary only, and return it."""
     for i, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < vocab_size:
             raise RequestError(

@@ -22,12 +22,10 @@ class TextPiece(NamedTuple):
 
 
 def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:
-    """Return OpenAI's error object."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def request_error(problem: RequestError) -> dict[str, Any]:
-    """Return the error object of a rejected request."""
     return error(
         str(problem),
         kind="server_error" if problem.status >= 500 else "invalid_request_error",
@@ -49,7 +47,6 @@ class ResponseBuilder:
         self._num_prompt_tokens = num_prompt_tokens
 
     def whole(self, text: str, last: TextPiece) -> dict[str, Any]:
-        """Return the response of a request that does not stream."""
         content: dict[str, Any] = {"text": text}
         if self._is_chat:
             content = {"message": {"role": "assistant", "content": text}}

@@ -21,7 +21,6 @@ class ClientLeftError(Exception):
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """Encode one server-sent event."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 

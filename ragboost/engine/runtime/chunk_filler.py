@@ -103,7 +103,6 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
                 logger.warning("chunks not stored, or prompt not shortened: %s", error)
 
     def close(self) -> None:
-        """End all work and close the chunk store."""
         super().close()
         self.reuse.store.close()
 

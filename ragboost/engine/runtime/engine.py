@@ -48,16 +48,13 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Number of requests being computed."""
         return len(self.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        """Number of submitted requests that have not started."""
         return max(0, len(self._pending) - self.num_running)
 
     def start(self) -> None:
-        """Start the thread."""
         assert self._thread is None, "the engine was started before"
         self._thread = threading.Thread(target=self._run, name="ragboost-engine", daemon=True)
         self._thread.start()

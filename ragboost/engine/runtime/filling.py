@@ -58,7 +58,6 @@ class PromptFiller(ABC, Generic[T]):
             self.filling = self._steps = None
 
     def close(self) -> None:
-        """End all work."""
         if self.filling is not None:
             self.cancel(self.filling)
 

@@ -30,7 +30,6 @@ class KVLayout(NamedTuple):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of all keys and values of one token."""
         size = sum(
             shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim
             for shape in self.layers

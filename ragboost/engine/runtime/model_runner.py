@@ -52,11 +52,9 @@ class ModelRunner:
 
     @property
     def device(self) -> Any:
-        """The model's torch.device."""
         return self.model.device
 
     def new_kv(self, capacity: int) -> RequestKV:
-        """Allocate the KV of a request."""
         return RequestKV(self.layout, capacity)
 
     def segment(

@@ -87,7 +87,6 @@ class EngineRequest:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tokens of KV that the request may need."""
         return self.num_prompt_tokens + self.params.max_tokens
 
     def block_keys(self, num_blocks: int, block_size: int) -> list[bytes]:
@@ -118,6 +117,5 @@ class EngineRequest:
         self._emit(Output(token, self.finish_reason, self.cached_tokens, self.origins))
 
     def fail(self) -> None:
-        """End the request with an error output."""
         self.finish_reason = "error"
         self._emit(Output(None, "error", self.cached_tokens))

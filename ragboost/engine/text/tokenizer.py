@@ -32,14 +32,12 @@ class ChatTokenizer:
         return list(ids["input_ids"])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`."""
         text: str = self._tokenizer.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """Return the tokenizer's string for each id."""
         return list(self._tokenizer.convert_ids_to_tokens(list(ids)))
 
     def render_chat(
@@ -101,7 +99,6 @@ class TextStream:
         return self._release(self._decode(is_last=False), is_last=False)
 
     def finish(self) -> str:
-        """Return the text held back."""
         return self._release(self._decode(is_last=True), is_last=True)
 
     def _decode(self, *, is_last: bool) -> str:

@@ -129,7 +129,6 @@ class RequestContext:
         await self.send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def release(self) -> None:
-        """Send what is held, as it is."""
         if self._head is None:
             return
         head, self._head = self._head, None

@@ -35,5 +35,4 @@ async def on_request_error(request: Request, error: Exception) -> Response:
 
 
 async def on_internal_error(_request: Request, _error: Exception) -> Response:
-    """Respond to a bug."""
     return error_response(500, "internal error in RAGBoost; see its log for the traceback")

@@ -91,7 +91,6 @@ def encode(message: WorkerMessage | ReplicaMessage) -> bytes:
 
 
 def decode(data: bytes) -> WorkerMessage | None:
-    """Decode a worker's message; None if it is none."""
     try:
         return _worker_decoder.decode(data)
     except _INVALID:
@@ -99,7 +98,6 @@ def decode(data: bytes) -> WorkerMessage | None:
 
 
 def decode_replica(data: bytes) -> ReplicaMessage | None:
-    """Decode a replica's message; None if it is none."""
     try:
         return _replica_decoder.decode(data)
     except _INVALID:

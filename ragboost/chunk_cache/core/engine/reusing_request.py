@@ -82,7 +82,6 @@ class ReusingRequest:
         return cls(request_id, options, tokens, keys, set(keys), reply_to, options.reason)
 
     def forget_chunks(self) -> None:
-        """Reuse no chunks, and leave none behind."""
         self.keys, self.uncaptured = {}, set()
 
     def take_captures(

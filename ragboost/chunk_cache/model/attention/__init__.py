@@ -21,7 +21,6 @@ BACKENDS = {
 
 
 def make_backend(name: str) -> "AttentionBackend":
-    """Create the backend of this name."""
     if name not in BACKENDS:
         raise ChunkCacheError(
             f"unknown attention backend {name!r}; known are {', '.join(BACKENDS)}"

@@ -29,7 +29,6 @@ class AttentionInputs:
 
     @property
     def num_keys(self) -> int:
-        """Number of keys."""
         return int(self.key.shape[2])
 
 

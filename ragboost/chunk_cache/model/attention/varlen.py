@@ -24,7 +24,6 @@ class Runs(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Number of rows of the longest run."""
         return int((self.offsets[1:] - self.offsets[:-1]).max())
 
 
