@@ -13,8 +13,6 @@ _NOTHING = HitRate(0, 0)
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """The result of a job."""
-
     requests: int = 0
     rejected: int = 0
     documents: int = 0  # documents in the requests, as given

@@ -98,8 +98,6 @@ class EventSource:
 
 
 class Discovery(NamedTuple):
-    """The result of `discover`."""
-
     # Every request got a response. False also while the engine is starting, when the rest may be
     # incomplete.
     is_up: bool

@@ -45,11 +45,7 @@ class _Ended(NamedTuple):
 
 
 class CacheFollower:
-    """The context indexes of one backend. Only `on_change` may be called from other threads.
-
-    Args:
-        clock: monotonic, in seconds.
-    """
+    """The context indexes of one backend. Only `on_change` may be called from other threads."""
 
     def __init__(
         self, name: str, tenants: Tenants, *, clock: Callable[[], float] = time.monotonic

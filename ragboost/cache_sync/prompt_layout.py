@@ -30,8 +30,6 @@ _TEMPLATE_TOKENS = 8  # of a chat template, around one message
 
 
 class ResidentDocuments(NamedTuple):
-    """The cached part of a request's documents."""
-
     num_documents: int  # leading documents that are cached, up to the last block that they fill
     partial_tokens: int = 0  # cached tokens of the next document, in the index's tokens
 

@@ -17,8 +17,6 @@ _REQUESTS = 3  # a publisher drops what it sends before it has noticed its subsc
 
 
 class EventArrival(NamedTuple):
-    """The events of a request that have arrived."""
-
     is_connected: bool  # a publisher was found
     has_stored: bool = False  # blocks were stored after the request
     has_id: bool = False  # and their event has the request's id

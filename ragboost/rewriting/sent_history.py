@@ -134,11 +134,7 @@ class Conversation:
 
 
 class Conversations:
-    """The named conversations, bounded by number, bytes and age.
-
-    Args:
-        clock: monotonic, in seconds.
-    """
+    """The named conversations, bounded by number, bytes and age."""
 
     def __init__(
         self, settings: SessionSettings, *, clock: Callable[[], float] = time.monotonic

@@ -25,8 +25,6 @@ _SEARCHED = 32  # characters read per character of the texts to see that referen
 
 
 class SharedResults(NamedTuple):
-    """Messages with references in place of repetitions."""
-
     messages: list[Any]  # those without repetitions are the client's objects
     saved_bytes: int
 

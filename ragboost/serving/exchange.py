@@ -29,8 +29,6 @@ _STATUSES_WITHOUT_BODY = (204, 304)
 
 
 class Wire(Protocol):
-    """The connection, as an exchange uses it."""
-
     is_write_paused: bool  # the client does not read; wait for `drain` before writing more
 
     @property

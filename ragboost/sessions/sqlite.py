@@ -55,8 +55,6 @@ T = TypeVar("T")
 
 
 class SqliteStore(ChatSessionStore):
-    """Sessions in an SQLite file."""
-
     is_shared = True
     is_on_disk = True
 

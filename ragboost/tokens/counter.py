@@ -23,8 +23,6 @@ _RATIOS = 1 / 16, 1.0  # bounds: images in a prompt are not text
 
 
 class Wanted(NamedTuple):
-    """A document to be counted."""
-
     key: str
     text: str
 

@@ -23,8 +23,6 @@ _EXACT, _APPROX = "exact", "approx"
 
 
 class ReuseOptions(NamedTuple):
-    """Options of approximate chunk reuse."""
-
     policy: str = DEFAULT_POLICY  # selects the reused tokens to recompute, one of `POLICIES`
     ratio: float = DEFAULT_RATIO  # recompute ratio, from 0 to 1
     tenant: str = ""  # stored chunks are shared with requests of the same one; empty: of none

@@ -25,8 +25,6 @@ of the missing ones twice."""
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """The reuse of chunks in one prompt."""
-
     # 0       prefix_tokens         approximate                 stop      question     len(tokens)
     # |  engine's  |  exact chunks      |  reused and recomputed    |  the engine computes   |
     # |  prefix    |  copied, missing   |  chunks, missing tokens   |  as ever               |

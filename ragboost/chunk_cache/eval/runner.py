@@ -15,8 +15,6 @@ from ragboost.text_scores import word_f1
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One policy at one ratio on one task."""
-
     task: str
     policy: str
     ratio: float

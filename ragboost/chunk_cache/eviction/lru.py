@@ -6,8 +6,6 @@ from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 
 
 class LRU(EvictionPolicy):
-    """Ranking by the time of the last use."""
-
     def __init__(self) -> None:
         self._last: dict[Hashable, float] = {}
 

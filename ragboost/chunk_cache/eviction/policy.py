@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One use of an entry by a request."""
-
     now: float  # seconds on the caller's clock, non-decreasing from use to use
     size: float  # tokens or bytes, above 0; the same unit for all entries of a cache
     cost: float  # seconds to compute the entry in this request

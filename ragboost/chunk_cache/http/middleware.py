@@ -60,8 +60,6 @@ class StartedEngine(NamedTuple):
 
 
 class ReuseMiddleware(ABC):
-    """Prepares requests for chunk reuse."""
-
     def __init__(self, app: App, *, registry: CollectorRegistry = REGISTRY) -> None:
         self._app = app
         self._finder = ChunkFinder()

@@ -21,8 +21,6 @@ from ragboost.errors import UnsupportedModelError
 
 
 class NestedLayer(NamedTuple):
-    """An attention layer of an engine's model."""
-
     name: str  # among the model's modules
     num_heads: int
     num_kv_heads: int

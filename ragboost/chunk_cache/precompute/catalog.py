@@ -34,8 +34,6 @@ def recipe_of(neighbours: Sequence[Sequence[int]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChunk:
-    """A prepared document."""
-
     document: str  # identity in the corpus, independent of its text
     plain: str  # key of the chunk's plain KV
     recipe: str  # see `recipe_of`

@@ -16,16 +16,12 @@ from ragboost.errors import ChunkCacheError
 
 @dataclass(frozen=True, slots=True)
 class CorpusChunk:
-    """A document as token ids."""
-
     document: str  # identity in the corpus, independent of its text
     tokens: tuple[int, ...]  # token ids as in the prompts
 
 
 @dataclass(slots=True)
 class PrecomputeOutcome:
-    """The result of a run."""
-
     num_computed: int = 0  # chunks computed by this run
     num_stale: int = 0  # those of them whose text or neighbours had changed
     num_current: int = 0  # chunks that were up to date

@@ -9,8 +9,6 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class CacheBlend(SelectionPolicy):
-    """Selection by the change of the keys."""
-
     looks_at_all = True
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:

@@ -18,8 +18,6 @@ _NOT_RENDERED = ("stream", "stream_options", "n", _PARAMS)
 
 
 class SGLangFront(ReuseMiddleware):
-    """Middleware of SGLang's API server."""
-
     def engine(self, scope: Scope) -> StartedEngine | str:
         args = getattr(scope["app"], "server_args", None)
         if args is None:

@@ -19,8 +19,6 @@ _ASSUMED_S_PER_TOKEN = 1e-3
 
 
 class Evicted(NamedTuple):
-    """KV that was evicted."""
-
     key: str
     chunk: ChunkKV
 

@@ -18,8 +18,6 @@ class CollectedLearner(Protocol):
 
 
 class CollectedWorkers(CollectedLearner, Protocol):
-    """The counters of the exchange with other workers."""
-
     @property
     def num_alive(self) -> int:
         """The other workers that were heard lately."""

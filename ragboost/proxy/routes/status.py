@@ -21,8 +21,6 @@ _TAG = "operations"
 
 
 class StatusRoutes:
-    """The handlers of these endpoints."""
-
     def __init__(self, state: ProxyState) -> None:
         self._state = state
 

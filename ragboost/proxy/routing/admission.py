@@ -151,7 +151,6 @@ class Admission:
         return self._control.fail_over(self, error)
 
     def prefill_done(self, *, is_stream: bool = False) -> None:
-        """Note that the response has begun; a stream begins when its prompt is computed."""
         self._control.begun(self, is_stream=is_stream)
 
     def count_computed(self) -> None:

@@ -65,10 +65,6 @@ class ResponseReader:
         self._deltas = AnswerDeltas() if on_messages is not None else None
 
     @property
-    def reads_messages(self) -> bool:
-        return self._on_messages is not None
-
-    @property
     def has_receipt(self) -> bool:
         return self._write_receipt is not None
 

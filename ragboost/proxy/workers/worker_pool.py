@@ -71,17 +71,14 @@ class WorkerPool:
 
     @property
     def num_alive(self) -> int:
-        """The other workers that were heard lately."""
         return sum(map(self._transport.is_alive, self.identity.others))
 
     @property
     def learned(self) -> int:
-        """Prompts of others that this worker's indexes have taken over."""
         return self._handler.learned
 
     @property
     def num_lost(self) -> int:
-        """Times that messages were lost, and a snapshot asked for."""
         return self._transport.num_lost
 
     def keep(self, link: Link) -> None:

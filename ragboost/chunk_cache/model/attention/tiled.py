@@ -27,8 +27,6 @@ Flash = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class RowTile(NamedTuple):
-    """Some rows and the keys they see."""
-
     rows: slice  # the rows of the tile
     keys: slice  # keys up to that of the last row
     # keys before this one are visible to all rows and attended to separately; equal to `keys.start`
