@@ -15,7 +15,7 @@ from ragboost.config.model_directory import find_model
 from ragboost.errors import ConfigError, RagBoostError, import_extra
 
 if TYPE_CHECKING:
-    from ragboost.batch.display import ProgressFunction
+    from ragboost.batch.catalog import Progress
     from ragboost.retrieval.neighbour_sources import Sources
 
 _DEVICE: str = typer.Option("cpu", help="Where the model runs.")
@@ -182,7 +182,7 @@ def _prepare(
     sources: "Sources",
     *,
     top_n: int,
-    on_progress: "ProgressFunction",
+    on_progress: "Progress",
 ) -> str:
     from ragboost.retrieval.corpus import Corpus
     from ragboost.retrieval.neighbour_sources import find_neighbours
