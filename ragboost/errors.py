@@ -9,6 +9,7 @@ Grouped by who can fix the cause::
             InvalidDocumentError
             SessionNotFoundError
             SessionConflictError
+            SessionUnreadableError
             SessionStoreError       the operator: the store of sessions fails, HTTP 503
         BackendError                the upstream server
             BackendConnectionError
@@ -64,6 +65,12 @@ class SessionConflictError(RequestError):
     """An earlier turn of the session is still running, or another process has added one."""
 
     status = 409
+
+
+class SessionUnreadableError(RequestError):
+    """A stored turn of the session cannot be decoded, now or later."""
+
+    status = 410
 
 
 class SessionStoreError(RequestError):

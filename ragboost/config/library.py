@@ -269,3 +269,9 @@ class SessionSettings(Section):
         description="Redis or Valkey server, if `session.store` is redis: "
         "redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], rediss:// for TLS.",
     )
+    prefix: str = Field(
+        "ragboost",
+        pattern="^[A-Za-z0-9_-]{1,64}$",
+        description="Beginning of all keys and channels in Redis; another one for each deployment "
+        "that uses the same server.",
+    )

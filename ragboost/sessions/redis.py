@@ -17,7 +17,7 @@ from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "ragboost:sessions:"
+_PROBE_MS = 1000
 _TIMEOUT_S = 5.0
 _PAGE = 100
 
@@ -36,6 +36,7 @@ class RedisStore(ChatSessionStore):
     def __init__(self, settings: SessionSettings, **options: Any) -> None:
         super().__init__(settings, **options)
         self._client = make_client(settings)
+        self._prefix = f"{settings.prefix}:sessions:"
         self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
         self._create, self._append, self._restore, self._delete = (
             self._client.register_script(script) for script in (CREATE, APPEND, RESTORE, DELETE)
@@ -43,7 +44,7 @@ class RedisStore(ChatSessionStore):
 
     async def open(self) -> None:
         try:
-            await self._run(self._client.ping())
+            await self.check()
         except SessionStoreError:  # logged; the rest of the proxy works without it
             return
 
@@ -51,8 +52,8 @@ class RedisStore(ChatSessionStore):
         await self._client.aclose()
 
     async def check(self) -> None:
-        if self.problem is not None:
-            await self._run(self._client.ping())
+        """Write something: a server that is full, or a replica, still reads and answers pings."""
+        await self._write(self._client.set(self._key("probe"), b"", px=_PROBE_MS))
 
     async def create(self, session: ChatSession) -> None:
         fields = _fields(session)
@@ -61,14 +62,15 @@ class RedisStore(ChatSessionStore):
         )
 
     async def get(self, owner: str, session_id: str) -> ChatSession | None:
-        fields = await self._run(self._client.hgetall(_key("session", session_id)))
-        session = _session(session_id, fields) if fields else None
+        fields = await self._run(self._client.hgetall(self._key("session", session_id)))
+        session = _session(session_id, fields)
         if session is None or session.owner != owner or session.used_at < self._earliest():
             return None
         return session
 
     async def turns(self, session_id: str) -> list[bytes]:
-        turns: list[bytes] = await self._run(self._client.lrange(_key("turns", session_id), 0, -1))
+        key = self._key("turns", session_id)
+        turns: list[bytes] = await self._run(self._client.lrange(key, 0, -1))
         return turns
 
     async def append(self, session: ChatSession, turn: bytes) -> bool:
@@ -86,7 +88,7 @@ class RedisStore(ChatSessionStore):
         return bool(await self._run_script(self._delete, session_id, owner))
 
     async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        key, start = _key("owner", owner), 0
+        key, start = self._key("owner", owner), 0
         if after is not None:
             if await self.get(owner, after) is None:
                 return None
@@ -104,17 +106,23 @@ class RedisStore(ChatSessionStore):
 
     async def _run_script(self, script: Any, *arguments: Any) -> Any:
         bounds = self._settings
-        common = (_PREFIX, self._clock(), bounds.ttl_s, bounds.max_sessions, bounds.max_bytes)
-        return await self._run(script(args=[*common, *arguments]))
+        common = (self._prefix, self._clock(), bounds.ttl_s, bounds.max_sessions, bounds.max_bytes)
+        return await self._write(script(args=[*common, *arguments]))
 
-    async def _run(self, answer: Awaitable[T]) -> T:
-        try:
-            result = await answer
-        except self._errors as error:
-            raise self._failed(error) from error
+    async def _write(self, answer: Awaitable[T]) -> T:
+        result = await self._run(answer)
         if self.problem is not None:
             self._worked()
         return result
+
+    async def _run(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except self._errors as error:
+            raise self._failed(error) from error
+
+    def _key(self, *parts: str) -> str:
+        return self._prefix + ":".join(parts)
 
 
 def make_client(settings: SessionSettings) -> Any:
@@ -137,10 +145,6 @@ def make_client(settings: SessionSettings) -> Any:
             "session.url is not a URL of Redis: redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], "
             "rediss:// for TLS, unix://PATH"
         ) from None
-
-
-def _key(kind: str, name: str) -> str:
-    return f"{_PREFIX}{kind}:{name}"
 
 
 def _fields(session: ChatSession) -> dict[str, bytes]:
@@ -166,17 +170,22 @@ def _flat(fields: Mapping[str, bytes]) -> list[str | bytes]:
     return [part for item in fields.items() for part in item]
 
 
-def _session(session_id: str, fields: Mapping[bytes, bytes]) -> ChatSession:
+def _session(session_id: str, fields: Mapping[bytes, bytes]) -> ChatSession | None:
+    """Return a session; None if there are no fields, or others than `_fields` writes."""
+
     def text(value: bytes) -> str | None:
         return value[1:].decode("utf-8", "surrogatepass") if value else None
 
-    return ChatSession(
-        id=session_id,
-        owner=fields[b"owner"].decode("utf-8", "surrogatepass"),
-        created_at=float(fields[b"created_at"]),
-        used_at=float(fields[b"used_at"]),
-        num_turns=int(fields[b"num_turns"]),
-        model=text(fields[b"model"]),
-        system=text(fields[b"system"]),
-        metadata=json.loads(fields[b"metadata"]),
-    )
+    try:
+        return ChatSession(
+            id=session_id,
+            owner=fields[b"owner"].decode("utf-8", "surrogatepass"),
+            created_at=float(fields[b"created_at"]),
+            used_at=float(fields[b"used_at"]),
+            num_turns=int(fields[b"num_turns"]),
+            model=text(fields[b"model"]),
+            system=text(fields[b"system"]),
+            metadata=json.loads(fields[b"metadata"]),
+        )
+    except (KeyError, ValueError):
+        return None

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.eventually import DEADLINE_S, eventually
 
@@ -57,6 +57,12 @@ class RedisServer:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(self.path))
         return True
+
+    def client(self) -> Any:
+        """Make a blocking client, to be used in a `with` statement."""
+        import redis  # of the extra
+
+        return redis.Redis(unix_socket_path=str(self.path))
 
     def kill(self) -> None:
         """Kill the server; what it holds is lost."""

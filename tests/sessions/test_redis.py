@@ -24,7 +24,7 @@ def make(name: str, *, system: str | None = None) -> ChatSession:
     return ChatSession(name, "alice", 1.0, 1.0, system=system)
 
 
-def open_store(server: RedisServer, **bounds: float) -> RedisStore:
+def open_store(server: RedisServer, **bounds: float | str) -> RedisStore:
     return RedisStore(SessionSettings(url=server.url, **bounds))  # type: ignore[arg-type]
 
 
@@ -172,6 +172,54 @@ def test_without_its_server_sessions_fail_and_everything_else_goes_on(
     redis_server.start()
     assert httpx.post(f"{url}/v1/sessions", json={"model": "m"}).status_code == 201
     assert httpx.get(f"{url}/ready").json()["status"] == "ready"
+
+
+def test_a_full_server_is_refused_before_a_model_works(
+    redis_server: RedisServer, start_proxy: Callable[..., ProxyServer], engine: FakeEngine
+) -> None:
+    url = start_proxy(session={"store": "redis", "url": redis_server.url}).url
+    session = httpx.post(f"{url}/v1/sessions", json={"model": "m"}).json()["id"]
+    path = f"{url}/v1/sessions/{session}/chat/completions"
+    with redis_server.client() as redis:
+        redis.config_set("maxmemory", 1)
+        refused = [httpx.post(path, json={"query": f"{at}?"}) for at in range(3)]
+        assert [answer.status_code for answer in refused] == [503] * 3
+        assert not engine.completions
+        assert httpx.get(f"{url}/v1/sessions/{session}").status_code == 200  # reads work
+        assert "maxmemory" in httpx.get(f"{url}/ready").json()["sessions"]
+        redis.config_set("maxmemory", 0)
+    assert httpx.post(path, json={"query": "now?"}).status_code == 200
+    assert httpx.get(f"{url}/ready").json()["status"] == "ready"
+
+
+def test_a_turn_that_cannot_be_decoded_is_gone_and_another_session_goes_on(
+    redis_server: RedisServer, start_proxy: Callable[..., ProxyServer]
+) -> None:
+    url = start_proxy(session={"store": "redis", "url": redis_server.url}).url
+    damaged, bare = (
+        httpx.post(f"{url}/v1/sessions", json={"model": "m"}).json()["id"] for _ in range(2)
+    )
+    path = f"{url}/v1/sessions/{damaged}"
+    assert httpx.post(f"{path}/chat/completions", json={"query": "why?"}).status_code == 200
+    with redis_server.client() as redis:
+        redis.lset(f"ragboost:sessions:turns:{damaged}", 0, b"\xc1 not msgpack")
+        redis.hdel(f"ragboost:sessions:session:{bare}", "num_turns")
+    again = httpx.post(f"{path}/chat/completions", json={"query": "again?"})
+    assert (again.status_code, again.json()["error"]["param"]) == (410, "session_id")
+    assert httpx.get(path).status_code == 410
+    assert httpx.get(f"{url}/v1/sessions/{bare}").status_code == 404
+    assert [one["id"] for one in httpx.get(f"{url}/v1/sessions").json()["data"]] == [damaged]
+    assert httpx.delete(path).status_code == 200
+
+
+async def test_deployments_with_other_prefixes_share_a_server(redis_server: RedisServer) -> None:
+    one, two = open_store(redis_server), open_store(redis_server, prefix="two")
+    await one.create(new(one, "a"))
+    assert await two.get("alice", "a") is None
+    await two.create(new(two, "a"))
+    assert all(key.startswith((b"ragboost:", b"two:")) for key in await two._client.keys("*"))
+    await one.close()
+    await two.close()
 
 
 @pytest.fixture

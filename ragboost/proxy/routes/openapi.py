@@ -89,7 +89,12 @@ _ERRORS = {
     "502": "The backend cannot be reached.",
     "504": "The backend did not respond in time.",
 }
-_SESSION_ERRORS = {"404": "There is no such session.", "409": "Another turn is being answered."}
+_SESSION_ERRORS = {
+    "404": "There is no such session.",
+    "409": "Another turn is being answered.",
+    "410": "A stored turn cannot be decoded.",
+    "503": "The store of sessions fails.",
+}
 
 
 def complete(document: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from ragboost.booster import Turn
+from ragboost.errors import SessionUnreadableError
 from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
 from ragboost.wires.openai_chat import AnswerMessage
@@ -39,10 +40,21 @@ _DECODER = msgspec.msgpack.Decoder(SessionTurn)
 
 
 def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistory:
+    """Decode the turns of a session.
+
+    Raises:
+        SessionUnreadableError: one of them cannot be decoded.
+    """
     messages: list[bytes] = []
     if system is not None:
         messages.append(encode_message({"role": "system", "content": system}))
-    decoded = [_DECODER.decode(turn) for turn in turns]
+    try:
+        decoded = [_DECODER.decode(turn) for turn in turns]
+    except (msgspec.MsgspecError, RecursionError):
+        raise SessionUnreadableError(
+            "a stored turn of this session is damaged or of another version; start another session",
+            param="session_id",
+        ) from None
     for turn in decoded:
         messages.extend(turn.messages)
     deltas = [HistoryDelta(tuple(turn.sent), turn.turn) for turn in decoded]

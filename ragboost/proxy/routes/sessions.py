@@ -83,7 +83,7 @@ class SessionRoutes:
                 _PATH + "/{session_id}",
                 self.get_session,
                 response_model=SessionTranscript,
-                errors=(401, 404),
+                errors=(401, 404, 410),
             ),
             route(_PATH + "/{session_id}", self.delete_session, method="DELETE", errors=(401, 404)),
             Route(_PATH + "/{session_id}/chat/completions", self._chat, methods=["POST"]),

@@ -19,7 +19,6 @@ from ragboost.sessions.redis import make_client
 
 logger = logging.getLogger(__name__)
 
-_CHANNEL = "ragboost:proxies"  # also the name of the stream
 _INTERVAL_S = 0.05
 _LOAD_EVERY = 2  # intervals
 _RETRY_S = 1.0
@@ -53,6 +52,9 @@ class RedisTransport:
         self._was_idle = False
         self._has_read_kept = False
         self._client: Any = make_client(settings)
+        # Also the name of the stream. Unlike keys, channels are the same in all databases.
+        database = self._client.get_connection_kwargs().get("db") or 0
+        self._channel = f"{settings.prefix}:proxies:{database}"
         self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -104,17 +106,17 @@ class RedisTransport:
 
     async def _send(self, data: bytes, *, is_kept: bool) -> None:
         if not is_kept or len(data) > _MAX_KEPT_BYTES:
-            await self._client.publish(_CHANNEL, data)
+            await self._client.publish(self._channel, data)
             return
         commands = self._client.pipeline(transaction=False)
-        commands.publish(_CHANNEL, data)
-        commands.xadd(_CHANNEL, {_FIELD: data}, maxlen=_NUM_KEPT)
-        commands.expire(_CHANNEL, _KEPT_S)
+        commands.publish(self._channel, data)
+        commands.xadd(self._channel, {_FIELD: data}, maxlen=_NUM_KEPT)
+        commands.expire(self._channel, _KEPT_S)
         await commands.execute()
 
     async def _subscribe(self) -> None:
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
-            await channel.subscribe(_CHANNEL)
+            await channel.subscribe(self._channel)
             if not self._has_read_kept:
                 self._has_read_kept = True
                 await self._try_to_read_kept()
@@ -132,7 +134,7 @@ class RedisTransport:
     async def _read_kept(self) -> None:
         now, _ = await self._client.time()
         begin, end = str((now - _KEPT_S) * 1000), str((now + 1) * 1000)
-        while kept := await self._client.xrange(_CHANNEL, begin, end, count=_PER_READ):
+        while kept := await self._client.xrange(self._channel, begin, end, count=_PER_READ):
             for _, fields in kept:
                 self._receive(fields.get(_FIELD, b""))
                 await asyncio.sleep(0)

@@ -26,7 +26,7 @@ from tests.fakes.redis import PROGRAM, RedisServer
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs redis-server or valkey-server")
 
-CHANNEL = "ragboost:proxies"
+CHANNEL = "ragboost:proxies:0"
 TENANT = TenantKey("m", "")
 LAYOUT = PromptLayout(TENANT, ("a", ("text before", "b")), (100, 50), (5, 5), 20, 200)
 
@@ -40,8 +40,9 @@ def redis() -> Iterator[RedisServer]:
 class Replica:
     """One process's part in the exchange."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self.settings = Settings.model_validate({"session": {"store": "redis", "url": url}})
+    def __init__(self, url: str, name: str, *, prefix: str = "ragboost") -> None:
+        section = {"store": "redis", "url": url, "prefix": prefix}
+        self.settings = Settings.model_validate({"session": section})
         backends, self.tenants = Backends.of(self.settings).all, Tenants(self.settings)
         self.backend = backends[0]
         self.follower = CacheFollower(self.backend.name, self.tenants)
@@ -113,6 +114,33 @@ async def test_a_replica_learns_what_another_has_sent_and_colleague_workers_do_n
     assert other.num_nodes == 1
     assert colleague.learned == 1  # of `other` alone
     for each in replicas:
+        await each.close()
+
+
+@pytest.mark.asyncio
+async def test_deployments_on_one_server_do_not_hear_each_other(redis: RedisServer) -> None:
+    one, two = await opened(redis.url, "one", "two")
+    strangers = [
+        Replica(redis.url, "other-prefix", prefix="ragboost-2"),
+        Replica(f"{redis.url}?db=1", "other-database"),
+    ]
+    for each in strangers:
+        await each.open()
+
+    def tell_and_look() -> int:
+        one.follower.on_sent("id", LAYOUT, cached_tokens=0)
+        for stranger in strangers:
+            stranger.follower.on_sent("id", LAYOUT, cached_tokens=0)
+        return two.learned
+
+    await eventually_async(tell_and_look)
+    with redis.client() as client:
+        channels = ["ragboost:proxies:0", "ragboost-2:proxies:0", "ragboost:proxies:1"]
+        await eventually_async(
+            lambda: [number for _, number in client.pubsub_numsub(*channels)] == [2, 1, 1]
+        )
+    assert [stranger.learned for stranger in strangers] == [0, 0]
+    for each in (one, two, *strangers):
         await each.close()
 
 
