@@ -127,6 +127,8 @@ class BoostPipeline:
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
         conversation = self._histories.match(request) if request.links else history
+        if request.opening:
+            self._histories.add_unchanged(request.opening)
         tenant, digest = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:

@@ -27,6 +27,7 @@ from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
+_MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
 _OTHER_FIELDS = ("session_id", *ANY.stored)
@@ -70,6 +71,8 @@ class ParsedRequest:
         # one that carries, or is to carry, its documents; they depend on its model, cache salt,
         # credentials and end user, too. Empty where recognition is off, or without documents.
         self.links: Sequence[Link] = ()
+        # The same of its only message beside instructions, if it has no documents; else empty.
+        self.opening: Link = b""
         # Shape and keys of its documents beside the messages; empty if they are inside.
         self.shape_beside = ""
         self.keys_beside: tuple[str, ...] = ()
@@ -160,6 +163,8 @@ def parse_request(
                 _set_links(request, *hit, scope=scope)
         else:
             request.bypass = Bypass("no_documents")
+            if session is None and recognises:
+                request.opening = _opening(body, scope)
     except UnknownShapeError as error:
         request.bypass = Bypass.of(error)
     return request
@@ -211,6 +216,16 @@ def _set_links(
         request.links = chain_links(body.message_digests[: found.message + 1], seed=scope)
         if not shape.in_place:
             request.shape_beside, request.keys_beside = shape.name, found.keys
+
+
+def _opening(body: JsonBody, scope: bytes) -> Link:
+    messages = body.fields.get(body.list_name) or ()
+    if not 0 < len(messages) <= _MAX_OPENING:
+        return b""
+    for message in messages[:-1]:
+        if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
+            return b""
+    return chain_links(body.message_digests, seed=scope)[-1]
 
 
 def prompt_prefix(

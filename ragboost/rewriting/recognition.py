@@ -41,6 +41,10 @@ class Histories:
         self._rewritings: BoundedMap[Link, tuple[Digest, ...]] = BoundedMap(
             max_entries=settings.max_sessions
         )
+        # First messages that were sent as they came since they were last rewritten.
+        self._unchanged: BoundedMap[Link, None] = BoundedMap(
+            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
+        )
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -57,26 +61,35 @@ class Histories:
     def match(self, request: ParsedRequest) -> Conversation:
         """Return what was sent for a request's history, as far as the request contains all of it.
 
-        Of several rewritings the one with the most rewritten messages is taken; of these the last
-        message, and of this the newest rewriting. `Conversation.digest` names what is recognised.
+        The last rewritten message decides: a first message that was sent as it came since, else a
+        rewriting with whose documents the request's begin, else the newest. `Conversation.digest`
+        names what is recognised.
         """
         self._nodes.expire()
-        depths: dict[Digest | None, int] = {UNCHANGED: 0}
-        best = UNCHANGED
+        self._unchanged.expire()
+        reached: set[Digest | None] = {UNCHANGED}
+        best, rank = UNCHANGED, (-1, False)
         documents = frozenset(request.keys_beside)
         for at, link in enumerate(request.links):
             is_last = at == len(request.links) - 1
             for digest in self._rewritings.peek(link) or ():
                 node = self._nodes.peek(digest)
-                if node is None or node.parent not in depths:
+                if node is None or node.parent not in reached:
                     continue
                 if _contains(request, documents, node, is_last=is_last):
-                    depths[digest] = depths[node.parent] + 1
-                    best = digest if depths[digest] >= depths[best] else best
+                    reached.add(digest)
+                    if (new := (at, _begins(request, node))) >= rank:
+                        best, rank = digest, new
+            if link in self._unchanged and not is_last:
+                best, rank = UNCHANGED, (at, True)
         # All are of one branch, so that these need not know theirs.
         deltas = [node._replace(parent=None) for node in self._chain(best)]
         self._touch(best)
         return Conversation(deltas=reversed(deltas), digest=best)
+
+    def add_unchanged(self, link: Link) -> None:
+        """Note that the first message of a conversation was sent as it came."""
+        self._unchanged.put(link, None)
 
     def add(
         self, request: ParsedRequest, conversation: Conversation, delta: HistoryDelta
@@ -100,6 +113,7 @@ class Histories:
         rewritings = self._rewritings.peek(link) or ()
         others = [other for other in rewritings if other in self._nodes and other != digest]
         self._rewritings.put(link, (*others, digest)[-_MAX_REWRITINGS:])
+        self._unchanged.pop(link)
         self._touch(digest)
         return digest
 
@@ -134,6 +148,16 @@ def _contains(
         if not documents.issuperset(sent.retrieved):
             return False
     return True
+
+
+def _begins(request: ParsedRequest, node: HistoryDelta) -> bool:
+    """Return True if a client that keeps its list of documents and its option sends this request
+    in a later turn: others with the same words hardly do."""
+    if not node.shape:
+        return True
+    sent = node.sent[0][1]
+    is_prefix = request.keys_beside[: len(sent.retrieved)] == sent.retrieved
+    return is_prefix and sent.is_boosted == request.is_boost_wanted
 
 
 def _digest(node: HistoryDelta) -> Digest:

@@ -82,6 +82,43 @@ def test_the_same_question_again_needs_the_same_documents_in_the_same_order() ->
     assert histories.match(again._replace(is_boost_wanted=False)).digest == UNCHANGED
 
 
+def test_of_two_conversations_with_the_same_words_each_keeps_its_list_of_documents() -> None:
+    histories = make()
+    turn(histories, "q1", documents="ab")
+    turn(histories, "q1", documents="b")  # the newest, and contained in the other's next request
+    match = histories.match(claim("q1", "a1", "q2", documents="abc"))
+    assert [sent.documents for sent in sent_of(match)] == [("a", "b")]
+
+
+def test_the_option_tells_equal_conversations_apart() -> None:
+    histories = make()
+    for is_boosted in (False, True):
+        turn(histories, "q1", is_boosted=is_boosted)
+    again = claim("q1", "a1", "q2")._replace(is_boost_wanted=False)
+    assert [sent.is_boosted for sent in sent_of(histories.match(again))] == [False]
+
+
+def test_more_rewritten_messages_do_not_outweigh_a_newer_branch() -> None:
+    histories = make()
+    first = claim("q1")
+    histories.add_unchanged(first.links[-1])
+    turn(histories, "q1", "a1", "q2", documents="ab")  # q1 had no documents
+    turn(histories, "q1", documents="b")
+    turn(histories, "q1", "a1", "q2", documents="b")
+    match = histories.match(claim("q1", "a1", "q2", "a2", "q3", documents="abc"))
+    assert [sent.documents for sent in sent_of(match)] == [("a", "b")]
+
+
+def test_a_first_message_that_was_sent_as_it_came_stays_so() -> None:
+    histories = make()
+    turn(histories, "hi", documents="d")
+    histories.add_unchanged(claim("hi").links[-1])
+    assert texts_of(histories.match(claim("hi", "hello", "q2", documents="de"))) == []
+    assert texts_of(histories.match(claim("hi", documents="d"))) == ["hi"]  # the same question
+    turn(histories, "hi", documents="d")  # newer
+    assert texts_of(histories.match(claim("hi", "hello", "q2", documents="de"))) == ["hi"]
+
+
 def test_a_request_that_is_repeated_a_thousand_times_is_one_message() -> None:
     histories = make(max_sessions=2000)
     for shape in ("", "documents_field"):

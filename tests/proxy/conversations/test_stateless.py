@@ -61,6 +61,19 @@ def test_a_window_of_one_history_is_not_the_beginning_of_another(
     assert not HINT.search(received.body.decode())
 
 
+def test_a_greeting_without_documents_is_not_rewritten_by_another_with_the_same_words(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    answering(engine, "Hello! How can I help?")
+    other = Chat(client, engine, user="greetings")
+    other.ask("hi", [document(1), document(2)])
+    chat = Chat(client, engine, user="greetings")
+    chat.ask("hi", None)
+    received = chat.ask("what follows?", [document(2), document(1), document(3)])
+    assert contents(received)[0] == "hi"
+    assert all(text_of(i) in contents(received)[2] for i in (1, 2, 3))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_resends_its_documents_extends_the_earlier_request(
     client: httpx.Client, engine: FakeEngine, stream: bool
