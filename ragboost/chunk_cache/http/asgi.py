@@ -16,7 +16,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _BODY_HEADERS = (b"content-length", b"transfer-encoding", b"content-encoding", b"expect")
-_MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 64 << 20
 
 
 class RequestBody(NamedTuple):
@@ -31,7 +31,7 @@ async def read_body(receive: Receive) -> RequestBody:
     """Read a body, but no more than is kept in memory."""
     parts: list[bytes] = []
     size, is_whole = 0, False
-    while size <= _MAX_BODY_BYTES:
+    while size <= MAX_BODY_BYTES:
         message = await receive()
         if message["type"] != "http.request":
             break

@@ -7,6 +7,7 @@ routes. Does not know the engine: a subclass says what it offers and what its ro
 """
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,11 +25,13 @@ from ragboost.chunk_cache.core.options import (
     read_positions,
     read_tenant,
 )
-from ragboost.chunk_cache.core.request import SERVED_POLICIES, VERSION
+from ragboost.chunk_cache.core.request import PARAMS_KEY, SERVED_POLICIES, VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.http.asgi import (
+    MAX_BODY_BYTES,
     App,
     Receive,
+    RequestBody,
     Scope,
     Send,
     call_route,
@@ -60,6 +63,8 @@ class StartedEngine(NamedTuple):
 
 
 class ReuseMiddleware(ABC):
+    params_field: str  # of a body, in which the engine reads the plan
+
     def __init__(self, app: App, *, registry: CollectorRegistry = REGISTRY) -> None:
         self._app = app
         self._finder = ChunkFinder()
@@ -126,7 +131,18 @@ class ReuseMiddleware(ABC):
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
         # What is no JSON object, the server refuses.
-        fields = read_json(body.data) if body.is_whole and _MARK in body.data else None
+        is_read = _may_name_us(body.data)
+        fields = read_json(body.data) if body.is_whole and is_read else None
+        if fields is not None:
+            if (own := self._without_plan(fields)) is not None:
+                fields, data = own, msgspec.json.encode(own)
+                scope = with_body_length(scope, len(data))
+                body = RequestBody(data, True, replay(data, body.receive))
+        elif len(body.data) > MAX_BODY_BYTES or (is_read and self._has_plan(body.data)):
+            await respond(
+                send, 400, _error(RequestError("the body is too large, or no plain JSON"))
+            )
+            return
         extension = fields.get(FIELD) if fields is not None else None
         if fields is None or not isinstance(extension, dict):
             await self._app(scope, body.receive, send)
@@ -151,6 +167,23 @@ class ReuseMiddleware(ABC):
                     await self._count(writer)
         finally:
             self._inbox.forget(ticket)
+
+    def _without_plan(self, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a body without a plan of the client's own, which could name another tenant; None
+        if it has none."""
+        params = fields.get(self.params_field)
+        if not isinstance(params, dict) or PARAMS_KEY not in params:
+            return None
+        rest = {name: value for name, value in params.items() if name != PARAMS_KEY}
+        return {**fields, self.params_field: rest or None}
+
+    def _has_plan(self, data: bytes) -> bool:
+        """Return True if Python's parser, which servers use, finds a plan: it reads UTF-16, NaN."""
+        try:
+            fields = json.loads(data)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(fields, dict) and self._without_plan(fields) is not None
 
     async def _count(self, writer: UsageWriter) -> None:
         await writer.wait(timeout_s=0)
@@ -222,6 +255,11 @@ class ReuseMiddleware(ABC):
         ids = None if answer is None else answer.get("tokens")
         is_ids = isinstance(ids, list) and ids and isinstance(ids[0], int)
         return ids if is_ids else None
+
+
+def _may_name_us(data: bytes) -> bool:
+    """Return False for a body without our name, spelt with escapes or in UTF-16 either."""
+    return _MARK in data or b"\\u" in data or b"\0" in data[:4] or data[:1] > b"\x7f"
 
 
 def _tenant(extension: Mapping[str, Any], fields: Mapping[str, Any]) -> str:

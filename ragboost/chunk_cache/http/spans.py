@@ -5,8 +5,9 @@ if these differ inside the prompt. What is not found is computed: a wrong cut ca
 because stored KV is keyed by the ids of the prompt itself.
 """
 
+import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,14 +18,14 @@ Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]
 _MAX_TEXTS = 100_000
 # Tokens that are left out at the beginning and at the end.
 _TRIMS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 2), (4, 4))
-_ITEM = np.dtype(np.int32).itemsize
+_MAX_COMPARED = 1 << 28  # tokens of the prompt per request, a second or less
 
 
 class ChunkFinder:
     """Finds chunks in prompts. Keeps the ids of the chunks that it saw last."""
 
     def __init__(self, *, capacity_bytes: int = 64 << 20) -> None:
-        self._ids: BoundedMap[str, bytes] = BoundedMap(
+        self._ids: BoundedMap[str, str] = BoundedMap(
             max_entries=_MAX_TEXTS, max_size=capacity_bytes
         )
 
@@ -37,46 +38,64 @@ class ChunkFinder:
             texts: of the chunks, in prompt order.
             tokenize: returns the ids of a text without special tokens; None: it failed.
         """
-        return find_spans(prompt, [await self._encode(text, tokenize) for text in texts])
+        chunks = [await self._encode(text, tokenize) for text in texts]
+        spans = []
+        for span in search_spans(prompt, chunks):
+            if span is None:
+                await asyncio.sleep(0)  # the event loop is the API server's
+            else:
+                spans.append(span)
+        return spans
 
-    async def _encode(self, text: str, tokenize: Tokenize) -> bytes:
+    async def _encode(self, text: str, tokenize: Tokenize) -> str:
         ids = self._ids.get(text)
         if ids is None:
             ids = pack_ids(await tokenize(text) or ())
             if ids:
-                self._ids.put(text, ids, size=sys.getsizeof(text) + len(ids))
+                self._ids.put(text, ids, size=sys.getsizeof(text) + sys.getsizeof(ids))
         return ids
 
 
-def find_spans(prompt: Sequence[int], chunks: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return start and stop of each chunk that is found, in tokens, ascending.
+def find_spans(prompt: Sequence[int], chunks: Sequence[str]) -> list[tuple[int, int]]:
+    """Return start and stop of each chunk that is found, see `search_spans`."""
+    return [span for span in search_spans(prompt, chunks) if span is not None]
+
+
+def search_spans(prompt: Sequence[int], chunks: Sequence[str]) -> Iterator[tuple[int, int] | None]:
+    """Yield start and stop of each chunk, in tokens, ascending; None where it is not found.
+
+    Ends early when `_MAX_COMPARED` tokens were compared in vain.
 
     Args:
         chunks: ids of each chunk by itself, in prompt order, see `pack_ids`.
     """
-    hay, cursor = pack_ids(prompt), 0
-    spans: list[tuple[int, int]] = []
+    hay, cursor, num_compared = pack_ids(prompt), 0, 0
     for ids in chunks:
         span = _find(hay, ids, start=cursor)
+        yield span
         if span is not None:
-            spans.append(span)
             cursor = span[1]
-    return spans
+            continue
+        num_compared += (len(hay) - cursor) * len(_TRIMS)
+        if num_compared > _MAX_COMPARED:
+            return
 
 
-def pack_ids(ids: Sequence[int]) -> bytes:
-    """Return token ids as bytes, which are searched fast."""
-    return np.asarray(ids, dtype=np.int32).tobytes()
+def pack_ids(ids: Sequence[int]) -> str:
+    """Return token ids as characters, which are searched fast and only at whole tokens; nothing if
+    one of them is no character."""
+    try:
+        return np.asarray(ids, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    except (ValueError, OverflowError):
+        return ""
 
 
-def _find(hay: bytes, ids: bytes, *, start: int) -> tuple[int, int] | None:
+def _find(hay: str, ids: str, *, start: int) -> tuple[int, int] | None:
     for first, last in _TRIMS:
-        needle = ids[first * _ITEM : len(ids) - last * _ITEM]
-        if len(needle) < MIN_CHUNK_TOKENS * _ITEM:
+        needle = ids[first : len(ids) - last]
+        if len(needle) < MIN_CHUNK_TOKENS:
             return None
-        at = hay.find(needle, start * _ITEM)
-        while at >= 0 and at % _ITEM:  # not at the beginning of a token
-            at = hay.find(needle, at + 1)
+        at = hay.find(needle, start)
         if at >= 0:
-            return at // _ITEM, (at + len(needle)) // _ITEM
+            return at, at + len(needle)
     return None

@@ -18,6 +18,8 @@ _NOT_RENDERED = ("stream", "stream_options", "n", _PARAMS)
 
 
 class SGLangFront(ReuseMiddleware):
+    params_field = _PARAMS
+
     def engine(self, scope: Scope) -> StartedEngine | str:
         args = getattr(scope["app"], "server_args", None)
         if args is None:

@@ -29,6 +29,8 @@ _TOKENIZE_CHAT = (
 class Front(ReuseMiddleware):
     """Middleware of vLLM's API server."""
 
+    params_field = _PARAMS
+
     def engine(self, scope: Scope) -> StartedEngine | str:
         config = scope["app"].state.vllm_config
         transfer = config.kv_transfer_config

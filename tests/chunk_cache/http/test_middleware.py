@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.http import asgi, middleware
 from ragboost.chunk_cache.http.asgi import Scope
 from ragboost.chunk_cache.http.middleware import CHAT, ExactError, ReuseMiddleware, StartedEngine
 from ragboost.chunk_cache.http.reports import ReportInbox, ReportSender
@@ -83,6 +84,7 @@ class Front(ReuseMiddleware):
     """As for vLLM, with what it offers given by the test."""
 
     offered = ReuseDefaults()
+    params_field = "kv_transfer_params"
 
     def defaults(self, scope: Scope) -> ReuseDefaults:
         return self.offered
@@ -250,6 +252,42 @@ def test_a_client_with_kv_transfer_parameters_of_its_own_is_left_alone(served: S
     assert served.engine.bodies == [fields]
     assert served.exact("other_kv_transfer") == 1
     assert served.inbox.num_expected == 0
+
+
+@pytest.mark.parametrize("name", [b"ragboost", b"rag\\u0062oost"])
+@pytest.mark.parametrize("ours", [b"", b',"ragboost":{}'])
+def test_a_plan_of_the_clients_own_does_not_reach_the_engine(
+    served: Served, name: bytes, ours: bytes
+) -> None:
+    plan = b'{"version":1,"chunks":[[0,40]],"tenant":"of somebody else"}'
+    body = b'{"n":1,"kv_transfer_params":{"%b":%b,"other":2}%b}' % (name, plan, ours)
+    served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+
+    assert [body["kv_transfer_params"] for body in served.engine.bodies] == [{"other": 2}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+def test_a_plan_that_only_pythons_parser_reads_is_refused(served: Served, encoding: str) -> None:
+    body = '{"n": NaN, "kv_transfer_params": {"ragboost": {"chunks": [[0, 40]]}}}'
+    assert served.client.post(CHAT, content=body.encode(encoding)).status_code == 400
+    assert not served.engine.bodies
+
+
+async def test_a_body_that_is_not_kept_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (asgi, middleware):
+        monkeypatch.setattr(module, "MAX_BODY_BYTES", 1000)
+    sent: list[Any] = []
+
+    async def receive() -> asgi.Message:
+        return {"type": "http.request", "body": b" " * 600, "more_body": True}
+
+    async def send(message: asgi.Message) -> None:
+        sent.append(message)
+
+    await served.front({"type": "http", "method": "POST", "path": CHAT}, receive, send)
+    assert sent[0]["status"] == 400
 
 
 def test_a_server_that_does_not_render_answers_as_without_the_front(served: Served) -> None:

@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS
-from ragboost.chunk_cache.http.spans import ChunkFinder
+from ragboost.chunk_cache.http import spans
+from ragboost.chunk_cache.http.spans import ChunkFinder, find_spans, pack_ids
 
 CHUNK = list(range(100, 100 + 3 * MIN_CHUNK_TOKENS))
 HEAD, TAIL = [1, 2, 3], [7, 8]
@@ -12,12 +15,16 @@ HEAD, TAIL = [1, 2, 3], [7, 8]
 
 def find(prompt: Sequence[int], *texts: Sequence[int] | None) -> list[tuple[int, int]]:
     """Find texts, each given by the ids that it has alone; None: it cannot be tokenised."""
+    return asyncio.run(find_async(prompt, *texts))
+
+
+async def find_async(prompt: Sequence[int], *texts: Sequence[int] | None) -> list[tuple[int, int]]:
     ids = {str(number): text for number, text in enumerate(texts)}
 
     async def tokenize(text: str) -> Sequence[int] | None:
         return ids[text]
 
-    return asyncio.run(ChunkFinder().find(prompt, list(ids), tokenize=tokenize))
+    return await ChunkFinder().find(prompt, list(ids), tokenize=tokenize)
 
 
 def test_a_chunk_is_found_where_it_stands() -> None:
@@ -60,13 +67,6 @@ def test_a_short_text_is_not_looked_for() -> None:
     assert find([*HEAD, *CHUNK[: MIN_CHUNK_TOKENS - 1]], CHUNK[: MIN_CHUNK_TOKENS - 1]) == []
 
 
-def test_bytes_that_are_equal_between_tokens_are_no_chunk() -> None:
-    token = 0x01010101  # any four of its bytes are the token again
-    hay = [token << 8 & 0x7FFFFFFF, *[token] * MIN_CHUNK_TOKENS, token >> 8]
-
-    assert find(hay, [token] * MIN_CHUNK_TOKENS) == [(1, 1 + MIN_CHUNK_TOKENS)]
-
-
 def test_a_text_is_tokenised_once() -> None:
     asked: list[str] = []
 
@@ -82,3 +82,35 @@ def test_a_text_is_tokenised_once() -> None:
     asyncio.run(look_twice())
 
     assert asked == ["text"]
+
+
+def test_a_chunk_is_not_found_between_two_tokens() -> None:
+    """Bytes of tokens 256 hold those of tokens 65,536, shifted by one."""
+    assert find([256] * 40, [65_536] * MIN_CHUNK_TOKENS) == []
+
+
+def test_ids_that_are_no_characters_are_not_found() -> None:
+    assert find([*CHUNK, -1], CHUNK) == find([*CHUNK, 1 << 31], CHUNK) == []
+
+
+async def test_thousands_of_chunks_that_are_not_there_leave_the_event_loop_to_others() -> None:
+    prompt = list(range(1_000, 132_000))
+    num_other = 0
+
+    async def work() -> None:
+        nonlocal num_other
+        while True:
+            num_other += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(work())
+    absent = [[at, *range(10, 30)] for at in range(200)]
+    assert await find_async(prompt, *absent, range(5_000, 5_100)) == [(4_000, 4_100)]
+    assert num_other >= len(absent)
+    other.cancel()
+
+
+def test_a_search_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "_MAX_COMPARED", 10_000)
+    absent = [pack_ids([at, *range(10, 30)]) for at in range(4_096)]
+    assert find_spans(range(1_000, 2_000), [*absent, pack_ids(range(1_100, 1_200))]) == []
