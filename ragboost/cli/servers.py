@@ -17,6 +17,7 @@ _BACKEND = (
     "Base URL of a backend, without /v1; give it once per backend; by default "
     "http://127.0.0.1:8000."
 )
+_EMBEDDED_DRAIN_S = 3  # the engine, which the answers come from, ends as well
 _OTHERS = ("backend", "embedded", "model")  # options of `serve` that are no settings of the proxy
 
 
@@ -87,10 +88,12 @@ def serve(
 
 def _in_front_of_engine(settings: Settings, url: str) -> Settings:
     capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
+    drain_s = min(settings.proxy.drain_s, _EMBEDDED_DRAIN_S)
     return settings.model_copy(
         update={
             "backend": settings.backend.model_copy(update={"url": url}),
             "backends": (),
+            "proxy": settings.proxy.model_copy(update={"drain_s": drain_s}),
             "index": settings.index.model_copy(update={"capacity_tokens": capacity}),
         }
     )

@@ -11,13 +11,20 @@ from typing import Any, NamedTuple
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
-from ragboost.formats.documents import DocumentPool, FoundDocuments, TooManyDocumentsError
+from ragboost.formats.documents import (
+    DocumentPool,
+    FoundDocuments,
+    TooManyDocumentsError,
+    UnknownShapeError,
+)
 from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.references import EarlierTexts
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
 from ragboost.types import Document
 from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
+
+_MAX_LINES = 250_000  # of all texts: the search takes a microsecond and more for each
 
 
 class _Place(NamedTuple):
@@ -94,6 +101,11 @@ class Messages:
 
     def _places(self, body: Mapping[str, Any]) -> list[_Place]:
         slots = list(find_slots(body))
+        num_lines = sum(slot.value.count("\n") for slot in slots if isinstance(slot.value, str))
+        if num_lines > _MAX_LINES:
+            raise UnknownShapeError(
+                f"{num_lines:,} lines; documents are looked for in {_MAX_LINES:,} at most"
+            )
         # Citations by position count all document blocks of a request: none of them may move.
         has_positions = any(
             isinstance(slot.value, list) and has_citations(slot.value) for slot in slots

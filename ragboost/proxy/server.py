@@ -48,11 +48,10 @@ def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = Non
     if proxy.workers > 1:
         _serve_with_workers(settings, set_up_logging)
         return
-    app = guarded(create_app(settings), proxy)
-    listener = listen(proxy)
-    _log_address(settings, listener)
-    server = make_server(app, proxy)
-    with bounded_malloc(), short_collections(), _signals_only_stop():
+    server = make_server(guarded(create_app(settings), proxy), proxy)
+    with bounded_malloc(), short_collections(), _signals_only_stop(server):
+        listener = listen(proxy)
+        _log_address(settings, listener)
         server.run(sockets=[listener])
 
 
@@ -134,7 +133,7 @@ def _run_worker(
     identity = replace(identity, port=own.getsockname()[1])
     app = guarded(create_app(settings, identity=identity), proxy)
     server = _WorkerServer(_server_config(app, proxy), link)
-    with bounded_malloc(), short_collections(), _signals_only_stop():
+    with bounded_malloc(), short_collections(), _signals_only_stop(server):
         server.run(sockets=[listener, own])
 
 
@@ -201,13 +200,18 @@ def _server_config(app: ASGIApp, settings: ProxySettings) -> uvicorn.Config:
 
 
 @contextmanager
-def _signals_only_stop() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises again after its shutdown.
+def _signals_only_stop(server: uvicorn.Server) -> Iterator[None]:
+    """Let a signal stop the server, also before uvicorn handles signals, and nothing else.
 
-    It would kill the process before the caller has closed the embedded engine, for example.
+    The one that uvicorn raises again after its shutdown would kill the process before the caller
+    has closed the embedded engine, for example.
     """
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
     signals = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, lambda *_: None) for number in signals]
+    previous = [signal.signal(number, stop) for number in signals]
     try:
         yield
     finally:

@@ -293,7 +293,7 @@ class HttpConnection(asyncio.Protocol):
         if self._refusal is not None or self._parser is None:
             return
         method, version = self._parser.get_method(), self._parser.get_http_version()
-        self._refusal = head.problem(method, version)
+        self._refusal = head.problem(method, version) or self._head_scan.problem()
         if self._refusal is None and len(self._queue) >= _MAX_QUEUED:
             self._refusal = 400, "too many requests at a time on one connection"
         self._is_upgrade = self._parser.should_upgrade()

@@ -9,16 +9,17 @@ from urllib.parse import unquote
 import httptools
 
 HEAD_END = b"\r\n\r\n"
-_CHECKED = frozenset({b"content-length", b"expect", b"transfer-encoding"})
+_CHECKED = frozenset({b"content-length", b"expect", b"host", b"transfer-encoding"})
 
 
 class HeadScan:
     """The search for the end of a head that arrives in pieces."""
 
-    __slots__ = ("_tail", "num_bytes")
+    __slots__ = ("_line", "_tail", "num_bytes")
 
     def __init__(self) -> None:
         self.num_bytes = 0  # of the head so far
+        self._line = b""  # the request line, as far as it is known
         self._tail = b""  # its last three
 
     def find_end(self, data: bytes, position: int) -> int:
@@ -31,14 +32,32 @@ class HeadScan:
         return found + len(HEAD_END) if found >= 0 else len(data)
 
     def add(self, data: bytes, position: int, end: int) -> None:
+        if b"\n" not in self._line:
+            line = (self._line + data[position:end]).lstrip(b"\r\n")
+            self._line = line[: line.find(b"\n") + 1] or line
         self.num_bytes += end - position
         self._tail = (self._tail + data[max(position, end - 3) : end])[-3:]
+
+    def problem(self) -> tuple[int, str] | None:
+        """Return status and message for a request line with more spaces than two, which llhttp
+        accepts; with fewer, the line was not seen whole."""
+        if self._line.count(b" ") > 2:
+            return 400, "invalid HTTP request: spaces in the request line"
+        return None
 
 
 class RequestHead:
     """A request's target and headers, which arrive one by one."""
 
-    __slots__ = ("_coding", "content_length", "expects_continue", "headers", "is_complete", "url")
+    __slots__ = (
+        "_coding",
+        "_num_hosts",
+        "content_length",
+        "expects_continue",
+        "headers",
+        "is_complete",
+        "url",
+    )
 
     def __init__(self) -> None:
         self.url = b""
@@ -47,6 +66,7 @@ class RequestHead:
         self.content_length: int | None = None
         self.expects_continue = False
         self._coding: bytes | None = None
+        self._num_hosts = 0
 
     def add(self, name: bytes, value: bytes) -> None:
         """Add a header, or drop a trailer."""
@@ -59,6 +79,8 @@ class RequestHead:
                 self.content_length = int(value)
             elif name == b"transfer-encoding":
                 self._coding = value.lower()
+            elif name == b"host":
+                self._num_hosts += 1
             else:
                 self.expects_continue = value.lower() == b"100-continue"
 
@@ -70,6 +92,8 @@ class RequestHead:
             return 501, "CONNECT is not supported"
         if self._coding is not None and self._coding != b"chunked":
             return 501, "the only supported transfer-encoding is chunked"
+        if self._num_hosts > 1 or (version == "1.1" and not self._num_hosts):
+            return 400, f"invalid HTTP request: {self._num_hosts} Host headers"
         return None
 
     def without_upgrade(self, method: bytes, version: str) -> bytes:

@@ -139,6 +139,13 @@ def test_a_text_with_absurdly_many_documents_is_not_read_to_its_end(
     assert answer.headers["x-ragboost-bypass"] == "too_many_documents"
 
 
+def test_a_text_of_line_breaks_is_not_searched(client: httpx.Client, engine: FakeEngine) -> None:
+    for content in ("\n" * 300_000, [{"type": "text", "text": "\n" * 150_000}] * 2):
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        answer = client.post("/v1/chat/completions", json=body)
+        assert answer.headers["x-ragboost-bypass"] == "unknown_shape"
+
+
 def test_others_are_boosted_while_a_large_body_is_encoded(
     proxy: ProxyServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from ragboost.cli import app
-from ragboost.config import Settings
+from ragboost.config import ProxySettings, Settings
 from ragboost.errors import ConfigError
-from ragboost.proxy.server import serve
+from ragboost.proxy.app import create_app
+from ragboost.proxy.server import _signals_only_stop, listen, make_server, serve
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 
@@ -209,5 +210,17 @@ def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
     ready = httpx.get(f"{url}/ready").json()
     (stream,) = ready.pop("kv_events").values()
     assert (ready, stream["state"]) == ({"status": "ready"}, "exact")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0
+    endless = {**CHAT, "model": model, "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=endless) as answer:
+        next(answer.iter_raw())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def test_a_signal_before_the_server_handles_signals_stops_it(unused_port: int) -> None:
+    settings = Settings(proxy=ProxySettings(port=unused_port))
+    server = make_server(create_app(settings), settings.proxy)
+    with _signals_only_stop(server):
+        signal.raise_signal(signal.SIGTERM)
+        server.run(sockets=[listen(settings.proxy)])
+    assert server.should_exit

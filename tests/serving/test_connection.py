@@ -130,7 +130,7 @@ async def test_a_body_in_pieces_is_received_as_one_message(size: int, coding: st
     body = b"ab\r\n\r\ncd" * 20
     request = POST % len(body) + body
     if coding == "chunked":
-        request = b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        request = b"POST /x HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
         request += b"%x\r\n%b\r\n0\r\nx-trailer: 1\r\n\r\n" % (len(body), body)
     async with connection() as c:
         c.app.respond.set()
@@ -159,10 +159,10 @@ async def test_later_requests_are_not_parsed_before_the_first_is_answered() -> N
 
 
 async def test_requests_that_end_within_one_piece_of_a_chunked_body_are_limited() -> None:
-    chunked = b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunked = b"POST /x HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     async with connection() as c:
         c.protocol.data_received(chunked)
-        c.protocol.data_received(b"0\r\n\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 1000)
+        c.protocol.data_received(b"0\r\n\r\n" + b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
         c.app.respond.set()
         await eventually_async(lambda: len(c.app.scopes), equals=1001)
 
@@ -185,7 +185,9 @@ async def test_a_body_over_its_limit_is_kept_no_further() -> None:
 
 async def test_the_framing_of_chunks_is_limited() -> None:
     async with connection(max_header_bytes=1024) as c:
-        c.protocol.data_received(b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        c.protocol.data_received(
+            b"POST /x HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         c.protocol.data_received(b"1\r\na\r\n" * 1000)
         assert c.transport.written == b""
         c.protocol.data_received(b"0\r\nx-endless: " + b"y" * 20_000)
@@ -233,7 +235,7 @@ async def test_a_head_that_is_split_does_not_count_the_body_behind_it() -> None:
 
 async def test_an_endless_head_is_refused_and_nothing_more_is_read() -> None:
     async with connection(max_header_bytes=1024) as c:
-        c.protocol.data_received(b"GET / HTTP/1.1\r\nx-long: " + b"y" * 2000)
+        c.protocol.data_received(b"GET / HTTP/1.1\r\nHost: localhost\r\nx-long: " + b"y" * 2000)
         c.protocol.data_received(b"y" * 2000)
         assert c.transport.written.startswith(b"HTTP/1.1 431")
         assert c.transport.calls == ["write_eof"]
@@ -244,7 +246,10 @@ BEGINNINGS = {
     "part of a head": ((b"GET / HT",), 15),
     "an empty line": ((b"\r\n",), 15),
     "part of a body": ((POST % 9 + b"x",), 60),
-    "part of a chunked body": ((b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r",), 60),
+    "part of a chunked body": (
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r",),
+        60,
+    ),
     "an empty line after a response": ((GET, b"\r\n"), 15),
     "part of a head after a response": ((GET, b"GET"), 15),
 }

@@ -8,6 +8,7 @@ checked, since a memory map could change or fault after the check.
 import json
 import math
 import os
+import stat
 import struct
 import zlib
 from contextlib import ExitStack
@@ -153,8 +154,14 @@ class ChunkFile:
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
         with ExitStack() as on_failure:
-            self._file: BinaryIO = on_failure.enter_context(path.open("rb", buffering=0))
-            self.size_bytes = os.fstat(self._file.fileno()).st_size
+            # Without O_NONBLOCK, opening a named pipe waits for its writer.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            on_failure.callback(os.close, descriptor)
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise self._refusal("it is no regular file")
+            self._file: BinaryIO = open(descriptor, "rb", buffering=0)  # noqa: SIM115
+            self.size_bytes = status.st_size
             self._read_header(key)
             on_failure.pop_all()
 

@@ -1,6 +1,7 @@
 """A chunk file gives back what was written, or is refused; never anything else."""
 
 import json
+import os
 import struct
 import zlib
 from dataclasses import replace
@@ -208,3 +209,15 @@ def test_an_unknown_codec_is_refused() -> None:
     assert [check_codec(name) for name in CODECS] == ["plain", "int8", "fp8"]
     with pytest.raises(ChunkCacheError, match="codec must be one of plain, int8, fp8, got 'zip'"):
         check_codec("zip")
+
+
+def test_a_named_pipe_or_a_device_under_the_name_of_a_chunk_is_refused(tmp_path: Path) -> None:
+    for name, make in (
+        ("pipe", os.mkfifo),
+        ("device", lambda path: path.symlink_to("/dev/zero")),
+        ("folder", Path.mkdir),
+    ):
+        path = tmp_path / name
+        make(path)
+        with pytest.raises(ChunkCacheError, match="no regular file"):
+            ChunkFile(path, "a")

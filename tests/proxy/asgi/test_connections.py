@@ -89,6 +89,9 @@ def test_an_upgrade_is_ignored_and_the_body_forwarded(
         (b"GET / HTTP/2.0", 505),
         (b"GET /", 505),
         (b"GET /\x1b[31m HTTP/1.1", 400),
+        (b"GET  /health HTTP/1.1", 400),
+        (b"GET /health  HTTP/1.1", 400),
+        (b"GET /health HTTP/1.1\r\nhost: localhost", 400),  # with that of all
         (b"POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked", 501),
     ],
 )
@@ -156,7 +159,10 @@ def test_after_a_refusal_the_connection_ends_and_swallows_no_more_than_a_body(
 
 @pytest.mark.parametrize(
     "rest",
-    [b"GET /health HTTP/1.1\r\ncontent-length: 9\r\n\r\nx", b"GET /health HTTP/1.1\r\n\r\n\r\n"],
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n\r\n",
+    ],
 )
 def test_nothing_that_begins_and_does_not_end_keeps_a_connection(
     start_proxy: Callable[..., ProxyServer], rest: bytes
