@@ -28,7 +28,7 @@ class EngineClient(Protocol):
     Attributes:
         name: unique among the backends of a proxy.
         url: base URL, without `/v1`.
-        is_healthy: it is being sent requests.
+        is_healthy: it responds.
         rank: the data-parallel rank whose prefix cache is followed; None: all that it reports.
     """
 
@@ -63,6 +63,7 @@ class EventSource:
     topic: str = ""  # prefix of the topics to subscribe to
     # Bind the endpoint, for an engine that connects to it, as vLLM to `tcp://HOST:PORT`.
     bind: bool = False
+    is_wildcard: bool = False  # the engine says that it listens, on all addresses of its machine
 
     def __post_init__(self) -> None:
         for field in ("endpoint", "replay_endpoint"):
@@ -82,17 +83,22 @@ class EventSource:
         return int(rank) if rank.isascii() and rank.isdecimal() else None
 
     def silence(self, *, is_connected: bool) -> str:
-        """Explain why nothing arrives from this publisher, and name the way out."""
+        """Explain why nothing arrives from this publisher, and name the way out, without hosts."""
         if is_connected:
             return (
-                f"connected to {self.endpoint}, no event has arrived; if the engine has answered "
-                f"requests, switch its KV events on, with a topic that begins with {self.topic!r}"
+                "connected, but no event has arrived; if the engine has answered requests, switch "
+                f"its KV events on, with a topic that begins with {self.topic!r}"
             )
-        if self.bind:
-            return f"no engine has connected to {self.endpoint}"
         port = self.endpoint.rpartition(":")[2] if self.endpoint.startswith("tcp://") else "PORT"
+        if self.bind:
+            return f"no engine has connected to port {port}"
+        if self.is_wildcard:
+            return (
+                f"nothing can be reached at port {port}, where the engine says that it listens: "
+                "open the port to this machine, or use the hook"
+            )
         return (
-            f"nothing listens at {self.endpoint}: vLLM and SGLang connect to such an address "
+            f"nothing listens at port {port}: vLLM and SGLang connect to an address with a host "
             f"instead of listening there; start the engine with tcp://*:{port}, or use the hook"
         )
 
@@ -164,6 +170,7 @@ def find_sources(answer: Mapping[str, Any], *, backend_url: str, name: str) -> l
             endpoint=_without_wildcard(config["endpoint"], host),
             replay_endpoint=_without_wildcard(config.get("replay_endpoint"), host),
             topic=config.get("topic") or "",
+            is_wildcard=_host(config["endpoint"]) in _WILDCARDS,
         )
         for rank, config in ranks
         if config.get("publisher") == "zmq" and isinstance(config.get("endpoint"), str)
@@ -192,7 +199,8 @@ def _sglang_sources(events: Mapping[str, Any], *, host: str, name: str) -> list[
     if events.get("publisher") != "zmq" or not isinstance(port, int):
         return []
     reported = events.get("endpoint_host")
-    host = reported if isinstance(reported, str) and reported not in _WILDCARDS else host
+    is_wildcard = reported in _WILDCARDS
+    host = reported if isinstance(reported, str) and not is_wildcard else host
     ranks = events.get("dp_size")
     return [
         EventSource(
@@ -200,17 +208,21 @@ def _sglang_sources(events: Mapping[str, Any], *, host: str, name: str) -> list[
             endpoint=f"tcp://{host}:{port + rank}",
             replay_endpoint=f"tcp://{host}:{replay + rank}" if isinstance(replay, int) else None,
             topic=events.get("topic") or "",
+            is_wildcard=is_wildcard,
         )
         for rank in range(ranks if isinstance(ranks, int) else 1)
     ]
 
 
 def _without_wildcard(endpoint: Any, host: str) -> Any:
-    if isinstance(endpoint, str) and endpoint.startswith("tcp://"):
-        address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        if address in _WILDCARDS:
-            return f"tcp://{host}:{port}"
+    if isinstance(endpoint, str) and _host(endpoint) in _WILDCARDS:
+        return f"tcp://{host}:{endpoint.rpartition(':')[2]}"
     return endpoint
+
+
+def _host(endpoint: str) -> str:
+    """Return the host of a TCP address; empty for another address."""
+    return endpoint.removeprefix("tcp://").rpartition(":")[0] if "tcp://" in endpoint else ""
 
 
 def _parse_object(body: bytes) -> Mapping[str, Any] | None:

@@ -112,10 +112,17 @@ class CacheSync:
     def streams(self) -> Iterator[StreamView]:
         for backend, follower in self.followers.items():
             subscriber = self._subscribers.get(backend)
+            is_up = self._is_up(backend)
             for name, stream in follower.streams.items():
                 is_own = subscriber is not None and subscriber.streams.get(name) is stream
                 silence = subscriber.silence(name) if subscriber is not None and is_own else None
+                if silence is not None and not is_up:
+                    silence = "the backend is down"
                 yield StreamView(backend, stream, silence)
+
+    def _is_up(self, backend: str) -> bool:
+        is_healthy = all(engine.is_healthy for engine in self._engines if engine.name == backend)
+        return is_healthy and not self._is_down.get(backend)
 
     def _stream_name(self, reported: str) -> str:
         """Return `BACKEND/RANK` for a report's stream; a single backend's may have any name.
@@ -204,7 +211,7 @@ class CacheSync:
         """Log once why a stream was silent at two inspections in a row."""
         for backend, stream, silence in self.streams:
             is_idle = stream.is_connected and not self.followers[backend].num_responses
-            if silence is None or is_idle or self._is_down.get(backend):
+            if silence is None or is_idle or not self._is_up(backend):
                 self._silent.pop(stream.name, None)
             elif stream.name not in self._silent:
                 self._silent[stream.name] = None

@@ -111,13 +111,13 @@ class RouterSettings(Section):
         description="Message prefixes remembered per backend; the least recently used are dropped.",
     )
     health_interval_s: float = Field(
-        2.0, gt=0, description="Seconds between health checks, if there are several backends."
+        2.0, gt=0, description="Seconds between two health checks of a backend."
     )
     max_failures: int = Field(
         3,
         ge=1,
-        description="Consecutive failures after which a backend gets no requests until a health "
-        "check succeeds; one refused connection is enough.",
+        description="Consecutive failures after which a backend is down until a health check "
+        "succeeds, and others get its requests; one refused connection is enough.",
     )
 
 
@@ -142,6 +142,17 @@ class WaitingRoomSettings(Section):
         ge=1,
         description="Requests that may wait. adaptive: further ones are sent at once; if the "
         "backend is at its max_concurrency they get a 429 with Retry-After, as with off.",
+    )
+
+
+class LogSettings(Section):
+    """The log of `ragboost serve` and `ragboost engine` on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is logged. debug: also texts of documents."
+    )
+    format: Literal["text", "json"] = Field(
+        "text", description="text: a line per event; json: an object per event, on one line."
     )
 
 

@@ -4,9 +4,7 @@ Sends a few small requests. Changes nothing, and names no flag of an engine it d
 """
 
 import json
-import os
 import re
-import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -278,18 +276,9 @@ class _Examination:
                 path, body=raw, headers=headers, timeout_s=_TIMEOUT_S
             )
         except BackendError as error:
-            return 0, _reason(error)
+            return 0, str(error)
         text = data.decode("utf-8", "replace")
         try:
             return status, json.loads(text)
         except ValueError:
             return status, text
-
-
-def _reason(error: BackendError) -> str:
-    cause = error.__cause__
-    if isinstance(cause, socket.gaierror):
-        return "no such host"
-    if isinstance(cause, OSError) and cause.errno:
-        return f"cannot connect: {os.strerror(cause.errno).lower()}"
-    return str(error)

@@ -4,6 +4,7 @@ Knows a session's attributes and its turns as bytes. Does not know messages, doc
 """
 
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,12 @@ from ragboost.config import SessionSettings
 from ragboost.errors import SessionStoreError
 
 logger = logging.getLogger(__name__)
+
+_MAX_PROBLEM = 200
+# Parts of a server's errors that are for the log: where it is, and in which line of a script.
+_ADDRESSES_AND_SCRIPTS = re.compile(
+    r" script: .*| connecting to (?!server)\S+|( (to|at|from|with))? ?\S+:\d+\b\S*", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class ChatSessionStore(ABC):
     connects_replicas: ClassVar[bool] = False  # through `session.url`, proxies exchange messages
 
     problem: str | None = None
-    """The last failure; None if something was written since."""
+    """The last failure, without addresses; None if something was written since."""
 
     def __init__(
         self,
@@ -124,8 +131,8 @@ class ChatSessionStore(ABC):
             self._on_failure()
         if self.problem is None:
             logger.error("the session store fails: %s", error)
-        self.problem = str(error)
-        return SessionStoreError(f"the session store fails: {error}")
+        self.problem = _ADDRESSES_AND_SCRIPTS.sub("", str(error))[:_MAX_PROBLEM]
+        return SessionStoreError(f"the session store fails: {self.problem}")
 
     def _worked(self) -> None:
         self.problem = None

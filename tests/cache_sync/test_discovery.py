@@ -75,7 +75,13 @@ def test_vllm_names_a_publisher_per_rank_and_wildcards_become_the_backends_host(
     second = config | {"endpoint": "tcp://10.0.0.9:5558", "replay_endpoint": None}
     answer = {"0": config, "1": second, "2": {"publisher": "null"}}
     assert find_sources(answer, backend_url="http://gpu-1:8000", name="r") == [
-        EventSource("r/0", "tcp://gpu-1:5557", replay_endpoint="tcp://gpu-1:5657", topic="kv@tiny"),
+        EventSource(
+            "r/0",
+            "tcp://gpu-1:5557",
+            replay_endpoint="tcp://gpu-1:5657",
+            topic="kv@tiny",
+            is_wildcard=True,
+        ),
         EventSource("r/1", "tcp://10.0.0.9:5558", topic="kv@tiny"),
     ]
 
@@ -92,8 +98,12 @@ def test_sglang_counts_ports_from_a_base() -> None:
     }
     found = find_sources({"kv_events": events}, backend_url="http://[::1]:3000", name="r")
     assert found == [
-        EventSource("r/0", "tcp://[::1]:5557", replay_endpoint="tcp://[::1]:5600"),
-        EventSource("r/1", "tcp://[::1]:5558", replay_endpoint="tcp://[::1]:5601"),
+        EventSource(
+            "r/0", "tcp://[::1]:5557", replay_endpoint="tcp://[::1]:5600", is_wildcard=True
+        ),
+        EventSource(
+            "r/1", "tcp://[::1]:5558", replay_endpoint="tcp://[::1]:5601", is_wildcard=True
+        ),
     ]
 
 

@@ -89,3 +89,19 @@ def test_a_stream_with_events_has_no_reason() -> None:
     with FakeEngine(events=True) as engine, ProxyServer(proxy_settings(engine.url)) as proxy:
         eventually(lambda: stream_of(proxy)["state"] == "exact")
         assert "reason" not in stream_of(proxy)
+
+
+def test_an_engine_that_listens_on_all_addresses_is_not_told_to_do_so(unused_port: int) -> None:
+    publisher = EventPublisher(
+        f"tcp://127.0.0.1:{unused_port}", is_connecting=True, announced=f"tcp://*:{unused_port}"
+    )
+    with (
+        FakeEngine(events=publisher) as engine,
+        ProxyServer(proxy_settings(engine.url, router={"health_interval_s": 0.02})) as proxy,
+    ):
+        eventually(lambda: "reason" in stream_of(proxy))
+        reason = stream_of(proxy)["reason"]
+        assert "tcp://" not in reason
+        assert "open the port" in reason
+        engine.stop()
+        eventually(lambda: stream_of(proxy)["reason"], equals="the backend is down")

@@ -17,6 +17,7 @@ class EventPublisher(Publisher):
         replay_endpoint: endpoint of the replay, likewise.
         deliver: as in `Publisher`.
         is_connecting: as in `Publisher`.
+        announced: endpoint in its answers to a proxy; None: `endpoint`.
     """
 
     def __init__(
@@ -26,7 +27,9 @@ class EventPublisher(Publisher):
         replay_endpoint: str | None = "tcp://127.0.0.1:*",
         deliver: Callable[[int, bytes], list[tuple[int, bytes]]] | None = None,
         is_connecting: bool = False,
+        announced: str | None = None,
     ) -> None:
+        self._announced = announced
         super().__init__(
             endpoint,
             replay_endpoint=replay_endpoint,
@@ -40,7 +43,7 @@ class EventPublisher(Publisher):
         """Entry of `/kv_event_sources`."""
         return {
             "publisher": "zmq",
-            "endpoint": self.endpoint,
+            "endpoint": self._announced or self.endpoint,
             "replay_endpoint": self.replay_endpoint,
             "topic": self.topic,
         }

@@ -13,6 +13,7 @@ import pytest
 from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError
 from ragboost.sessions import ChatSession
+from ragboost.sessions.memory import MemoryStore
 from ragboost.sessions.redis import RedisStore
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -112,6 +113,32 @@ async def test_a_dead_server_fails_each_call_and_a_new_one_is_found(
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     await store.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (
+            "Error 111 connecting to 10.1.2.3:6379. Connection refused.",
+            "Error 111 Connection refused.",
+        ),
+        ("Error 2 connecting to /run/redis.sock. No such file.", "Error 2 No such file."),
+        (
+            "Error while reading from [fd00::1]:6379 : (104, 'reset')",
+            "Error while reading : (104, 'reset')",
+        ),
+        ("Timeout connecting to server", "Timeout connecting to server"),
+        (
+            "used memory > 'maxmemory'. script: 5fa1, on @user_script:12.",
+            "used memory > 'maxmemory'.",
+        ),
+        ("database or disk is full", "database or disk is full"),
+    ],
+)
+def test_clients_see_neither_the_servers_address_nor_its_scripts(error: str, problem: str) -> None:
+    store = MemoryStore(SessionSettings())
+    assert str(store._failed(OSError(error))) == f"the session store fails: {problem}"
+    assert store.problem == problem
 
 
 async def test_the_password_is_used_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:

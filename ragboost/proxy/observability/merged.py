@@ -95,6 +95,7 @@ def merge_dashboard(
     for other in others:
         for backend, theirs in zip(backends, other["backends"], strict=True):
             backend["is_healthy"] = backend["is_healthy"] and theirs["is_healthy"]
+            backend["problem"] = backend["problem"] or theirs["problem"]
             for name in ("running", "prefill_tokens"):
                 backend[name] += theirs[name]
     workers = [own, *others]

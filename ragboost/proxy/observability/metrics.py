@@ -152,7 +152,7 @@ class Metrics:
         )
         self.queue_depth = gauge("ragboost_queue_depth", "Requests in the waiting room.")
         self.backend_up = gauge(
-            "ragboost_backend_up", "1 for a backend that is sent requests, else 0.", ("backend",)
+            "ragboost_backend_up", "1 for a healthy backend, 0 for one that is down.", ("backend",)
         )
         self.backend_hold_limit = gauge(
             "ragboost_backend_hold_limit_tokens",

@@ -89,4 +89,4 @@ class RunningTurns:
         if turn.commit is None or not turn.commit.done() or turn.commit.cancelled():
             return
         if (error := turn.commit.exception()) is not None:
-            logger.error("session %s: %s", session_id, error)
+            logger.error("a turn of a session: %s", error)

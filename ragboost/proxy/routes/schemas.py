@@ -97,7 +97,10 @@ class EventStreamReadiness(BaseModel):
 class Readiness(BaseModel):
     """Readiness of the backends, of the session store, and of the streams of cache events."""
 
-    status: Literal["ready", "degraded", "backend unreachable"]
+    status: Literal["ready", "degraded", "no backend works"]
+    backends: dict[str, str] | None = Field(
+        None, description="What is wrong with a backend, by its name; absent if nothing is."
+    )
     sessions: str | None = Field(
         None, description="Last failure of the session API's store; absent if it works."
     )
@@ -162,6 +165,7 @@ class DashboardBackend(BaseModel):
 
     name: str
     is_healthy: bool
+    problem: str | None = Field(description="Why it is not healthy.")
     running: int
     prefill_tokens: int
     hold_limit_tokens: float | None

@@ -286,7 +286,7 @@ class SessionTurns(Completions):
             raise SessionStoreError(f"this turn is not stored: {error}") from error
         if not is_stored:
             raise SessionConflictError(
-                f"this turn is not stored: session {session.id} was deleted or continued elsewhere",
+                "this turn is not stored: its session was deleted or continued elsewhere",
                 param="session_id",
             )
 

@@ -58,7 +58,7 @@ class StatusRoutes:
         return Liveness()
 
     async def ready(self, request: Request, response: Response) -> Readiness:
-        """Report if any backend responds; 503 if not. One of several workers answers for all.
+        """Report if any backend works; 503 if not. One of several workers answers for all.
 
         The status is `degraded` if the session API cannot store turns: all else works.
         """
@@ -68,12 +68,14 @@ class StatusRoutes:
             )
             for view in self._state.sync.streams
         }
-        is_ready = await self._state.backends.is_ready()
+        problems = await self._state.backends.find_problems()
+        is_ready = len(problems) < len(self._state.backends.all)
         response.status_code = 200 if is_ready else 503
         problem = self._state.store.problem
         status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
         own = Readiness(
-            status=status if is_ready else "backend unreachable",
+            status=status if is_ready else "no backend works",
+            backends=problems or None,
             sessions=problem,
             kv_events=streams or None,
         )

@@ -84,7 +84,8 @@ class Backend:
             self.name += f"#{rank}"
         self.max_concurrency = (replica and replica.max_concurrency) or settings.max_concurrency
         self.load = BackendLoad()
-        self.is_healthy = True  # it is sent requests; set by `Backends`
+        # Why it is unhealthy, without addresses; None if it is healthy. Set by `Backends`.
+        self.problem: str | None = None
         self.num_failures = 0
         api_key = (replica and replica.api_key) or settings.api_key
         self._api_key = api_key.get_secret_value() if api_key else None
@@ -108,6 +109,10 @@ class Backend:
     def key(self) -> str:
         """Its identity for other processes, which may have given it another name."""
         return self.url if self.rank is None else f"{self.url}#{self.rank}"
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.problem is None
 
     @property
     def has_room(self) -> bool:
@@ -155,13 +160,26 @@ class Backend:
             connection = await self._connections.connect()
         return await connection.exchange(head, body, is_head_request=is_head_request)
 
-    async def is_ready(self) -> bool:
-        """Return True if the backend responds; a 404 is fine: hosted APIs have no `/health`."""
+    async def find_problem(self) -> str | None:
+        """Return why the backend does not work; a 404 is fine: hosted APIs have no `/health`."""
         try:
             status, _ = await self.ask("/health")
-        except BackendError:
-            return False
-        return status < 500
+        except BackendError as error:
+            return str(error)
+        return f"GET /health returned {status}" if status >= 500 else None
+
+    async def find_refusal(self) -> str | None:
+        """Return how the backend refuses the proxy's credentials; None if it does not.
+
+        Where the clients' own credentials are forwarded, these are not the proxy's to judge.
+        """
+        if self._api_key is None and self._login is None and not self.hides_client_keys:
+            return None
+        try:
+            status, _ = await self.ask("/v1/models")
+        except BackendError as error:
+            return str(error)
+        return f"credentials: GET /v1/models returned {status}" if status in (401, 403) else None
 
     async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
         """Return a small response's body: empty unless its status is 200, None without one."""
@@ -265,8 +283,8 @@ async def _read_small(response: UpstreamResponse) -> bytes:
 class Backends:
     """The upstream servers and their health.
 
-    If there are several, each is checked at intervals. One that refuses a connection or fails
-    `max_failures` times in a row is unhealthy until a check succeeds.
+    Each is checked at intervals. One that refuses a connection or fails `max_failures` times in a
+    row is unhealthy until a check succeeds. It gets no requests unless all are unhealthy.
     """
 
     all: Sequence[Backend]  # the backends, healthy or not
@@ -300,8 +318,7 @@ class Backends:
         return cls(backends, router.health_interval_s, router.max_failures)
 
     def open(self) -> None:
-        checked = self.all if len(self.all) > 1 else ()
-        self._checks = [asyncio.create_task(self._check(backend)) for backend in checked]
+        self._checks = [asyncio.create_task(self._check(backend)) for backend in self.all]
 
     async def close(self) -> None:
         for check in self._checks:
@@ -321,34 +338,42 @@ class Backends:
             return  # a slow backend is not unhealthy
         backend.num_failures += 1
         if isinstance(error, BackendRefusedError) or backend.num_failures >= self.max_failures:
-            self._set_healthy(backend, False)
+            self._set_problem(backend, str(error))
 
-    async def is_ready(self) -> bool:
-        for backend in self.candidates():
-            if await backend.is_ready():
-                return True
-        return False
+    async def find_problems(self) -> dict[str, str]:
+        """Return what is wrong with backends by their names; not ready if that is all of them.
+
+        The unhealthy ones are not asked again, unless all are.
+        """
+
+        async def find(backend: Backend) -> str | None:
+            return await backend.find_problem() or await backend.find_refusal()
+
+        asked = self.candidates()
+        found = dict(zip(asked, await asyncio.gather(*map(find, asked)), strict=True))
+        problems = {backend.name: found.get(backend, backend.problem) for backend in self.all}
+        return {name: problem for name, problem in problems.items() if problem is not None}
 
     async def _check(self, backend: Backend) -> None:
         while True:
             await asyncio.sleep(self.health_interval_s)
             num_failures = backend.num_failures
-            is_ready = await backend.is_ready()
-            if is_ready and backend.num_failures > num_failures:
+            problem = await backend.find_problem()
+            if problem is None and backend.num_failures > num_failures:
                 continue  # a request failed while the check succeeded
-            backend.num_failures = 0 if is_ready else backend.num_failures + 1
-            if is_ready or backend.num_failures >= self.max_failures:
-                self._set_healthy(backend, is_ready)
+            backend.num_failures = 0 if problem is None else backend.num_failures + 1
+            if problem is None or backend.num_failures >= self.max_failures:
+                self._set_problem(backend, problem)
 
-    def _set_healthy(self, backend: Backend, is_healthy: bool) -> None:
-        if backend.is_healthy == is_healthy or len(self.all) == 1:
+    def _set_problem(self, backend: Backend, problem: str | None) -> None:
+        was_healthy, backend.problem = backend.is_healthy, problem
+        if was_healthy == backend.is_healthy:
             return
-        backend.is_healthy = is_healthy
-        if is_healthy:
+        if backend.is_healthy:
             logger.info("backend %s is healthy again", backend.name)
             for notify in self.on_up:
                 notify()
             return
-        logger.warning("backend %s is unhealthy; no requests until a check succeeds", backend.name)
+        logger.warning("backend %s is unhealthy until a check succeeds: %s", backend.name, problem)
         for call in self.on_down:
             call(backend)

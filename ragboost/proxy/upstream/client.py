@@ -6,11 +6,13 @@ sent again.
 
 import asyncio
 import fcntl
+import os
 import select
+import socket
 import sys
 import termios
 from collections import deque
-from ssl import SSLContext, create_default_context
+from ssl import SSLContext, SSLError, create_default_context
 from urllib.parse import urlsplit
 
 import httptools
@@ -288,7 +290,7 @@ class Connection(asyncio.Protocol):
         if due > now:
             self._timer = self._loop.call_at(due, self._check_timeout)
         else:
-            self._stop(BackendTimeoutError(f"no response from {self._pool.name} in {timeout:g} s"))
+            self._stop(BackendTimeoutError(f"no response from the backend in {timeout:g} s"))
 
     def _has_nothing_arrived(self) -> bool:
         """Return True if the server has closed the connection before any byte of the request came.
@@ -304,7 +306,7 @@ class Connection(asyncio.Protocol):
         return int.from_bytes(unacknowledged, sys.byteorder) >= num_sent > 0
 
     def _fail(self, problem: str) -> None:
-        message = f"no response from {self._pool.name}: {problem}"
+        message = f"no response from the backend: {problem}"
         kind = BackendConnectionError
         if self.is_reused and not self._head_bytes:
             kind = UnreadRequestError if self._is_unread else StaleConnectionError
@@ -333,7 +335,6 @@ class ConnectionPool:
 
     def __init__(self, url: str, *, connect_timeout_s: float, read_timeout_s: float) -> None:
         parts = urlsplit(url)
-        self.name = f"the backend at {url}"
         self.read_timeout_s = read_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._host = parts.hostname or ""
@@ -361,10 +362,10 @@ class ConnectionPool:
                 )
         except TimeoutError:
             raise BackendTimeoutError(
-                f"no connection to {self.name} in {self._connect_timeout_s:g} s"
+                f"no connection to the backend in {self._connect_timeout_s:g} s"
             ) from None
         except OSError as error:
-            raise BackendRefusedError(f"cannot connect to {self.name}: {error}") from error
+            raise BackendRefusedError(f"cannot connect to the backend: {_reason(error)}") from error
         return connection
 
     def take(self) -> Connection | None:
@@ -397,3 +398,12 @@ class ConnectionPool:
             self._idle.popleft().close()
         if self._idle:
             self._sweeper = loop.call_at(self._idle[0].idle_since + _KEEPALIVE_S, self._sweep)
+
+
+def _reason(error: OSError) -> str:
+    """Say why there is no connection without an address: clients are told, too."""
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    if isinstance(error, SSLError):
+        return f"TLS: {error.reason or 'no handshake'}"
+    return os.strerror(error.errno).lower() if error.errno else "no address of it accepts one"

@@ -130,7 +130,8 @@ async def _request(
                 exchange.method, exchange.target, headers=headers, body=upstream.body
             )
         except BackendError as error:
-            logger.warning("%s %s: %s", exchange.method, exchange.shown_path, error)
+            name, path = slot.backend.name, exchange.shown_path
+            logger.warning("%s %s: backend %s: %s", exchange.method, path, name, error)
             if slot.fail_over(error):
                 continue
             is_timeout = isinstance(error, BackendTimeoutError)
@@ -194,7 +195,8 @@ async def _send_body(
         return False
     except BackendError as error:
         exchange.outcome = "truncated"
-        logger.warning("%s: the backend's response ended early: %s", exchange.shown_path, error)
+        name, path = slot.backend.name, exchange.shown_path
+        logger.warning("%s: the response of backend %s ended early: %s", path, name, error)
         if held := reader.take_held() if reader else b"":
             last = held
             await exchange.send_body(held)

@@ -218,7 +218,7 @@ async def test_requests_wait_for_another_backend_when_theirs_is_down() -> None:
     lost = made.backends.all[0]
     waiting = [task for task in tasks if not task.done()]
     assert waiting
-    lost.is_healthy = False
+    lost.problem = "lost"
     for call in made.backends.on_down:
         call(lost)
     running = [task.result() for task in tasks if task.done()]

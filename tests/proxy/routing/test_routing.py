@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -228,11 +228,52 @@ def test_a_broken_connection_is_not_sent_to_another_backend(engines: list[FakeEn
     assert sum(counts(engines)) == 1
 
 
-def test_all_backends_down_is_a_502_and_not_ready(unused_port: int) -> None:
-    url = f"http://127.0.0.1:{unused_port}"
-    with proxy_for(url, f"{url}/x") as proxy:
+@pytest.mark.parametrize("paths", [[""], ["", "/x"]])
+def test_all_backends_down_is_a_502_and_down_everywhere(unused_port: int, paths: list[str]) -> None:
+    with proxy_for(*(f"http://127.0.0.1:{unused_port}{path}" for path in paths)) as proxy:
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", json={"messages": []})
-        assert (answer.status_code, httpx.get(f"{proxy.url}/ready").status_code) == (502, 503)
+        ready = httpx.get(f"{proxy.url}/ready")
+        backends = httpx.get(f"{proxy.url}/dashboard/data").json()["backends"]
+        reason = "cannot connect to the backend: connection refused"
+        assert (answer.status_code, answer.json()["error"]["message"]) == (502, reason)
+        assert (ready.status_code, ready.json()["status"]) == (503, "no backend works")
+        assert ready.json()["backends"] == {f"e{at}": reason for at in range(len(paths))}
+        assert [backend["problem"] for backend in backends] == [reason] * len(paths)
+        assert [gauge(proxy, "up", f"e{at}") for at in range(len(paths))] == [0] * len(paths)
+
+
+def test_a_single_backend_that_dies_and_comes_back_is_seen_without_requests(
+    unused_port: int,
+) -> None:
+    first = FakeEngine(port=unused_port)
+    first.start()
+    with proxy_for(first.url, router={"health_interval_s": 0.02}) as proxy:
+        assert gauge(proxy, "up", "e0") == 1
+        first.stop()
+        eventually(lambda: gauge(proxy, "up", "e0"), equals=0)
+        with FakeEngine(port=unused_port):
+            eventually(lambda: gauge(proxy, "up", "e0"), equals=1)
+            assert ask(proxy.url, 1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sections", "status"),
+    [
+        ({"backend": {"api_key": "wrong"}}, 503),
+        ({"proxy": {"api_keys": ["ours"]}}, 503),  # no key of a client reaches the backend
+        ({}, 200),  # the clients' keys are forwarded
+    ],
+)
+def test_a_backend_that_refuses_the_proxys_credentials_is_not_ready(
+    engines: list[FakeEngine], start_proxy: Callable[..., ProxyServer], sections: Any, status: int
+) -> None:
+    sections = {**sections, "backend": {"url": engines[0].url, **sections.get("backend", {})}}
+    proxy = start_proxy(**sections)
+    engines[0].misbehave(status=401)
+    ready = httpx.get(f"{proxy.url}/ready")
+    assert ready.status_code == status
+    problems = list(ready.json().get("backends", {}).values())
+    assert problems == ["credentials: GET /v1/models returned 401"] * (status == 503)
 
 
 def test_a_backend_that_comes_back_gets_requests_again(

@@ -117,6 +117,7 @@ class Dashboard:
             {
                 "name": backend.name,
                 "is_healthy": backend.is_healthy,
+                "problem": backend.problem,
                 "running": backend.load.running,
                 "prefill_tokens": backend.load.prefill_tokens,
                 "hold_limit_tokens": limits.get(backend.name),
