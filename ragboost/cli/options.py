@@ -12,6 +12,9 @@ AS_JSON: bool = typer.Option(False, "--json", help="Print one JSON object.")
 PROGRESS: bool | None = typer.Option(
     None, "--progress/--no-progress", help="Progress bar; by default on a terminal."
 )
+CONFIG: Path | None = typer.Option(
+    None, "--config", metavar="FILE", help="TOML file of settings; by default ./ragboost.toml."
+)
 CORPUS: Path | None = typer.Option(
     None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
 )

@@ -1,16 +1,15 @@
 """The commands `serve`, `engine` and `doctor`."""
 
 import json
-import logging
-import multiprocessing
-import sys
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import typer
 
-from ragboost.cli.options import backends, setting, switch
-from ragboost.config import Settings, load_settings
+from ragboost.cli.logs import log_settings_file, log_to_terminal
+from ragboost.cli.options import CONFIG, backends, setting, switch
+from ragboost.config import Settings, load_settings, settings_file
 from ragboost.errors import ConfigError
 
 _BACKEND = (
@@ -18,26 +17,8 @@ _BACKEND = (
     "http://127.0.0.1:8000."
 )
 _EMBEDDED_DRAIN_S = 3  # the engine, which the answers come from, ends as well
-_OTHERS = ("backend", "embedded", "model")  # options of `serve` that are no settings of the proxy
-
-
-def _print_access_log() -> None:
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("ragboost.access")
-    logger.addHandler(handler)
-    logger.propagate = False
-
-
-def log_to_terminal() -> None:
-    """Write the log to standard error, and the access log to standard output.
-
-    A worker's lines begin with its name; each line is written at once.
-    """
-    is_worker = multiprocessing.parent_process() is not None
-    where = "%(levelname)s %(processName)s" if is_worker else "%(levelname)s"
-    logging.basicConfig(level=logging.INFO, format=f"{where} %(name)s: %(message)s")
-    _print_access_log()
+# Options of `serve` that are no settings of the proxy.
+_OTHERS = ("backend", "embedded", "model", "config", "log_level")
 
 
 def serve(
@@ -54,11 +35,13 @@ def serve(
     shadow: bool | None = switch("proxy.shadow", "--shadow"),
     access_log: bool | None = switch("proxy.access_log", "--access-log"),
     workers: int | None = setting("proxy.workers"),
+    config: Path | None = CONFIG,
+    log_level: str | None = setting("log.level", metavar="LEVEL"),
 ) -> None:
     """Serve the OpenAI-compatible proxy in front of a backend.
 
-    Every setting can also be given in ./ragboost.toml or in the environment, for example as
-    RAGBOOST_PROXY__PORT.
+    Every setting can also be given in ./ragboost.toml, another --config FILE, or the environment,
+    for example as RAGBOOST_PROXY__PORT.
 
     \b
     ragboost serve --backend http://127.0.0.1:8000
@@ -70,20 +53,24 @@ def serve(
         raise ConfigError("--embedded starts its own backend: omit --backend")
     if model is not None and not embedded:
         raise ConfigError("--model is for --embedded; a backend names its own models")
-    settings = load_settings({**flags, "engine.model": model, **backends(backend)})
-    log_to_terminal()
+    flags |= {"engine.model": model, "log.level": log_level}
+    config = config or settings_file()
+    settings = load_settings({**flags, **backends(backend)}, toml=config)
+    set_up_logging = partial(log_to_terminal, settings.log)
+    set_up_logging()
+    log_settings_file(config)
 
     from ragboost.proxy.server import serve as serve_proxy
 
     if not embedded:
-        serve_proxy(settings, set_up_logging=log_to_terminal)
+        serve_proxy(settings, set_up_logging=set_up_logging)
         return
 
     from ragboost.engine import create_engine_app, with_events
     from ragboost.serving import serve_in_thread
 
     with serve_in_thread(create_engine_app(with_events(settings.engine))) as url:
-        serve_proxy(_in_front_of_engine(settings, url), set_up_logging=log_to_terminal)
+        serve_proxy(_in_front_of_engine(settings, url), set_up_logging=set_up_logging)
 
 
 def _in_front_of_engine(settings: Settings, url: str) -> Settings:
@@ -112,19 +99,24 @@ def engine(
     num_threads: int | None = setting("engine.num_threads"),
     kv_events_endpoint: str | None = setting("engine.kv_events_endpoint"),
     kv_events_replay_endpoint: str | None = setting("engine.kv_events_replay_endpoint"),
+    config: Path | None = CONFIG,
 ) -> None:
     """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache.
 
     The built-in model has random weights: its answers are meaningless. Every setting can also be
-    given in ./ragboost.toml or in the environment, for example as RAGBOOST_ENGINE__REUSE.
+    given in ./ragboost.toml, another --config FILE, or the environment, for example as
+    RAGBOOST_ENGINE__REUSE.
 
     \b
     ragboost engine                                   # the built-in model, on port 8000
     ragboost engine --model ./Qwen3-0.6B --port 8001
     """
-    flags = {f"engine.{name}": value for name, value in locals().items()}
-    settings = load_settings(flags).engine
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    flags = {f"engine.{name}": value for name, value in locals().items() if name != "config"}
+    config = config or settings_file()
+    loaded = load_settings(flags, toml=config)
+    settings = loaded.engine
+    log_to_terminal(loaded.log)
+    log_settings_file(config)
 
     from ragboost.engine import create_engine_app
     from ragboost.serving import serve
@@ -132,12 +124,12 @@ def engine(
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
 
 
-def _lint(log: Path, *, as_json: bool) -> NoReturn:
+def _lint(log: Path, settings: Settings, *, as_json: bool) -> NoReturn:
     from rich.console import Console
 
     from ragboost.hosted.lint import lint_log
 
-    report = lint_log(log, prices=load_settings().prices)
+    report = lint_log(log, prices=settings.prices)
     for reason in report.bad_lines:
         typer.echo(f"skipped: {reason}", err=True)
     if report.num_bad_lines > len(report.bad_lines):
@@ -164,6 +156,7 @@ def doctor(
         help="Instead, find what breaks prompt caches in a log of requests, one body per line.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
+    config: Path | None = CONFIG,
 ) -> None:
     """Check the backends, and say what to change.
 
@@ -177,15 +170,16 @@ def doctor(
     ragboost doctor --backend http://127.0.0.1:8000
     ragboost doctor --log requests.jsonl
     """
+    settings = load_settings(backends(backend), toml=config)
     if log is not None:
         if backend or kv_events is not None:
             raise ConfigError("--log reads a file: omit --backend and --kv-events")
-        _lint(log, as_json=as_json)
+        _lint(log, settings, as_json=as_json)
     import asyncio
 
     from ragboost.proxy.doctor import examine, exit_code
 
-    findings = asyncio.run(examine(load_settings(backends(backend)), kv_events=kv_events))
+    findings = asyncio.run(examine(settings, kv_events=kv_events))
     if as_json:
         typer.echo(json.dumps({"findings": [finding.as_json() for finding in findings]}))
     for finding in findings if not as_json else ():

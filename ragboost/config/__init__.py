@@ -16,9 +16,10 @@ from ragboost.config.library import (
     SessionSettings,
     TokenSettings,
 )
-from ragboost.config.load import ENV_PREFIX, TOML_NAME, field_paths, load_settings
+from ragboost.config.load import ENV_PREFIX, TOML_NAME, field_paths, load_settings, settings_file
 from ragboost.config.proxy import (
     BackendSettings,
+    LogSettings,
     ProxySettings,
     ReplicaSettings,
     RouterSettings,
@@ -39,6 +40,7 @@ __all__ = [
     "FormatSettings",
     "HintSettings",
     "IndexSettings",
+    "LogSettings",
     "OrderingSettings",
     "PriceSettings",
     "ProxySettings",
@@ -52,4 +54,5 @@ __all__ = [
     "WaitingRoomSettings",
     "field_paths",
     "load_settings",
+    "settings_file",
 ]

@@ -37,13 +37,13 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
     Args:
         flags: values by dotted path, such as `{"proxy.port": 8080}`; None values are ignored. The
             environment variable of this one is `RAGBOOST_PROXY__PORT`.
-        toml: the file; None: `ragboost.toml` in the working directory if it exists.
+        toml: the file; None: as `settings_file` finds it.
 
     Raises:
         ConfigError: a missing file, invalid TOML, an unknown key or an invalid value; the message
             names the source, and the closest key to an unknown one.
     """
-    toml = toml or (Path(TOML_NAME) if Path(TOML_NAME).exists() else None)
+    toml = toml or settings_file()
     given = {path: value for path, value in (flags or {}).items() if value is not None}
     values = _read_toml(toml)
     origin = {
@@ -60,6 +60,12 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
         raise ConfigError(_explain(error, origin)) from None
     except SettingsError as error:
         raise ConfigError(f"environment: {error}; lists and tables must be JSON") from None
+
+
+def settings_file() -> Path | None:
+    """Return `ragboost.toml` in the working directory; None if there is none."""
+    path = Path(TOML_NAME)
+    return path if path.exists() else None
 
 
 def field_paths() -> dict[str, str]:

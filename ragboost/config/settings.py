@@ -15,6 +15,7 @@ from ragboost.config.library import (
 )
 from ragboost.config.proxy import (
     BackendSettings,
+    LogSettings,
     ProxySettings,
     ReplicaSettings,
     RouterSettings,
@@ -51,5 +52,6 @@ class Settings(Section):
     router: RouterSettings = RouterSettings()
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()
     proxy: ProxySettings = ProxySettings()
+    log: LogSettings = LogSettings()
     engine: EngineSettings = EngineSettings()
     engine_hooks: EngineHookSettings = EngineHookSettings()

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -144,6 +146,39 @@ def test_the_access_log_goes_to_standard_output(engine: FakeEngine) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def first_lines(num: int, *arguments: str) -> list[str]:
+    """The first lines of the log of `ragboost serve`, which is then killed."""
+    command = [*SERVE, "--port", "0", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        return list(islice(process.stderr, num))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_log_has_times_a_level_and_if_wanted_an_object_per_event(
+    unused_port: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "other.toml"
+    backend = f"http://127.0.0.1:{unused_port}"
+    file.write_text(f'[backend]\nurl = "{backend}"\n[log]\nformat = "json"\n')
+    start = ("--config", str(file))
+
+    first, second, third = map(json.loads, first_lines(3, *start))
+    (warning,) = first_lines(1, *start, "--log-level", "warning")
+    file.write_text(f'[backend]\nurl = "{backend}"\n')
+    (text,) = first_lines(1, *start)
+
+    assert (first["message"], first["level"]) == (f"settings from {file}", "INFO")
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None
+    assert second["message"].endswith(f"backend {backend}")
+    assert third["message"].startswith(f"backend 127.0.0.1:{unused_port} does not respond")
+    assert json.loads(warning)["level"] == "WARNING"
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO ragboost.cli.logs: settings from", text)
 
 
 def test_a_taken_port_is_one_sentence_and_exit_code_2(engine: FakeEngine) -> None:
