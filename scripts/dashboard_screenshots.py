@@ -40,8 +40,8 @@ class View(NamedTuple):
 
 
 VIEWS = (
-    View("dashboard-light", "light", 1240, 1640),
-    View("dashboard-dark", "dark", 1240, 1640),
+    View("dashboard-light", "light", 1240, 2000),
+    View("dashboard-dark", "dark", 1240, 2000),
     View("dashboard-narrow", "light", 390, 1640),
 )
 
@@ -56,7 +56,7 @@ def load(proxy: str) -> threading.Thread:
     )
 
     async def send(part: Workload) -> None:
-        async for _ in replay(part, proxy, boosted=True):
+        async for _ in replay(part, proxy, boosted=True, max_tokens=8):
             pass
 
     async def chat() -> None:

@@ -90,16 +90,24 @@ class Tenant:
     def boosters(self) -> Mapping[str, Booster]:
         return self._boosters
 
-    def original(self, backend: str) -> Booster:
-        """Return a Booster that mirrors the backend's cache as it would be without boosting."""
+    def original(self, backend: str, *, share: float = 1.0) -> Booster:
+        """Return a Booster that models the backend's cache as it would be without boosting.
+
+        Args:
+            share: of the requests that it is given, and thus of the cache that it has for them.
+        """
         booster = self._originals.get(backend)
         if booster is None:
             settings = Settings(
-                index=self._settings.index,
+                index=self._settings.index.model_copy(update={"capacity_tokens": None}),
                 ordering=OrderingSettings(enabled=False),
                 dedup=DedupSettings(enabled=False),
             )
             booster = self._originals[backend] = Booster(settings, tokens=self.tokens)
+        reported = self._modes.get(backend, CacheMode()).capacity_tokens
+        capacity = self._settings.index.capacity_tokens or reported
+        shared = None if capacity is None else max(1, int(capacity * share))
+        booster.residency.follow(is_exact=False, capacity_tokens=shared)
         return booster
 
     def forget(self, backend: str) -> None:

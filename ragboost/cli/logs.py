@@ -8,7 +8,7 @@ import json
 import logging
 import multiprocessing
 import sys
-import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ragboost.config import LogSettings
@@ -17,11 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class _TextLines(logging.Formatter):
-    """Lines that begin with the time in UTC, as those of the access log do."""
+    """Lines that begin with the time in UTC, as the access log has it."""
 
-    converter = time.gmtime
-    default_time_format = "%Y-%m-%dT%H:%M:%S"
-    default_msec_format = "%s.%03dZ"
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 class _JsonLines(_TextLines):

@@ -19,6 +19,7 @@ from ragboost.config.library import (
 from ragboost.config.load import ENV_PREFIX, TOML_NAME, field_paths, load_settings, settings_file
 from ragboost.config.proxy import (
     BackendSettings,
+    BoostSettings,
     LogSettings,
     ProxySettings,
     ReplicaSettings,
@@ -33,6 +34,7 @@ __all__ = [
     "ORDER_POLICIES",
     "TOML_NAME",
     "BackendSettings",
+    "BoostSettings",
     "DedupSettings",
     "Delimiters",
     "EngineHookSettings",

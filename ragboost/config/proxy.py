@@ -145,6 +145,18 @@ class WaitingRoomSettings(Section):
     )
 
 
+class BoostSettings(Section):
+    """Which requests are boosted."""
+
+    share: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the conversations with documents that are boosted. The others are "
+        "forwarded unboosted, and metrics and dashboard compare both.",
+    )
+
+
 class LogSettings(Section):
     """The log of `ragboost serve` and `ragboost engine` on standard error."""
 

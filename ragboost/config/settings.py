@@ -15,6 +15,7 @@ from ragboost.config.library import (
 )
 from ragboost.config.proxy import (
     BackendSettings,
+    BoostSettings,
     LogSettings,
     ProxySettings,
     ReplicaSettings,
@@ -49,6 +50,7 @@ class Settings(Section):
         "cached_read, write, write_1h, min_tokens of each. None are built in.",
     )
     stable: StableSettings = StableSettings()
+    boost: BoostSettings = BoostSettings()
     router: RouterSettings = RouterSettings()
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()
     proxy: ProxySettings = ProxySettings()

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -105,6 +105,7 @@ def create_app(
         report_route(state),
         *StatusRoutes(state).routes(),
         *dashboard.routes(),
+        Route("/", _Home(passthrough)),
         Route("/{path:path}", passthrough),
     ]
     app.router.default = passthrough  # no route's path matches line breaks
@@ -118,6 +119,18 @@ def _completions(state: ProxyState) -> dict[str, Completions]:
         )
         for wire in WIRES
     }
+
+
+class _Home:
+    """`GET /`: leads browsers to the dashboard, and forwards what others send."""
+
+    def __init__(self, passthrough: ASGIApp) -> None:
+        self._passthrough = passthrough
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accepted = dict(scope["headers"]).get(b"accept", b"") if scope["method"] == "GET" else b""
+        app = RedirectResponse("dashboard") if b"text/html" in accepted else self._passthrough
+        await app(scope, receive, send)
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:

@@ -24,10 +24,11 @@ from ragboost.formats import make_formats
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
+from ragboost.proxy.hold_out import Arm, choose_arm
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.shadow import ShadowTrial
+from ragboost.proxy.shadow import OrderComparison, ShadowTrial
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -80,6 +81,8 @@ class BoostPipeline:
         self._dispatcher = dispatcher
         self._workers = workers
         self._shadow = shadow
+        self._orders = OrderComparison(metrics)
+        self._share = settings.boost.share if shadow is None else 1.0
         self._formats = make_formats(settings)
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
@@ -126,6 +129,8 @@ class BoostPipeline:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
+        arm = choose_arm(request, share=self._share)
+        request.is_boost_wanted &= arm != "held_out"  # nor is it planned with others
         conversation = self._histories.match(request) if request.links else history
         if request.opening:
             self._histories.add_unchanged(request.opening)
@@ -144,6 +149,7 @@ class BoostPipeline:
             started=started,
             has_options=has_stream_options,
             is_read=is_read,
+            arm=arm,
         )
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves.
@@ -234,6 +240,7 @@ class BoostPipeline:
         started: float,
         has_options: bool,
         is_read: bool,
+        arm: Arm | None,
     ) -> UpstreamRequest:
         """Rewrite and encode a request, and keep what it adds to its conversation."""
         follower = self._sync.followers[admission.backend.name]
@@ -243,7 +250,9 @@ class BoostPipeline:
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            conversation, result = await self._rewrite(request, conversation, tenant, admission)
+            conversation, result = await self._rewrite(
+                request, conversation, tenant, admission, arm
+            )
             tracked = None
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
@@ -279,6 +288,7 @@ class BoostPipeline:
                 is_usage_added=is_usage_added,
                 seconds=_seconds(started, admission),
                 dropped_tokens=sum(tenant.tokens.count_documents(dropped)),
+                arm=arm,
             )
 
         return await asyncio.to_thread(encode) if in_thread else encode()
@@ -289,6 +299,7 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
+        arm: Arm | None,
     ) -> tuple[Conversation | None, Rewriting]:
         """Rewrite a request under its tenant's lock; return the result with its conversation."""
         is_named = conversation is None and request.session is not None
@@ -303,8 +314,12 @@ class BoostPipeline:
             result = Rewriting(request, conversation, label_template=template)
             if self._shadow is not None:
                 return result.render(Bypass("shadow"))
-            booster = tenant.booster(admission.backend.name)
-            return result.boost(booster, planned=admission.planned)
+            if arm == "held_out":
+                return result.render(Bypass("held_out"))
+            backend = admission.backend.name
+            result.boost(tenant.booster(backend), planned=admission.planned)
+            self._orders.count(result, tenant, backend)
+            return result
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
         if is_named and conversation is not None:
@@ -331,7 +346,9 @@ class BoostPipeline:
         is_usage_added: bool,
         is_hosted: bool,
     ) -> bytes:
-        fields, context = self._share_passages(result.fields), result.context
+        fields, context = result.fields, result.context
+        if result.bypass is None or result.bypass.reason != "held_out":
+            fields = self._share_passages(fields)
         if self._marker is not None and is_hosted:
             ratio = tenant.tokens.tokens_per_byte
             fields = self._marker.mark(

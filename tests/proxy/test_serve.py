@@ -178,7 +178,9 @@ def test_the_log_has_times_a_level_and_if_wanted_an_object_per_event(
     assert second["message"].endswith(f"backend {backend}")
     assert third["message"].startswith(f"backend 127.0.0.1:{unused_port} does not respond")
     assert json.loads(warning)["level"] == "WARNING"
-    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z INFO ragboost.cli.logs: settings from", text)
+    assert re.match(
+        r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00 INFO ragboost.cli.logs: settings from", text
+    )
 
 
 def test_a_taken_port_is_one_sentence_and_exit_code_2(engine: FakeEngine) -> None:

@@ -26,7 +26,7 @@ def test_the_original_is_forwarded_and_savings_are_counted(
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
         assert answer.headers["x-ragboost-bypass"] == "shadow"
         assert engine.requests[-1].body == raw
-    cached = "ragboost_shadow_cached_prompt_tokens_total"
+    cached = "ragboost_compared_cached_prompt_tokens_total"
     assert read_metric(proxy.url, cached, order="sent") == 0
     assert read_metric(proxy.url, cached, order="boosted") > 1000
 

@@ -14,7 +14,6 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from ragboost.booster.booster import Booster
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
@@ -137,7 +136,8 @@ class Metrics:
         self._models: set[str] = set()
         self._declare_requests()
         self._declare_tokens()
-        self._declare_shadow()
+        self._declare_orders()
+        self._declare_arms()
         self._declare_predictions()
         # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
@@ -246,16 +246,44 @@ class Metrics:
             "Bytes of repeated tool results that were replaced by references.",
         )
 
-    def _declare_shadow(self) -> None:
-        self._shadow_cached_tokens = self._plain_counter(
-            "ragboost_shadow_cached_prompt_tokens_total",
-            "Shadow mode: document tokens predicted as cached, in the client's order (sent) and in "
-            "the order of boosting (boosted).",
+    def _declare_orders(self) -> None:
+        self._compared_tokens = self._counter(
+            "ragboost_compared_document_tokens_total",
+            "Document tokens of the requests for which both orders are compared: all in shadow "
+            "mode, else a sample; no later turns of conversations.",
+        )
+        self._compared_cached_tokens = self._counters(
+            "ragboost_compared_cached_prompt_tokens_total",
+            "Of these, tokens predicted as cached, in the client's order (sent) and in the order "
+            "of boosting (boosted).",
             ("order",),
         )
         self._shadow_dropped_tokens = self._plain_counter(
             "ragboost_shadow_dropped_prompt_tokens_total",
             "Shadow mode: document tokens that boosting would have dropped as duplicates.",
+        )
+
+    def _declare_arms(self) -> None:
+        arm = ("arm",)
+        self._arm_prompt_tokens = self._counters(
+            "ragboost_arm_prompt_tokens_total",
+            "Prompt tokens of answered requests with documents, boosted and held out "
+            "(boost.share).",
+            arm,
+        )
+        self._arm_cached_tokens = self._counters(
+            "ragboost_arm_cached_prompt_tokens_total",
+            "Of these, tokens that backends reported as read from the prefix cache.",
+            arm,
+        )
+        self._arm_cost = self._counters(
+            "ragboost_arm_prompt_cost_total", "Cost of these prompts, for models with a price.", arm
+        )
+        self._arm_ttft = self._histograms(
+            "ragboost_arm_time_to_first_token_seconds",
+            "Time from such a request's head to the first byte of the response's body.",
+            arm,
+            buckets=_SECONDS,
         )
 
     def _declare_predictions(self) -> None:
@@ -336,21 +364,31 @@ class Metrics:
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
 
-    def count_shadow(self, context: Context, original: Booster, *, prompt_prefix: str = "") -> None:
-        """Count what boosting would have saved.
+    def count_orders(self, context: Context, sent: Context, *, num_tokens: int) -> None:
+        """Count what a request found cached, and what it would have in the client's order.
 
         Args:
-            original: models the prefix cache as it is without boosting.
-            prompt_prefix: identifies the text before the documents.
+            sent: the same documents in the client's order.
+            num_tokens: of the documents.
         """
+        self._compared_tokens.inc(num_tokens)
+        self._compared_cached_tokens["boosted",].inc(context.predicted_cached_tokens)
+        self._compared_cached_tokens["sent",].inc(sent.predicted_cached_tokens)
+
+    def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
+        """Count what boosting would have dropped."""
         self.count_context(context)
-        self._shadow_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
-        if context.turn <= 1:
-            sent = original.boost(context.query, context.retrieved, prompt_prefix=prompt_prefix)
-            self._shadow_cached_tokens.labels("sent").inc(sent.predicted_cached_tokens)
-        kept = sum(original.tokens.count_documents(context.documents))
-        retrieved = sum(original.tokens.count_documents(context.retrieved))
-        self._shadow_dropped_tokens.inc(retrieved - kept)
+        self._shadow_dropped_tokens.inc(dropped_tokens)
+
+    def count_arm(
+        self, arm: str, usage: Usage | None, cost: PromptCost | None, *, seconds: float
+    ) -> None:
+        self._arm_ttft[arm,].observe(seconds)
+        if usage is not None:
+            self._arm_prompt_tokens[arm,].inc(usage.prompt_tokens)
+            self._arm_cached_tokens[arm,].inc(usage.cached_tokens or 0)
+        if cost is not None:
+            self._arm_cost[arm,].inc(cost.cost)
 
     def count_usage(self, usage: Usage) -> None:
         self._prompt_tokens.inc(usage.prompt_tokens)

@@ -5,7 +5,6 @@ Holds labels and numbers, bounded; never the text of documents or questions.
 
 import time
 from collections import deque
-from collections.abc import Hashable
 from typing import Any
 
 from ragboost.context import Context
@@ -15,6 +14,11 @@ from ragboost.wires.usage import Usage
 MAX_RECENT = 50
 _MAX_DOCUMENTS = 30
 _MAX_LABEL = 60
+
+
+def short_name(key: str) -> str:
+    """Return a document's name that is short and says nothing about it."""
+    return f"#{key[:6]}"
 
 
 class RecentRequests:
@@ -28,17 +32,19 @@ class RecentRequests:
     def __init__(self, *, max_requests: int = MAX_RECENT, max_labels: int = 20_000) -> None:
         self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=max_requests)
         self._max_new_labels = max_labels // 2
-        self._labels: dict[Hashable, str] = {}
-        self._older_labels: dict[Hashable, str] = {}
+        self._labels: dict[str, str] = {}
+        self._older_labels: dict[str, str] = {}
 
     def of_team(self, team: str) -> list[dict[str, Any]]:
         """Return the completions of a team's API keys as JSON values, latest first."""
         return [entry for owner, entry in reversed(self._requests) if owner == team]
 
-    def label(self, key: Hashable) -> str:
-        """Return the label of a document in prompts, or digits of its key while it is unknown."""
-        label = self._labels.get(key) or self._older_labels.get(key)
-        return label or f"[{str(key)[:8]}]"
+    def label(self, key: str) -> str:
+        """Return the label of a document in prompts, or digits of its key while it is unknown.
+
+        A label says no more than the key: it is the document's id, or digits.
+        """
+        return self._labels.get(key) or self._older_labels.get(key) or short_name(key)
 
     def add(
         self,

@@ -217,8 +217,12 @@ class Completions(Passthrough):
             seconds = exchange.first_byte - exchange.started
             result = "boosted" if context is not None else "bypassed"
             self._metrics.observe_first_byte(self.endpoint, result, seconds=seconds)
+        cost = self._cost(upstream, usage) if usage is not None else None
+        if upstream.arm is not None and exchange.outcome == "ok":
+            seconds = (exchange.first_byte or exchange.started) - exchange.started
+            self._metrics.count_arm(upstream.arm, usage, cost, seconds=seconds)
         if usage is not None:
-            self._metrics.count_cost(upstream.dropped_tokens, self._cost(upstream, usage))
+            self._metrics.count_cost(upstream.dropped_tokens, cost)
             exchange.notes["prompt_tokens"] = usage.prompt_tokens
             exchange.notes["cached_tokens"] = usage.cached_tokens
             self._metrics.count_usage(usage)

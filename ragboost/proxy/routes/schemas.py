@@ -122,6 +122,7 @@ class DashboardTotals(BaseModel):
     """Counters since the start, and sizes now."""
 
     requests: float
+    errors: float = Field(description="Requests that failed, without errors of clients.")
     bypassed: float
     documents_sent: float
     documents_dropped: float
@@ -131,6 +132,15 @@ class DashboardTotals(BaseModel):
     dropped_tokens: float = Field(description="Of documents that were not sent again.")
     cost: float = Field(description="Of the prompts of models with a price.")
     uncached_cost: float = Field(description="The same without cache and de-duplication.")
+    compared_tokens: float = Field(
+        description="Document tokens of a sample of requests, in which both orders are compared."
+    )
+    compared_sent_tokens: float = Field(
+        description="Of these, modelled as cached in the client's order."
+    )
+    compared_boosted_tokens: float = Field(
+        description="Of these, modelled as cached in the order of boosting."
+    )
     index_nodes: int
     sessions: int
     waiting: int
@@ -142,6 +152,14 @@ class FirstTokenTimes(BaseModel):
     count: float
     p50_ms: float | None
     p95_ms: float | None
+
+
+class ArmFigures(FirstTokenTimes):
+    """Requests with documents, boosted or held out."""
+
+    prompt_tokens: float
+    cached_tokens: float
+    cost: float = Field(description="Of the prompts of models with a price.")
 
 
 class PredictionQuality(BaseModel):
@@ -177,6 +195,7 @@ class DashboardBackend(BaseModel):
 class HotPrefix(BaseModel):
     """A node of a context index."""
 
+    name: str = Field(description="Digits of the key of its last document.")
     documents: list[str] = Field(description="Labels of the first documents.")
     num_documents: int
     num_tokens: int
@@ -219,6 +238,10 @@ class DashboardData(BaseModel):
     now: float = Field(description="Seconds since 1970.")
     started: float = Field(description="Seconds since 1970.")
     totals: DashboardTotals
+    errors: dict[str, float] = Field(description="Requests by the kind of their error.")
+    arms: dict[str, ArmFigures] = Field(
+        description="Of a hold-out, `boosted` and `held_out`; empty without one."
+    )
     ttft: dict[str, FirstTokenTimes] = Field(description="For `boosted` and `bypassed` requests.")
     fidelity: PredictionQuality
     history: DashboardHistory

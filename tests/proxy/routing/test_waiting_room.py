@@ -115,7 +115,7 @@ async def test_a_backend_that_is_healthy_again_takes_those_who_wait() -> None:
     waiting = [made.enter() for _ in range(2)]
     await run_event_loop()
     assert len(made.room) == 2
-    made.backends._set_healthy(other, True)
+    made.backends._set_problem(other, None)
     later = made.enter()
     await run_event_loop()
     assert is_at(waiting[0], other)

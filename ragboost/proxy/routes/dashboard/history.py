@@ -6,7 +6,7 @@ Knows the names of metrics. Does not know HTTP.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 from prometheus_client import CollectorRegistry
@@ -17,16 +17,32 @@ from ragboost.proxy.observability.metrics import HANDED_OVER
 _INTERVAL_S = 5.0
 _MAX_SAMPLES = 720
 _COLUMNS = ("prompt_tokens", "cached_tokens", "requests")
+_NO_ERRORS = ("ok", HANDED_OVER)
+_NO_FAULTS = ("refused", "client_left")  # errors of clients
 RESULTS = ("boosted", "bypassed")
 
 
-def read_totals(families: Iterable[Metric]) -> dict[str, float]:
+def read_errors(families: Iterable[Metric]) -> dict[str, float]:
+    """Return the number of requests that ended in each kind of error, the most frequent first."""
+    counts: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            kind = sample.labels.get("outcome", "ok")
+            if sample.name == "ragboost_requests_total" and kind not in _NO_ERRORS:
+                counts[kind] = counts.get(kind, 0.0) + sample.value
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def read_totals(families: Sequence[Metric]) -> dict[str, float]:
     """Return the counters that the page shows, as `/metrics` has them now.
 
     A request that one worker handed over to another counts there.
     """
     totals = {
         "requests": 0.0,
+        "errors": sum(
+            count for kind, count in read_errors(families).items() if kind not in _NO_FAULTS
+        ),
         "bypassed": 0.0,
         "documents_sent": 0.0,
         "documents_dropped": 0.0,
@@ -36,6 +52,9 @@ def read_totals(families: Iterable[Metric]) -> dict[str, float]:
         "dropped_tokens": 0.0,
         "cost": 0.0,
         "uncached_cost": 0.0,
+        "compared_tokens": 0.0,
+        "compared_sent_tokens": 0.0,
+        "compared_boosted_tokens": 0.0,
     }
     keys = {
         "ragboost_requests_total": "requests",
@@ -46,6 +65,7 @@ def read_totals(families: Iterable[Metric]) -> dict[str, float]:
         "ragboost_dropped_prompt_tokens_total": "dropped_tokens",
         "ragboost_prompt_cost_total": "cost",
         "ragboost_uncached_prompt_cost_total": "uncached_cost",
+        "ragboost_compared_document_tokens_total": "compared_tokens",
     }
     for family in families:
         for sample in family.samples:
@@ -55,19 +75,45 @@ def read_totals(families: Iterable[Metric]) -> dict[str, float]:
                 totals[keys[sample.name]] += sample.value
             elif sample.name == "ragboost_documents_total":
                 totals[f"documents_{sample.labels['result']}"] += sample.value
+            elif sample.name == "ragboost_compared_cached_prompt_tokens_total":
+                totals[f"compared_{sample.labels['order']}_tokens"] += sample.value
     return totals
 
 
 def read_ttft(families: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
-    """Return count, median and 95th percentile of the time to first token, boosted and bypassed.
+    """Return count, median and 95th percentile of the time to first token, boosted and bypassed."""
+    counts: dict[str, dict[float, float]] = {result: {} for result in RESULTS}
+    return _read_times(families, "ragboost_time_to_first_token_seconds", "result", counts)
+
+
+def read_arms(families: Sequence[Metric]) -> dict[str, dict[str, float | None]]:
+    """Return the same of the arms of a hold-out, with their tokens and cost; empty without one."""
+    arms = _read_times(families, "ragboost_arm_time_to_first_token_seconds", "arm", {})
+    for name in ("prompt_tokens", "cached_prompt_tokens", "prompt_cost"):
+        sums = dict.fromkeys(arms, 0.0)
+        for family in families:
+            for sample in family.samples:
+                if sample.name == f"ragboost_arm_{name}_total":
+                    sums[sample.labels["arm"]] += sample.value
+        for arm, value in sums.items():
+            arms[arm][name.replace("_prompt", "").replace("prompt_cost", "cost")] = value
+    return arms
+
+
+def _read_times(
+    families: Iterable[Metric], name: str, label: str, counts: dict[str, dict[float, float]]
+) -> dict[str, dict[str, float | None]]:
+    """Return the figures of a histogram of seconds by the values of a label.
 
     Percentiles are interpolated within the histogram's buckets, as Prometheus does.
+
+    Args:
+        counts: is filled with cumulative counts by upper bound.
     """
-    counts: dict[str, dict[float, float]] = {result: {} for result in RESULTS}
     for family in families:
         for sample in family.samples:
-            if sample.name == "ragboost_time_to_first_token_seconds_bucket":
-                buckets = counts[sample.labels["result"]]
+            if sample.name == f"{name}_bucket":
+                buckets = counts.setdefault(sample.labels[label], {})
                 bound = float(sample.labels["le"])
                 buckets[bound] = buckets.get(bound, 0.0) + sample.value
     return {
@@ -123,7 +169,7 @@ class TotalsHistory:
 
     async def _run(self) -> None:
         while True:
-            self._samples.append(_sample(read_totals(self._registry.collect())))
+            self._samples.append(_sample(read_totals(list(self._registry.collect()))))
             await asyncio.sleep(_INTERVAL_S)
 
 

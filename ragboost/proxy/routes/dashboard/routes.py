@@ -20,7 +20,13 @@ from starlette.responses import HTMLResponse, Response
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.observability.merged import merge_dashboard
 from ragboost.proxy.observability.recent_requests import MAX_RECENT
-from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_totals, read_ttft
+from ragboost.proxy.routes.dashboard.history import (
+    TotalsHistory,
+    read_arms,
+    read_errors,
+    read_totals,
+    read_ttft,
+)
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
 from ragboost.proxy.routes.schemas import DashboardData
 from ragboost.proxy.routes.typed_route import TypedRoute
@@ -91,9 +97,13 @@ class Dashboard:
                 "sessions": len(self._state.boosting.conversations),
                 "waiting": self._state.dispatcher.num_waiting,
             },
+            "errors": read_errors(families),
             "ttft": read_ttft(families),
+            "arms": read_arms(families),
             "fidelity": self._fidelity(),
-            "history": self.history.as_json(read_totals(self._state.metrics.registry.collect())),
+            "history": self.history.as_json(
+                read_totals(list(self._state.metrics.registry.collect()))
+            ),
             "backends": self._backends(),
             "indexes": self._indexes(team),
             "recent": self._state.recent.of_team(team),
@@ -152,7 +162,7 @@ def _page() -> tuple[str, str]:
         digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
         sources[tag] = f"{tag}-src 'sha256-{digest}'"
     policy = (
-        f"default-src 'none'; {sources['script']}; {sources['style']}; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; {sources['script']}; {sources['style']}; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return text, policy

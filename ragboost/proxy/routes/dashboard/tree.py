@@ -1,11 +1,12 @@
 """Select the most recently used prefixes of a context index, as many as a page can show."""
 
 import heapq
+from collections.abc import Hashable
 from typing import Any
 
 from ragboost.index.context_index import ContextIndex
 from ragboost.index.node import Node
-from ragboost.proxy.observability.recent_requests import RecentRequests
+from ragboost.proxy.observability.recent_requests import RecentRequests, short_name
 
 _MAX_CHILDREN = 8
 _MAX_DEPTH = 4
@@ -27,7 +28,8 @@ def _children(node: Node, tick: int, recent: RecentRequests, *, depth: int) -> l
     latest = heapq.nlargest(_MAX_CHILDREN, node.children.values(), key=lambda n: n.last_used)
     return [
         {
-            "documents": [recent.label(key) for key in child.documents[:_MAX_DOCUMENTS]],
+            "name": short_name(_key(child.documents[-1])),
+            "documents": [recent.label(_key(name)) for name in child.documents[:_MAX_DOCUMENTS]],
             "num_documents": len(child.documents),
             "num_tokens": child.num_tokens,
             "age": tick - child.last_used,
@@ -36,3 +38,12 @@ def _children(node: Node, tick: int, recent: RecentRequests, *, depth: int) -> l
         }
         for child in latest
     ]
+
+
+def _key(element: Hashable) -> str:
+    """Return a document's key in an index: alone, with the number of its copy, or behind the name
+    of the text before the documents."""
+    while isinstance(element, tuple):
+        first, second = element
+        element = first if isinstance(second, int) else second
+    return str(element)

@@ -1,6 +1,7 @@
 """The figures behind the page, over HTTP."""
 
 import asyncio
+import re
 
 import httpx
 import pytest
@@ -46,6 +47,9 @@ def test_the_data_shows_orders_indexes_and_backends_but_no_text(
     assert second["after"] == first["after"]
     assert second["cached_tokens"] > 0
     assert data["totals"]["requests"] == 3
+    assert data["totals"]["compared_tokens"] > data["totals"]["compared_boosted_tokens"] > 0
+    assert data["totals"]["compared_sent_tokens"] == 0  # "c" was no first document before
+    assert data["errors"] == data["arms"] == {}
     assert data["totals"]["documents_sent"] == 6
     assert data["ttft"]["boosted"]["count"] == 2
     assert data["ttft"]["bypassed"]["count"] == 1
@@ -54,6 +58,45 @@ def test_the_data_shows_orders_indexes_and_backends_but_no_text(
     (index,) = data["indexes"]
     assert index["children"][0]["documents"] == ["[Doc_a]", "[Doc_b]", "[Doc_c]"]
     assert data["history"]["prompt_tokens"][-1] == data["totals"]["prompt_tokens"] > 0
+
+
+def test_errors_are_counted_by_kind(engine: FakeEngine, proxy: ProxyServer) -> None:
+    body = {"model": "m", "messages": []}
+    for fault in ({"status": 500}, {"status": 401}, {"status": 429}, {"drop": True}):
+        engine.misbehave(**fault)
+        httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
+    httpx.post(f"{proxy.url}/v1/chat/completions", json={**body, "ragboost": {"documents": 1}})
+
+    data = httpx.get(f"{proxy.url}/dashboard/data").json()
+
+    assert data["errors"] == {
+        "backend_4xx": 2, "backend_5xx": 1, "backend_unreachable": 1, "refused": 1
+    }  # fmt: skip
+    assert data["totals"]["errors"] == 4
+    assert [entry["status"] for entry in data["recent"]] == [502, 429, 401, 500]
+
+
+@pytest.mark.parametrize(
+    ("accept", "status"), [("text/html,application/xhtml+xml", 307), ("*/*", 200), (None, 200)]
+)
+def test_the_root_leads_browsers_to_the_dashboard_and_is_forwarded_for_others(
+    engine: FakeEngine, proxy: ProxyServer, accept: str | None, status: int
+) -> None:
+    answer = httpx.get(f"{proxy.url}/", headers={"accept": accept} if accept else {})
+    assert answer.status_code == status
+    assert answer.headers.get("location") == ("dashboard" if status == 307 else None)
+    assert len(engine.requests) == (status == 200)
+
+
+def test_a_prefix_behind_a_system_prompt_has_the_labels_of_its_documents(
+    proxy: ProxyServer,
+) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    ask(proxy.url, "aba", messages=[system, {"role": "user", "content": "why?"}])
+    (index,) = httpx.get(f"{proxy.url}/dashboard/data").json()["indexes"]
+    (prefix,) = index["children"]
+    assert prefix["documents"] == ["[Doc_a]", "[Doc_b]"]
+    assert re.fullmatch("#[0-9a-f]{6}", prefix["name"])
 
 
 def test_with_api_keys_the_data_wants_one_and_the_page_does_not() -> None:
@@ -120,4 +163,4 @@ async def test_the_history_samples_while_it_is_open() -> None:
     async with history:
         await asyncio.sleep(0)  # the sampler's first step
 
-    assert len(history.as_json(read_totals(registry.collect()))["time"]) == 2
+    assert len(history.as_json(read_totals(list(registry.collect())))["time"]) == 2
