@@ -21,7 +21,8 @@ from ragboost.config import Settings
 from ragboost.errors import BackendError, ConfigError
 from ragboost.proxy.event_probe import probe_events
 from ragboost.proxy.upstream.backends import Backend, Backends
-from ragboost.rewriting.headers import RawHeaders
+from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL, explain_refusal
+from ragboost.rewriting.headers import RawHeaders, printable
 
 _TIMEOUT_S = 60.0
 _EVENT_TIMEOUT_S = 3.0
@@ -29,6 +30,13 @@ _LONG_TEXT = "The quick brown fox jumps over the lazy dog. " * 80  # longer than
 _ADDRESSES = '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"'
 _EVENTS_JSON = f'{{"enable_kv_cache_events": true, "publisher": "zmq", {_ADDRESSES}}}'
 _SGLANG_EVENTS_JSON = f'{{"publisher": "zmq", {_ADDRESSES}}}'
+_TOKENS = 700  # of _LONG_TEXT, at least
+_MIN_HOSTED_TOKENS = 1100  # hosted APIs cache no shorter prompts
+_MAX_TOKENS = 8 * _TOKENS  # of a request
+_MAX_SMALL_BLOCK = 128
+_MAX_MESSAGE = 200
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_MATCH_UNITS = re.compile(r'\b(prefix_match_unit|block_size)="(\d+)"')
 _PREFIX_CACHING = re.compile(
     r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', re.MULTILINE
 )
@@ -53,6 +61,12 @@ _FIXES: Mapping[str, Mapping[str, str]] = {
         "": "send documents in the `ragboost` object of the body",
     },
     "tokenizer": {"": "nothing to change: lengths are estimated, and corrected by usage"},
+    "block size": {
+        "vllm": "start vLLM with --prefix-match-unit 32, where it has this option, or have longer "
+        "beginnings in common: a system prompt, or documents first",
+        "sglang": "start SGLang with a smaller --page-size",
+        "": "have longer beginnings in common: a system prompt, or documents first",
+    },
     "KV events": {
         "vllm": f"start vLLM with --kv-events-config '{_EVENTS_JSON}'",
         "sglang": f"start SGLang with --kv-events-config '{_SGLANG_EVENTS_JSON}'",
@@ -107,14 +121,21 @@ class _Examination:
         self._source = source
         self._engine = ""
         self._model = ""
+        self._is_proxy = False  # another RAGBoost
+        self._is_hosted = False  # it has no routes of an engine
+        self._block_size = 0  # tokens that its prefix cache stores together; 0 if unknown
         self._findings: list[Finding] = []
 
     async def run(self) -> list[Finding]:
         """Return all findings; only the first failure if the backend cannot be used at all."""
-        if await self._reachable() and await self._completion():
+        if not await self._reachable():
+            return self._findings
+        reuse = await self._kind()
+        if await self._completion() and not (self._is_proxy or self._is_hosted):
             await self._documents()
             await self._tokenizer()
             await self._events()
+            self._chunk_reuse(reuse)
         return self._findings
 
     def _add(self, check: str, status: Status, message: str, *, fix: str = "") -> None:
@@ -142,31 +163,75 @@ class _Examination:
         self._add("reachable", "failed", f"{self._backend.url}: {found}", fix=fix)
         return False
 
+    async def _kind(self) -> Any:
+        """Find out what the backend is; return its answer about chunk reuse."""
+        _, reuse = await self._call("/chunk_reuse")
+        error = reuse.get("error") if isinstance(reuse, dict) else None
+        if isinstance(error, dict) and error.get("message") == PROXY_REFUSAL:
+            self._is_proxy = True
+            found = "this is a RAGBoost proxy: the other checks see its backend through it"
+            fix = "give the engine's own address for the rest: --backend URL"
+            self._add("engine", "advice", found, fix=fix)
+            return reuse
+        answers = {path: await self._call(path) for path in ("/health", "/metrics", "/server_info")}
+        if not self._engine and all(status != 200 for status, _ in answers.values()):
+            self._is_hosted = True
+            found = "no routes of an engine: a hosted API, whose cache is modelled from usage"
+            self._add("engine", "ok", found)
+        metrics, info = answers["/metrics"][1], answers["/server_info"][1]
+        if isinstance(metrics, str) and (config := _CACHE_CONFIG.search(metrics)):
+            units: dict[str, str] = dict(_MATCH_UNITS.findall(config[1]))
+            self._block_size = int(units.get("prefix_match_unit") or units.get("block_size") or 0)
+        elif isinstance(info, dict) and isinstance(info.get("page_size"), int):
+            self._block_size = info["page_size"]
+        return reuse
+
     async def _completion(self) -> bool:
         """Send two requests with the same long beginning; the second shows the prefix cache."""
-        text = f"{uuid.uuid4()} {_LONG_TEXT}"
+        tokens = _MIN_HOSTED_TOKENS if self._is_hosted else 2 * self._block_size
+        text = f"{uuid.uuid4()} {_LONG_TEXT * (1 + min(tokens, _MAX_TOKENS) // _TOKENS)}"
         usage: dict[str, Any] = {}
         for question in ("One?", "Two?"):
             status, answer = await self._chat(text + question)
             if status != 200 or not isinstance(answer, dict):
                 fix = "see the backend's log"
-                self._add("completion", "failed", f"a chat request returned {status}", fix=fix)
+                found = f"a chat request to {self._model} returned {status}{_error_message(answer)}"
+                self._add("completion", "failed", found, fix=fix)
                 return False
             usage = answer.get("usage") or {}
         self._add("completion", "ok", "chat requests work")
         details = usage.get("prompt_tokens_details") or {}
         cached = details.get("cached_tokens", usage.get("cached_tokens"))
         if cached is None:
-            self._add("usage", "advice", "cached tokens are not reported")
+            is_changeable = not (self._is_proxy or self._is_hosted)
+            found = "cached tokens are not reported: hits stay unknown"
+            self._add("usage", "advice" if is_changeable else "ok", found)
         else:
             self._add("usage", "ok", "cached tokens are reported")
         await self._prefix_cache(cached, total=usage.get("prompt_tokens", 0))
         return True
 
     async def _prefix_cache(self, cached: int | None, *, total: int) -> None:
-        check = "prefix cache"
+        check, block = "prefix cache", self._block_size
+        if block > _MAX_SMALL_BLOCK:
+            found = f"a block has {block} tokens: a shared prefix that is shorter is never cached"
+            self._add("block size", "advice", found)
         if cached:
             self._add(check, "ok", f"{cached} of {total} repeated tokens were cached")
+        elif cached is not None and block > total:
+            fix = "send two prompts with a longer beginning in common, and compare their usage"
+            self._add(
+                check, "advice", f"cannot tell: {total} tokens are less than a block", fix=fix
+            )
+        elif self._is_hosted:
+            if cached is not None:
+                found = f"none of {total} repeated tokens were cached this time"
+                fix = (
+                    "check again; an API that caches only marked prompts needs backend.cache_marks"
+                )
+                self._add(check, "advice", found, fix=fix)
+        elif cached is None and self._is_proxy:
+            return
         elif cached is not None:
             self._add(check, "failed", f"none of {total} repeated tokens were cached")
         elif (is_on := await self._has_prefix_cache()) is None:
@@ -237,6 +302,19 @@ class _Examination:
         else:
             self._add(check, "ok", f"the event of a request arrived from {where}")
 
+    def _chunk_reuse(self, answer: Any) -> None:
+        facts = answer if isinstance(answer, dict) else {}
+        check, possible = "chunk reuse", facts.get("is_possible")
+        if possible is True:
+            found = f"on: a request that says nothing is computed `{facts.get('default')}`"
+            self._add(check, "ok", found)
+        elif possible is False:
+            found = f"refused: {explain_refusal(str(facts.get('refusal')))}"
+            fix = "change that if you want chunk reuse; all else works without it"
+            self._add(check, "advice", found, fix=fix)
+        elif self._engine:
+            self._add(check, "ok", "off; `ragboost engine-flags` says how to switch it on")
+
     async def _announced(self) -> list[EventSource]:
         for path in DISCOVERY_PATHS:
             status, answer = await self._call(path)
@@ -282,3 +360,9 @@ class _Examination:
             return status, json.loads(text)
         except ValueError:
             return status, text
+
+
+def _error_message(answer: Any) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return f": {printable(message[:_MAX_MESSAGE])}" if isinstance(message, str) else ""

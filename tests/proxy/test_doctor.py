@@ -1,6 +1,7 @@
 """`ragboost doctor`: what a backend lacks, with the way out."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
+from ragboost.proxy.upstream.chunk_reuse import explain_refusal
 from tests.fakes import FakeEngine
 from tests.fakes.events import EventPublisher
+from tests.fakes.proxy import ProxyServer
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "ragboost", "doctor")
@@ -155,3 +159,127 @@ def test_events_without_request_ids_are_named(engine: FakeEngine) -> None:
         code, found = doctor("--backend", engine.url)
     assert (code, found["KV events"]["status"]) == (0, "advice")
     assert "session_id" in found["KV events"]["fix"]
+
+
+class HostedApi(FakeEngine):
+    """A hosted API: none of the routes that engines have."""
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        is_served = request.path.startswith("/v1/")
+        return await super()._handle(request) if is_served else web.Response(status=404)
+
+
+def test_a_hosted_api_gets_no_advice_that_it_cannot_follow() -> None:
+    with HostedApi() as api:
+        code, found = doctor("--backend", api.url)
+        assert max(request.prompt_tokens for request in api.completions) > 1024
+    statuses = {check: finding["status"] for check, finding in found.items()}
+    assert statuses == dict.fromkeys(
+        ("reachable", "engine", "completion", "usage", "prefix cache"), "ok"
+    )
+    assert "hosted API" in found["engine"]["message"]
+    assert code == 0
+
+
+def test_a_hosted_api_that_cached_nothing_is_no_failure() -> None:
+    with HostedApi(capacity_tokens=0) as api:
+        code, found = doctor("--backend", api.url)
+    assert (code, found["prefix cache"]["status"]) == (0, "advice")
+    assert "cache_marks" in found["prefix cache"]["fix"]
+
+
+def test_an_api_that_refuses_a_request_is_quoted() -> None:
+    class Strict(HostedApi):
+        async def _handle(self, request: web.Request) -> web.StreamResponse:
+            if request.method == "POST":
+                error = {"message": "no such parameter: max_tokens"}
+                return web.json_response({"error": error}, status=400)
+            return await super()._handle(request)
+
+    with Strict() as api:
+        code, found = doctor("--backend", api.url)
+    assert (code, found["completion"]["status"]) == (1, "failed")
+    assert "returned 400: no such parameter" in found["completion"]["message"]
+
+
+def test_a_ragboost_proxy_says_that_it_is_one(proxy: ProxyServer) -> None:
+    code, found = doctor("--backend", proxy.url)
+    assert (code, found["engine"]["status"]) == (0, "advice")
+    assert "this is a RAGBoost proxy" in found["engine"]["message"]
+    assert "engine's own address" in found["engine"]["fix"]
+    checks = ["reachable", "engine", "completion", "usage", "prefix cache"]
+    assert list(found) == checks
+
+
+@pytest.mark.parametrize(
+    ("block_size", "unit", "status"),
+    [(784, None, "advice"), (784, 32, None), (8320, None, "advice"), (16, None, None)],
+)
+def test_a_block_longer_than_shared_prefixes_is_named(
+    block_size: int, unit: int | None, status: str | None
+) -> None:
+    class Hybrid(FakeEngine):
+        def _describe(self, path: str) -> web.Response:
+            answer = super()._describe(path)
+            if path == "/metrics" and unit is not None:
+                answer.text = (answer.text or "").replace("{", f'{{prefix_match_unit="{unit}",')
+            return answer
+
+    with Hybrid(block_size=block_size, capacity_tokens=100_000) as engine:
+        code, found = doctor("--backend", engine.url)
+    size = found.get("block size", {"status": None})
+    assert (code, size["status"]) == (0, status)
+    if status is not None:
+        assert f"a block has {block_size} tokens" in size["message"]
+    assert found["prefix cache"]["status"] == ("advice" if block_size > 5000 else "ok")
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "message"),
+    [
+        ({"is_possible": True, "default": "exact"}, "ok", "on: "),
+        (
+            {"is_possible": False, "refusal": "lora"},
+            "advice",
+            "refused: the engine serves LoRA adapters",
+        ),
+        (
+            {"is_possible": False, "refusal": "self_test: wrong rows"},
+            "advice",
+            "refused: its test at the start failed: wrong rows",
+        ),
+        (
+            {"is_possible": False, "refusal": "the engine has not checked itself yet"},
+            "advice",
+            "refused: the engine has not checked itself yet",
+        ),
+        (None, "ok", "off; `ragboost engine-flags`"),
+    ],
+)
+def test_chunk_reuse_is_on_off_or_refused_with_a_sentence(
+    facts: dict[str, Any] | None, status: str, message: str
+) -> None:
+    class Vllm(FakeEngine):
+        def _describe(self, path: str) -> web.Response:
+            if path == "/chunk_reuse" and facts is not None:
+                return web.json_response(facts)
+            return super()._describe(path)
+
+        async def _handle(self, request: web.Request) -> web.StreamResponse:
+            if request.path == "/v1/models":
+                return web.json_response({"data": [{"id": "m", "owned_by": "vllm"}]})
+            return await super()._handle(request)
+
+    with Vllm() as engine:
+        _, found = doctor("--backend", engine.url)
+    assert found["chunk reuse"]["status"] == status
+    assert found["chunk reuse"]["message"].startswith(message)
+
+
+def test_every_reason_of_the_engines_has_a_sentence() -> None:
+    for engine in ("vllm", "sglang"):
+        source = (ROOT / f"ragboost/chunk_cache/{engine}/compat.py").read_text()
+        table = source.partition("def refusal(")[2].partition("def request_refusal(")[0]
+        codes = re.findall(r'^        "(\w+)":|return "(\w+)"|else "(\w+)"', table, re.MULTILINE)
+        for code in filter(None, sum(codes, ())):
+            assert explain_refusal(code) != code, f"{engine}: {code}"

@@ -14,6 +14,7 @@ from ragboost.proxy.observability.metrics import CONTENT_TYPE
 from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
+from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL
 from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.version import __version__
 
@@ -99,7 +100,7 @@ class StatusRoutes:
 
     async def chunk_reuse(self) -> Response:
         """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
-        return error_response(404, "this RAGBoost proxy adds chunk positions itself")
+        return error_response(404, PROXY_REFUSAL)
 
     async def metrics(self, request: Request) -> Response:
         """Return all metrics in Prometheus' text format, of several workers with their number."""

@@ -5,15 +5,53 @@ backends all of them must reuse chunks, since a request may move from one to ano
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backends import Backend
 
+PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
+"""What a proxy answers at `/chunk_reuse`, by which another one and `doctor` recognise it."""
+
 _RETRY_S = 2.0
 _RECHECK_S = 30.0
+
+_REFUSALS: Mapping[str, str] = MappingProxyType(
+    {
+        "untested_version": "it was not tested with this version of the engine",
+        "pipeline_parallel": "it does not work with pipeline parallelism",
+        "data_parallel": "it does not work with data parallelism",
+        "expert_parallel": "it does not work with expert parallelism",
+        "context_parallel": "it does not work with context parallelism",
+        "several_nodes": "the engine runs on several nodes",
+        "worker_processes": "a worker of the engine has not reported that it can",
+        "lora": "the engine serves LoRA adapters",
+        "speculative_decoding": "it does not work with speculative decoding",
+        "mla": "the model has latent attention (MLA)",
+        "encoder_decoder": "the model is an encoder-decoder",
+        "multimodal_positions": "the model has multimodal positions (M-RoPE)",
+        "pooling_model": "the model generates no text",
+        "diffusion_model": "the model generates by diffusion",
+        "hybrid_model": "the model has layers without full attention",
+        "quantised_kv": "the KV cache is quantised",
+        "kv_layout": "the KV cache has a layout that is not supported",
+        "several_block_sizes": "the KV cache has several block sizes",
+        "hierarchical_cache": "it does not work with the engine's hierarchical cache",
+        "no_prefix_cache": "the engine's prefix cache is off",
+        "disaggregation": "it does not work where prefill and decoding are separate",
+        "self_test": "its test at the start failed",
+        "engine_internals": "the engine's internals are not those that it knows",
+    }
+)
+
+
+def explain_refusal(refusal: str) -> str:
+    """Return the sentence for an engine's reason, which may have details behind a colon."""
+    code, colon, details = refusal.partition(":")
+    return f"{_REFUSALS.get(code, code)}{colon}{details}"
 
 
 class ChunkReuseProbe:
