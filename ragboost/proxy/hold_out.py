@@ -4,32 +4,30 @@ Knows parsed requests. Does not know how they are forwarded or counted.
 """
 
 import hashlib
-from typing import Literal
 
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.wires.registry import ANY
 
-Arm = Literal["boosted", "held_out"]
 
+def choose_arm(request: ParsedRequest, *, share: float) -> None:
+    """Put a request in an arm, unless there are no documents to boost, or no hold-out.
 
-def choose_arm(request: ParsedRequest, *, share: float) -> Arm | None:
-    """Return the arm of a request; None if there are no documents to boost, or no hold-out.
-
-    All requests of a conversation have one arm, in every process: it follows from the
-    conversation's name, else from the tenant and the messages up to the first that is no
-    instruction.
+    One that is held out is not planned with others either. All requests of a conversation have one
+    arm, in every process: it follows from the conversation's name, else from the tenant and the
+    messages up to the first that is no instruction.
 
     Args:
         share: of the conversations that are boosted, from 0 to 1.
     """
     if share >= 1 or request.found is None or not request.is_boost_wanted:
-        return None
+        return
     names = [request.session] if request.session is not None else request.tenant_key
     parts = [name.encode("utf-8", "surrogatepass") for name in names]
     if request.session is None:
         parts += _beginning(request)
     digest = hashlib.sha256(b"\0".join(parts)).digest()
-    return "boosted" if int.from_bytes(digest[:8], "big") < share * 2**64 else "held_out"
+    request.is_boost_wanted = int.from_bytes(digest[:8], "big") < share * 2**64
+    request.arm = "boosted" if request.is_boost_wanted else "held_out"
 
 
 def _beginning(request: ParsedRequest) -> list[bytes]:

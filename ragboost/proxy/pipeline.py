@@ -24,7 +24,7 @@ from ragboost.formats import make_formats
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
-from ragboost.proxy.hold_out import Arm, choose_arm
+from ragboost.proxy.hold_out import choose_arm
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -82,7 +82,6 @@ class BoostPipeline:
         self._workers = workers
         self._shadow = shadow
         self._orders = OrderComparison(metrics)
-        self._share = settings.boost.share if shadow is None else 1.0
         self._formats = make_formats(settings)
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
@@ -129,8 +128,8 @@ class BoostPipeline:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
-        arm = choose_arm(request, share=self._share)
-        request.is_boost_wanted &= arm != "held_out"  # nor is it planned with others
+        if self._shadow is None:
+            choose_arm(request, share=self._settings.boost.share)
         conversation = self._histories.match(request) if request.links else history
         if request.opening:
             self._histories.add_unchanged(request.opening)
@@ -149,7 +148,6 @@ class BoostPipeline:
             started=started,
             has_options=has_stream_options,
             is_read=is_read,
-            arm=arm,
         )
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves.
@@ -240,7 +238,6 @@ class BoostPipeline:
         started: float,
         has_options: bool,
         is_read: bool,
-        arm: Arm | None,
     ) -> UpstreamRequest:
         """Rewrite and encode a request, and keep what it adds to its conversation."""
         follower = self._sync.followers[admission.backend.name]
@@ -250,9 +247,7 @@ class BoostPipeline:
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            conversation, result = await self._rewrite(
-                request, conversation, tenant, admission, arm
-            )
+            conversation, result = await self._rewrite(request, conversation, tenant, admission)
             tracked = None
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
@@ -288,7 +283,7 @@ class BoostPipeline:
                 is_usage_added=is_usage_added,
                 seconds=_seconds(started, admission),
                 dropped_tokens=sum(tenant.tokens.count_documents(dropped)),
-                arm=arm,
+                arm=request.arm,
             )
 
         return await asyncio.to_thread(encode) if in_thread else encode()
@@ -299,7 +294,6 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
-        arm: Arm | None,
     ) -> tuple[Conversation | None, Rewriting]:
         """Rewrite a request under its tenant's lock; return the result with its conversation."""
         is_named = conversation is None and request.session is not None
@@ -312,13 +306,11 @@ class BoostPipeline:
         def rewrite() -> Rewriting:
             template = self._settings.hints.label_template
             result = Rewriting(request, conversation, label_template=template)
-            if self._shadow is not None:
-                return result.render(Bypass("shadow"))
-            if arm == "held_out":
-                return result.render(Bypass("held_out"))
-            backend = admission.backend.name
-            result.boost(tenant.booster(backend), planned=admission.planned)
-            self._orders.count(result, tenant, backend)
+            if self._shadow is not None or request.arm == "held_out":
+                return result.render(Bypass("held_out" if self._shadow is None else "shadow"))
+            booster = tenant.booster(admission.backend.name)
+            result.boost(booster, planned=admission.planned)
+            self._orders.count(result, tenant, admission.backend.name)
             return result
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
@@ -346,9 +338,7 @@ class BoostPipeline:
         is_usage_added: bool,
         is_hosted: bool,
     ) -> bytes:
-        fields, context = result.fields, result.context
-        if result.bypass is None or result.bypass.reason != "held_out":
-            fields = self._share_passages(fields)
+        fields, context = self._share_passages(request, result), result.context
         if self._marker is not None and is_hosted:
             ratio = tenant.tokens.tokens_per_byte
             fields = self._marker.mark(
@@ -365,11 +355,12 @@ class BoostPipeline:
             fields = {**fields, SESSION_FIELD: id_field.name}
         return request.body.encode(fields)
 
-    def _share_passages(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _share_passages(self, request: ParsedRequest, result: Rewriting) -> Mapping[str, Any]:
+        fields = result.fields
         name = message_list(fields)
         # With a conversation stored at the backend, results are numbered from an unknown number on.
-        is_on = self._settings.dedup.passages and self._shadow is None
-        if not is_on or not name or is_stored(fields):
+        is_boosted = self._shadow is None and request.arm != "held_out"
+        if not (self._settings.dedup.passages and is_boosted) or not name or is_stored(fields):
             return fields
         shared = share_tool_results(fields[name], settings=self._settings.dedup)
         if not shared.saved_bytes:
@@ -379,12 +370,8 @@ class BoostPipeline:
 
     def _lacks_usage(self, fields: Mapping[str, Any]) -> bool:
         options = fields.get("stream_options") or {}
-        return (
-            self._settings.proxy.stream_usage
-            and fields.get("stream") is True
-            and isinstance(options, dict)
-            and not options.get("include_usage")
-        )
+        is_asked = not isinstance(options, dict) or bool(options.get("include_usage"))
+        return self._settings.proxy.stream_usage and fields.get("stream") is True and not is_asked
 
     def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
         self._metrics.observe_overhead("boost", seconds=upstream.seconds or 0.0)

@@ -6,7 +6,7 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
@@ -63,6 +63,7 @@ class ParsedRequest:
         self.options = options  # the fields of the `ragboost` object, checked; empty without one
         # False: the client asks for its documents in the order given, without hints.
         self.is_boost_wanted = is_boost_wanted(options)
+        self.arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
         self.session: str | None = None  # unique name of its conversation; None: unnamed
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: FoundDocuments | None = None

@@ -31,23 +31,28 @@ def parsed(*messages: str, **fields: object) -> ParsedRequest:
     return parse_request(json.dumps(body).encode(), [], formats=make_formats(Settings()))
 
 
+def arm_of(request: ParsedRequest, *, share: float) -> str | None:
+    choose_arm(request, share=share)
+    return request.arm
+
+
 def test_a_tenth_of_the_conversations_is_held_out_and_each_has_one_arm() -> None:
     num_held_out = 0
     for at in range(2000):
         named = {"session_id": f"s{at}"} if at % 2 else {}
-        first = choose_arm(parsed(f"{at}?", **named), share=0.9)
-        later = choose_arm(parsed(f"{at}?", "yes", "why?", **named), share=0.9)
+        first = arm_of(parsed(f"{at}?", **named), share=0.9)
+        later = arm_of(parsed(f"{at}?", "yes", "why?", **named), share=0.9)
         assert first == later
         num_held_out += first == "held_out"
     assert 140 <= num_held_out <= 260
 
 
 def test_requests_that_ask_for_no_boosting_or_have_no_documents_have_no_arm() -> None:
-    assert choose_arm(parsed("why?", options={"boost": False}), share=0.5) is None
+    assert arm_of(parsed("why?", options={"boost": False}), share=0.5) is None
     body = b'{"messages": [{"role": "user", "content": "why?"}]}'
     without = parse_request(body, [], formats=make_formats(Settings()))
-    assert choose_arm(without, share=0.5) is None
-    assert choose_arm(parsed("why?"), share=1.0) is None
+    assert arm_of(without, share=0.5) is None
+    assert arm_of(parsed("why?"), share=1.0) is None
 
 
 @pytest.mark.parametrize(("share", "arm"), [(0.0, "held_out"), (0.999999, "boosted")])

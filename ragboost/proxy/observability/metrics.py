@@ -254,8 +254,7 @@ class Metrics:
         )
         self._compared_cached_tokens = self._counters(
             "ragboost_compared_cached_prompt_tokens_total",
-            "Of these, tokens predicted as cached, in the client's order (sent) and in the order "
-            "of boosting (boosted).",
+            "Of these, predicted as cached in the client's order (sent) and that sent (boosted).",
             ("order",),
         )
         self._shadow_dropped_tokens = self._plain_counter(
@@ -264,25 +263,22 @@ class Metrics:
         )
 
     def _declare_arms(self) -> None:
-        arm = ("arm",)
-        self._arm_prompt_tokens = self._counters(
+        counters = partial(self._counters, labels=("arm",))
+        self._arm_prompt_tokens = counters(
             "ragboost_arm_prompt_tokens_total",
-            "Prompt tokens of answered requests with documents, boosted and held out "
-            "(boost.share).",
-            arm,
+            "Prompt tokens of answered requests with documents, boosted or held out (boost.share).",
         )
-        self._arm_cached_tokens = self._counters(
+        self._arm_cached_tokens = counters(
             "ragboost_arm_cached_prompt_tokens_total",
             "Of these, tokens that backends reported as read from the prefix cache.",
-            arm,
         )
-        self._arm_cost = self._counters(
-            "ragboost_arm_prompt_cost_total", "Cost of these prompts, for models with a price.", arm
+        self._arm_cost = counters(
+            "ragboost_arm_prompt_cost_total", "Cost of these prompts, for models with a price."
         )
         self._arm_ttft = self._histograms(
             "ragboost_arm_time_to_first_token_seconds",
             "Time from such a request's head to the first byte of the response's body.",
-            arm,
+            ("arm",),
             buckets=_SECONDS,
         )
 
@@ -365,12 +361,7 @@ class Metrics:
         self._passage_bytes.inc(saved_bytes)
 
     def count_orders(self, context: Context, sent: Context, *, num_tokens: int) -> None:
-        """Count what a request found cached, and what it would have in the client's order.
-
-        Args:
-            sent: the same documents in the client's order.
-            num_tokens: of the documents.
-        """
+        """Count what a request found cached, and what `sent`, the client's order, would have."""
         self._compared_tokens.inc(num_tokens)
         self._compared_cached_tokens["boosted",].inc(context.predicted_cached_tokens)
         self._compared_cached_tokens["sent",].inc(sent.predicted_cached_tokens)

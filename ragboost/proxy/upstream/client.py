@@ -6,13 +6,11 @@ sent again.
 
 import asyncio
 import fcntl
-import os
 import select
-import socket
 import sys
 import termios
 from collections import deque
-from ssl import SSLContext, SSLError, create_default_context
+from ssl import SSLContext, create_default_context
 from urllib.parse import urlsplit
 
 import httptools
@@ -24,6 +22,7 @@ from ragboost.errors import (
     StaleConnectionError,
     UnreadRequestError,
 )
+from ragboost.proxy.upstream.refusal_reason import refusal_reason
 
 # Below the idle timeout of common servers (uvicorn: 5 s), so that the server rarely closes an idle
 # connection first.
@@ -365,7 +364,8 @@ class ConnectionPool:
                 f"no connection to the backend in {self._connect_timeout_s:g} s"
             ) from None
         except OSError as error:
-            raise BackendRefusedError(f"cannot connect to the backend: {_reason(error)}") from error
+            reason = refusal_reason(error)
+            raise BackendRefusedError(f"cannot connect to the backend: {reason}") from error
         return connection
 
     def take(self) -> Connection | None:
@@ -398,12 +398,3 @@ class ConnectionPool:
             self._idle.popleft().close()
         if self._idle:
             self._sweeper = loop.call_at(self._idle[0].idle_since + _KEEPALIVE_S, self._sweep)
-
-
-def _reason(error: OSError) -> str:
-    """Say why there is no connection without an address: clients are told, too."""
-    if isinstance(error, socket.gaierror):
-        return "no such host"
-    if isinstance(error, SSLError):
-        return f"TLS: {error.reason or 'no handshake'}"
-    return os.strerror(error.errno).lower() if error.errno else "no address of it accepts one"

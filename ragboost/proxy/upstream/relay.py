@@ -12,7 +12,6 @@ from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientWatch, RequestContext
-from ragboost.proxy.hold_out import Arm
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
@@ -42,7 +41,7 @@ class UpstreamRequest(NamedTuple):
     is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
     seconds: float | None = None  # to prepare it, without waiting; None: no completion
     dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
-    arm: Arm | None = None  # None: its documents, if any, are no part of a comparison
+    arm: str | None = None  # None: its documents, if any, are no part of a comparison
     worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
 
     @property
