@@ -7,9 +7,9 @@ original body when boosting fails. Does not know how requests are sent, or how t
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.cache_sync.sync import CacheSync
@@ -29,6 +29,7 @@ from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import OrderComparison, ShadowTrial
+from ragboost.proxy.threads import needs_thread, run_bytes
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -44,11 +45,6 @@ from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-
-# Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
-_THREAD_BYTES = 256 * 1024
-_THREAD_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 
 
 class BoostPipeline:
@@ -117,7 +113,7 @@ class BoostPipeline:
         """
         started = time.perf_counter()
         if self._stable is not None:
-            raw = await _run(partial(self._stable.apply, raw), len(raw))
+            raw = await run_bytes(partial(self._stable.apply, raw), len(raw))
         try:
             request = await self._parse(raw, headers, session=session, team=team)
         except MalformedBodyError:  # the backend reports the error
@@ -128,8 +124,6 @@ class BoostPipeline:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
-        if self._shadow is None:
-            choose_arm(request, share=self._settings.boost.share)
         conversation = self._histories.match(request) if request.links else history
         if request.opening:
             self._histories.add_unchanged(request.opening)
@@ -165,7 +159,10 @@ class BoostPipeline:
             session=session,
             team=team,
         )
-        return await _run(parse, len(raw))
+        request = await run_bytes(parse, len(raw))
+        if self._shadow is None:
+            choose_arm(request, share=self._settings.boost.share)
+        return request
 
     def _forward(
         self,
@@ -385,16 +382,6 @@ class BoostPipeline:
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
         return upstream
-
-
-def needs_thread(request: ParsedRequest) -> bool:
-    """Return True if boosting a request takes too long for the event loop."""
-    num = len(request.found.documents) if request.found is not None else 0
-    return num > _THREAD_DOCUMENTS or len(request.body.raw) > _THREAD_BYTES
-
-
-async def _run(work: Callable[[], T], num_bytes: int) -> T:
-    return await asyncio.to_thread(work) if num_bytes > _THREAD_BYTES else work()
 
 
 def _seconds(started: float, admission: Admission) -> float:
