@@ -20,6 +20,7 @@ from ragboost.chunk_cache.core.options import (
     ChunkPosition,
     ReuseDefaults,
     ReuseOptions,
+    read_exact_chunks,
     read_measure,
     read_options,
     read_positions,
@@ -215,6 +216,7 @@ class ReuseMiddleware(ABC):
         is_chat = scope["path"] == CHAT
         defaults = self.defaults(scope)
         options, measure = read_options(extension, defaults), read_measure(extension)
+        num_exact = read_exact_chunks(extension)
         positions = read_positions(extension, is_chat=is_chat)
         tenant = _tenant(extension, fields)
         if defaults.refusal is not None:
@@ -224,6 +226,7 @@ class ReuseMiddleware(ABC):
         spans = await self._find(scope, fields, positions)
         if not spans:
             raise ExactError("not_found")
+        exact = await self._find(scope, fields, positions[:num_exact]) if num_exact else ()
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
             plan |= {"policy": options.policy, "ratio": options.ratio}
@@ -231,6 +234,8 @@ class ReuseMiddleware(ABC):
             plan["tenant"] = tenant
         if measure:
             plan["measure"] = True
+        if exact:
+            plan["exact_chunks"] = len(exact)
         return plan
 
     async def _find(
