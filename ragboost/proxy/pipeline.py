@@ -240,10 +240,15 @@ class BoostPipeline:
         fields = request.body.fields
         engine_id = EngineRequestId.of(fields, headers) if follower.streams else None
         in_thread = needs_thread(request)
+        ratio = None
+        if has_options:  # else the backend gets no positions of chunks
+            ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            conversation, result = await self._rewrite(request, conversation, tenant, admission)
+            conversation, result = await self._rewrite(
+                request, conversation, tenant, admission, ratio=ratio
+            )
             tracked = None
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
@@ -289,6 +294,8 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
+        *,
+        ratio: float | None,
     ) -> tuple[Conversation | None, Rewriting]:
         """Rewrite a request under its tenant's lock; return the result with its conversation."""
         is_named = conversation is None and request.session is not None
@@ -304,7 +311,7 @@ class BoostPipeline:
             if self._shadow is not None:
                 return result.render(Bypass("shadow"))
             booster = tenant.booster(admission.backend.name)
-            return result.boost(booster, planned=admission.planned)
+            return result.boost(booster, planned=admission.planned, recompute_ratio=ratio)
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
         if is_named and conversation is not None:
