@@ -223,10 +223,11 @@ class ReuseMiddleware(ABC):
             raise ExactError("refused")
         if not positions:
             raise ExactError("no_chunks")
-        spans = await self._find(scope, fields, positions)
+        found = await self._find(scope, fields, positions)
+        spans = [span for span in found if span is not None]
         if not spans:
             raise ExactError("not_found")
-        exact = await self._find(scope, fields, positions[:num_exact]) if num_exact else ()
+        exact = [span for span in found[:num_exact] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
             plan |= {"policy": options.policy, "ratio": options.ratio}
@@ -240,7 +241,7 @@ class ReuseMiddleware(ABC):
 
     async def _find(
         self, scope: Scope, fields: Mapping[str, Any], positions: Sequence[ChunkPosition]
-    ) -> Sequence[tuple[int, int]]:
+    ) -> Sequence[tuple[int, int] | None]:
         is_chat, prompt = scope["path"] == CHAT, fields.get("prompt")
         if not is_chat and isinstance(prompt, list):
             is_ids = all(type(token) is int for token in prompt)
