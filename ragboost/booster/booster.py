@@ -17,7 +17,7 @@ from ragboost.booster.session_state import (
     SessionStore,
     Turn,
 )
-from ragboost.booster.usage import UsageTotals
+from ragboost.booster.usage import UsageReports, UsageTotals
 from ragboost.config import Settings
 from ragboost.context import Context, Plan
 from ragboost.dedup import distinct_elements
@@ -37,7 +37,7 @@ from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import DocumentLike, Request, check_question
 
 
-class Booster:
+class Booster(UsageReports):
     """The entry point of the library: orders, de-duplicates and hints documents.
 
     Thread-safe.
@@ -75,7 +75,6 @@ class Booster:
             max_visits=self.settings.index.max_visits,
         )
         policy = self._policy = make_order_policy(self.settings.ordering, prior)
-        # Of requests that reuse chunks: prefixes are worth buying if requests agree on them.
         self._reuse_policy: OrderPolicy = (
             policy if isinstance(policy, RecentContexts) else RecentContexts(prior)
         )
@@ -116,9 +115,8 @@ class Booster:
                 share prefixes. Must be the same in all turns of a session.
             planned: the order that `plan_next` found for these documents; ignored in later turns,
                 and with a recompute ratio.
-            recompute_ratio: share of the reused tokens that the engine computes again, if it may
-                reuse stored chunks: the documents that are worth buying are put in front (see
-                `IndexEntry.num_exact`). None: the engine computes all exactly.
+            recompute_ratio: share of reused tokens that the engine computes again: documents worth
+                buying stand in front, see `IndexEntry.num_exact`. None: it computes all exactly.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
@@ -195,11 +193,7 @@ class Booster:
         prompt_prefix: str = "",
         recompute_ratio: float | None = None,
     ) -> IndexEntry:
-        """Record that documents are sent unboosted, in this order, at the front of a payload.
-
-        Args:
-            recompute_ratio: see `boost`.
-        """
+        """Record that documents are sent unboosted, in this order, at the front of a payload."""
         retrieved = self._retrieve("", documents, prompt_prefix)
         with self._lock:
             return self._record(retrieved.elements, retrieved.tokens, ratio=recompute_ratio)
@@ -260,54 +254,6 @@ class Booster:
         """Remove a conversation; return False if it is unknown."""
         with self._lock:
             return self.sessions.remove(session_id)
-
-    def report_usage(
-        self,
-        context: Context,
-        *,
-        prompt_tokens: int,
-        cached_tokens: int,
-        cached_document_tokens: int | None = None,
-        reused_tokens: int | None = None,
-    ) -> None:
-        """Report the engine's usage of a context, to correct the index and the estimates.
-
-        Adds it to `usage`. If a prefix was expected to be cached and was not, it has been evicted,
-        and so has everything not used since; see `Residency.completed`.
-
-        Args:
-            cached_document_tokens: cached tokens of its documents, for callers who know where these
-                are and correct estimates themselves; None: a share in proportion to the prompt.
-            reused_tokens: whose KV came from stored chunks. Without any, the engine has computed
-                all documents exactly, whatever was bought.
-
-        Raises:
-            RequestError: `cached_tokens` is negative or exceeds `prompt_tokens`.
-        """
-        with self._lock:
-            predicted = context.predicted_cached_tokens
-            self.usage = self.usage.plus(prompt_tokens, cached_tokens, predicted)
-            entry = context.index_entry
-            if entry is None:
-                return
-            if cached_document_tokens is None:
-                self.tokens.correct(self.tokens.count(context.render()), prompt_tokens)
-                estimated = sum(entry.tokens) + self.tokens.count(context.query)
-                cached_document_tokens = round(cached_tokens / max(prompt_tokens, 1) * estimated)
-            self.residency.completed(
-                entry, cached_tokens=cached_document_tokens, is_measured=self.is_measured(context)
-            )
-            if entry.num_exact is not None and not reused_tokens:
-                self.residency.computed_elsewhere(entry.documents, entry.tokens)
-
-    def is_measured(self, context: Context) -> bool:
-        """Return True if a context was ordered by counted lengths, not estimates."""
-        entry = context.index_entry
-        return (
-            entry is not None
-            and self.tokens.are_exact(document.key for document in context.documents)
-            and entry.tokens == tuple(self.tokens.count_documents(context.documents))
-        )
 
     def _retrieve(
         self, query: str, values: Sequence[DocumentLike], prompt_prefix: str
@@ -372,16 +318,12 @@ class Booster:
     def _record(
         self, elements: Sequence[Hashable], tokens: Sequence[int], *, ratio: float | None
     ) -> IndexEntry:
-        """Record documents at the front of a payload, and decide which of them are bought."""
         num_exact, bought_tokens = None, 0
         if ratio is not None:
             self.rents.capacity_tokens = self.residency.capacity_tokens
-            num_exact, bought_tokens = self.rents.decide(
-                elements,
-                tokens,
-                cached_tokens=self.index.cached_prefix(elements).cached_tokens,
-                ratio=ratio,
-            )
+            cached = self.index.cached_prefix(elements).cached_tokens
+            decide = self.rents.decide
+            num_exact, bought_tokens = decide(elements, tokens, cached_tokens=cached, ratio=ratio)
         entry = self.index.record_leading(
             elements, tokens, num_exact=num_exact, bought_tokens=bought_tokens
         )

@@ -239,16 +239,18 @@ class BoostPipeline:
         follower = self._sync.followers[admission.backend.name]
         fields = request.body.fields
         engine_id = EngineRequestId.of(fields, headers) if follower.streams else None
-        in_thread = needs_thread(request)
-        ratio = None
-        if has_options:  # else the backend gets no positions of chunks
-            ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
+        in_thread, asked = needs_thread(request), request.options.get("reuse")
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            conversation, result = await self._rewrite(
-                request, conversation, tenant, admission, ratio=ratio
+            parts = (
+                request,
+                conversation,
+                tenant,
+                admission,
+                self._chunk_reuse.recompute_ratio(asked, has_options),
             )
+            conversation, result = await self._rewrite(*parts)
             tracked = None
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
@@ -294,7 +296,6 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
-        *,
         ratio: float | None,
     ) -> tuple[Conversation | None, Rewriting]:
         """Rewrite a request under its tenant's lock; return the result with its conversation."""

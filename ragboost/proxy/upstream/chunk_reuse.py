@@ -34,14 +34,15 @@ class ChunkReuseProbe:
         self._reusing: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def recompute_ratio(self, reuse: Any) -> float | None:
+    def recompute_ratio(self, reuse: Any, is_told: bool = True) -> float | None:
         """Return the share of reused tokens that a request computes again; None if it computes all
         exactly, or if that is unknown.
 
         Args:
             reuse: its `ragboost.reuse`; None: it has none.
+            is_told: the backend gets the positions of its chunks.
         """
-        if not self.is_supported or (reuse is None and not self._is_default):
+        if not (self.is_supported and is_told) or (reuse is None and not self._is_default):
             return None
         ratio = self._default_ratio
         if isinstance(reuse, dict):
