@@ -243,13 +243,8 @@ class BoostPipeline:
         if in_thread and request.found is not None:  # so that the lengths are known under the lock
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            parts = (
-                request,
-                conversation,
-                tenant,
-                admission,
-                self._chunk_reuse.recompute_ratio(asked, has_options),
-            )
+            ratio = self._chunk_reuse.recompute_ratio(asked, has_options)
+            parts = request, conversation, tenant, admission, ratio
             conversation, result = await self._rewrite(*parts)
             tracked = None
             if (context := result.context) is not None:
