@@ -239,15 +239,14 @@ class BoostPipeline:
         follower = self._sync.followers[admission.backend.name]
         fields = request.body.fields
         engine_id = EngineRequestId.of(fields, headers) if follower.streams else None
-        in_thread, asked = needs_thread(request), request.options.get("reuse")
-        if in_thread and request.found is not None:  # so that the lengths are known under the lock
+        ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"), has_options)
+        if (in_thread := needs_thread(request)) and request.found is not None:  # to know lengths
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            ratio = self._chunk_reuse.recompute_ratio(asked, has_options)
             parts = request, conversation, tenant, admission, ratio
             conversation, result = await self._rewrite(*parts)
-            tracked = None
-            if (context := result.context) is not None:
+            context, tracked = result.context, None
+            if context is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
         digest = self._remember(request, conversation, result)
         dropped = context.dropped if context is not None else ()
