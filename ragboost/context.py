@@ -51,6 +51,11 @@ class Context:
         places = zip(self.retrieved, self.positions, strict=True)
         return tuple([document for document, position in places if position < 0])
 
+    @property
+    def bought_tokens(self) -> int:
+        """Tokens of the documents that are computed exactly though they might have been reused."""
+        return self.index_entry.bought_tokens if self.index_entry is not None else 0
+
     def recorded(self, entry: IndexEntry) -> "Context":
         return replace(
             self,

@@ -3,6 +3,7 @@
     python -m benchmarks.chunks.end_to_end --json
     python -m benchmarks.chunks.end_to_end --parts workload --requests 16
     python -m benchmarks.chunks.end_to_end --engine vllm --data PATH --requests 30 --json
+    python -m benchmarks.chunks.end_to_end --engine simulated --data PATH --json
 
 On the embedded engine, `workload`: eight documents per question, drawn by popularity from Python's
 own documentation, in random order; streamed, on a random 16-layer model (its answers are
@@ -14,10 +15,13 @@ milliseconds; `ttft_ratio` and `cpu_ratio` are medians over requests. `tasks`: a
 project's reference model on its tasks (`served_tasks`). `itl`: inter-token latency of a running
 response, alone and while another request is prefilled.
 
-On vLLM (`engine_replay`), the requests of a retrieval workload: `plain`; `order`, ordered on
-arrival; `reuse`, the retriever's order with the documents' stored KV reused and a share of it
-recomputed; and `order_reuse`. `ragboost precompute` has stored the documents before. Reuse computes
-two layers of all tokens, so it takes a model of more than a few: `--model deep`.
+On another engine, or with `--data` (`engine_replay`), the same requests or those of a retrieval
+workload: `plain`;
+`order`, ordered on arrival; `reuse`, the retriever's order with the documents' stored KV reused and
+a share of it recomputed; `both_rent`; and `both`, which buys prefixes. `ragboost precompute` has
+stored the documents before. Reuse computes two layers of all tokens, so it takes a model of more
+than a few: `--model deep`. `--engine simulated` counts tokens only, of the whole workload.
+`--disjoint`: no two requests share a document.
 """
 
 import argparse
@@ -33,10 +37,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.chunks.engine_replay import MODES as ENGINE_MODES
-from benchmarks.chunks.engine_replay import measure_engine
+from benchmarks.chunks.engine_replay import ARMS, measure_engine
 from benchmarks.chunks.served import Served, build_model, draw, request_body, serve
 from benchmarks.chunks.served_tasks import build_task_model, measure_tasks
+from benchmarks.chunks.simulated import simulate_arms
 from benchmarks.command import make_parser, report, show_columns
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.config import EngineSettings, FormatSettings, IndexSettings, Settings
@@ -196,7 +200,9 @@ def show(result: Mapping[str, Any]) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--engine", choices=["embedded", "vllm"], default="embedded")
+    parser.add_argument(
+        "--engine", choices=["embedded", "vllm", "sglang", "simulated"], default="embedded"
+    )
     parser.add_argument(
         "--parts", default="tasks,workload,itl", help="parts to run, comma-separated"
     )
@@ -210,16 +216,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="responses measured for ITL")
     parser.add_argument("--itl-tokens", type=int, default=150, help="tokens of each such response")
     parser.add_argument("--capacity-tokens", type=int, default=32_768, help="prefix cache size")
-    real = parser.add_argument_group("vLLM")
-    real.add_argument("--data", type=Path, help="folder of a retrieval workload")
+    real = parser.add_argument_group("retrieval workload")
+    real.add_argument("--data", type=Path, help="its folder")
+    real.add_argument("--disjoint", action="store_true", help="no two requests share a document")
     real.add_argument("--texts", choices=["padded", "extracts"], default="padded")
     real.add_argument("--retriever", help="default: native if present, else dense")
     real.add_argument("--at-once", type=int, default=10, help="requests sent concurrently")
     real.add_argument("--model", choices=["tiny", "wide", "deep"], default="deep")
     args = parser.parse_args()
-    if args.engine != "embedded":
+    if args.engine == "simulated":
+        report(simulate_arms(args), args, show_modes)
+        return
+    if args.data or args.engine != "embedded":
         exit_on_sigterm()
-        if reason := missing(args.engine) or (None if args.data else "--data is missing"):
+        if reason := missing(args.engine):
             parser.error(reason)
         report(measure_engine(args), args, show_modes)
         return
@@ -239,8 +249,10 @@ def main() -> None:
 
 
 def show_modes(result: Mapping[str, Any]) -> None:
-    show_columns({mode: result[mode] for mode in ENGINE_MODES}, result["workload"])
-    print({name: value for name, value in result.items() if "ratio" in name})
+    by_arm = {name: row for name, row in result.items() if isinstance(row, dict) and "both" in row}
+    by_arm.pop("arms", None)
+    columns = {arm: {name: row[arm] for name, row in by_arm.items()} for arm in ARMS}
+    show_columns(columns, result["workload"])
 
 
 if __name__ == "__main__":

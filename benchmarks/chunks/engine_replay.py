@@ -1,4 +1,8 @@
-"""Replay independent requests on real engines: ordered, with stored documents reused, and both."""
+"""Replay independent requests on real engines: ordered, with stored documents reused, and both.
+
+`both` rents or buys; `both_rent` reuses all that is not cached, since its proxy does not know the
+recompute ratio.
+"""
 
 import argparse
 import json
@@ -6,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chunks.served import draw
 from benchmarks.datasets.retrieval import load_requests
 from benchmarks.engines.replays import completion, ratios, rounds, send_interleaved
 from benchmarks.engines.served import Mode, Served, serve
@@ -16,31 +22,50 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.types import Request
 
 MAX_MODEL_LEN = 32_768
-_CHUNKS = {"host_bytes": 2 << 30}
 _UNORDERED = {"ordering": {"enabled": False}, "hints": {"order": False}}
-MODES = {
-    "plain": Mode(),
-    "order": Mode(),
-    "reuse": Mode(_UNORDERED, _CHUNKS),
-    "order_reuse": Mode(chunks=_CHUNKS),
-}
+_RENT = {"backend": {"reuse_chunks": True}}
+REUSING = ("reuse", "both_rent", "both")
+ARMS = ("plain", "order", *REUSING)
+
+
+def make_modes(ratio: float) -> dict[str, Mode]:
+    """Return the arms; stored chunks are recomputed at this ratio."""
+    chunks = {"host_bytes": 2 << 30, "ratio": ratio}
+    settings: dict[str, dict[str, Any]] = {
+        "reuse": {**_UNORDERED, **_RENT},
+        "both_rent": _RENT,
+    }
+    return {arm: Mode(settings.get(arm, {}), chunks if arm in REUSING else None) for arm in ARMS}
 
 
 def measure_engine(args: argparse.Namespace) -> dict[str, Any]:
     """Serve an engine for each mode, send the workload to all of them, and return the figures."""
-    workload, requests = load_requests(
-        args.data, retriever=args.retriever, k=args.k, corpus=args.texts
-    )
+    name, requests = load(args)
+    if args.disjoint:
+        requests = [disjoint(request, number) for number, request in enumerate(requests)]
     with serve(
-        MODES,
+        make_modes(args.ratio),
         engine=args.engine,
         cache_tokens=args.capacity_tokens,
         max_model_len=MAX_MODEL_LEN,
         shape=args.model,
     ) as served:
-        figures = replay(served, requests[: args.requests], at_once=args.at_once, ratio=args.ratio)
-    named = {name: getattr(args, name) for name in ("engine", "texts", "at_once", "model")}
-    return {**named, "workload": workload.name, "cache_tokens": args.capacity_tokens, **figures}
+        figures = replay(served, requests, at_once=args.at_once, ratio=args.ratio)
+    named = {
+        name: getattr(args, name) for name in ("engine", "texts", "at_once", "model", "disjoint")
+    }
+    return {**named, "workload": name, "cache_tokens": args.capacity_tokens, **figures}
+
+
+def load(args: argparse.Namespace) -> tuple[str, list[Request]]:
+    """Return the requests of a retrieval workload, or drawn ones without data."""
+    if args.data is None:
+        turns = draw(args.requests, k=args.k, corpus=args.corpus, seed=1)
+        return f"drawn, {args.corpus} documents", [Request(*turn) for turn in turns]
+    workload, requests = load_requests(
+        args.data, retriever=args.retriever, k=args.k, corpus=args.texts
+    )
+    return workload.name, requests[: args.requests]
 
 
 def replay(
@@ -50,29 +75,37 @@ def replay(
 
     A mode gets `at_once` requests before the next mode gets its round.
     """
-    reuse = {"policy": DEFAULT_POLICY, "ratio": ratio}
-    stored = {mode: store_documents(served[mode], requests) for mode in ("reuse", "order_reuse")}
+    reuse: dict[str, Any] = {"policy": DEFAULT_POLICY}
+    stored = {arm: store_documents(served[arm], requests) for arm in REUSING}
+    options = {**dict.fromkeys(REUSING, reuse), "both": {**reuse, "ratio": ratio}}
     bodies = {
-        mode: [
-            completion(request, boost=mode != "plain", reuse=reuse if mode in stored else None)
+        arm: [
+            completion(request, boost=arm != "plain", reuse=options.get(arm))
             for request in requests
         ]
-        for mode in MODES
+        for arm in ARMS
     }
-    send_interleaved(served, {mode: rounds(sent, at_once) for mode, sent in bodies.items()})
-    figures: dict[str, Any] = {mode: served[mode].summary() for mode in MODES}
+    send_interleaved(served, {arm: rounds(sent, at_once) for arm, sent in bodies.items()})
+    arms: dict[str, Any] = {arm: served[arm].summary() for arm in ARMS}
     return {
         "requests": len(requests),
         "recompute_ratio": ratio,
         "stored_ahead": stored["reuse"],
-        **figures,
-        **{
-            f"{mode}_{name}": value
-            for mode in MODES
-            if mode != "plain"
-            for name, value in ratios(figures["plain"], figures[mode]).items()
-        },
+        "computed_tokens": {arm: figures["prefill_tokens"] for arm, figures in arms.items()},
+        "hit_rate": {arm: figures["hit_rate"] for arm, figures in arms.items()},
+        "ttft_median_s": {arm: figures["ttft_p50_ms"] / 1000 for arm, figures in arms.items()},
+        "ttft_ratio": {arm: ratios(arms["plain"], arms[arm])["ttft_ratio"] for arm in ARMS},
+        "arms": arms,
     }
+
+
+def disjoint(request: Request, number: int) -> Request:
+    """Return a request with documents of its own."""
+    documents = [
+        replace(each, id=f"{number}-{each.id}", text=f"{number}. {each.text}")
+        for each in request.documents
+    ]
+    return replace(request, documents=tuple(documents))
 
 
 def store_documents(served: Served, requests: Sequence[Request]) -> dict[str, Any]:

@@ -159,7 +159,8 @@ def serve(
 
 @contextmanager
 def _behind_proxy(server: EngineServer, mode: Mode) -> Iterator[Served]:
-    app = create_app(Settings(backend={"url": server.url}, **mode.settings))
+    backend = {**mode.settings.get("backend", {}), "url": server.url}
+    app = create_app(Settings.model_validate({**mode.settings, "backend": backend}))
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
         served = Served(server, client)
         for prompt in ("Warm up the path of a long request. " * 100, "And of a short one."):

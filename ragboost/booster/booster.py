@@ -4,7 +4,7 @@ Mirrors one prefix cache: one backend, model and cache salt. Knows documents and
 not know HTTP, engines or request bodies.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose
@@ -17,18 +17,27 @@ from ragboost.booster.session_state import (
     SessionStore,
     Turn,
 )
-from ragboost.booster.usage import UsageTotals
+from ragboost.booster.usage import UsageReports, UsageTotals
 from ragboost.config import Settings
 from ragboost.context import Context, Plan
 from ragboost.dedup import distinct_elements
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry
-from ragboost.ordering import CorpusPrior, Order, group_turns, make_order_policy, order_documents
+from ragboost.ordering import (
+    CorpusPrior,
+    Order,
+    OrderPolicy,
+    RecentContexts,
+    RentLedger,
+    group_turns,
+    make_order_policy,
+    order_documents,
+)
 from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import DocumentLike, Request, check_question
 
 
-class Booster:
+class Booster(UsageReports):
     """The entry point of the library: orders, de-duplicates and hints documents.
 
     Thread-safe.
@@ -65,7 +74,11 @@ class Booster:
             max_nodes=self.settings.index.max_nodes,
             max_visits=self.settings.index.max_visits,
         )
-        self._policy = make_order_policy(self.settings.ordering, prior)
+        policy = self._policy = make_order_policy(self.settings.ordering, prior)
+        self._reuse_policy: OrderPolicy = (
+            policy if isinstance(policy, RecentContexts) else RecentContexts(prior)
+        )
+        self.rents = RentLedger()
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -82,6 +95,7 @@ class Booster:
         history: Collection[str] | None = None,
         prompt_prefix: str = "",
         planned: Planned | None = None,
+        recompute_ratio: float | None = None,
     ) -> Context:
         """Order, de-duplicate and hint one request's documents.
 
@@ -99,7 +113,10 @@ class Booster:
                 session.
             prompt_prefix: names the text before the first document; only requests with the same one
                 share prefixes. Must be the same in all turns of a session.
-            planned: the order that `plan_next` found for these documents; ignored in later turns.
+            planned: the order that `plan_next` found for these documents; ignored in later turns,
+                and with a recompute ratio.
+            recompute_ratio: share of reused tokens that the engine computes again: documents worth
+                buying stand in front, see `IndexEntry.num_exact`. None: it computes all exactly.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
@@ -109,7 +126,9 @@ class Booster:
         check_question(query, session=name)
         retrieved = self._retrieve(query, documents, prompt_prefix)
         with self._lock:
-            return self._boost(retrieved, session, history=history, planned=planned)
+            return self._boost(
+                retrieved, session, history=history, planned=planned, ratio=recompute_ratio
+            )
 
     def boost_batch(self, requests: Sequence[Request]) -> Plan:
         """Order a whole batch so that contexts share prefixes, and return it in release order.
@@ -167,13 +186,17 @@ class Booster:
                 budget_tokens=budget_tokens,
             )
 
-    def record(self, documents: Sequence[DocumentLike], *, prompt_prefix: str = "") -> IndexEntry:
+    def record(
+        self,
+        documents: Sequence[DocumentLike],
+        *,
+        prompt_prefix: str = "",
+        recompute_ratio: float | None = None,
+    ) -> IndexEntry:
         """Record that documents are sent unboosted, in this order, at the front of a payload."""
         retrieved = self._retrieve("", documents, prompt_prefix)
         with self._lock:
-            entry = self.index.record_leading(retrieved.elements, retrieved.tokens)
-            self.residency.dispatched(entry)
-            return entry
+            return self._record(retrieved.elements, retrieved.tokens, ratio=recompute_ratio)
 
     def add_unboosted(self, state: SessionState, context: Context, *, is_leading: bool) -> Turn:
         """Add a turn to a conversation whose documents are sent unboosted, so that later turns may
@@ -232,49 +255,6 @@ class Booster:
         with self._lock:
             return self.sessions.remove(session_id)
 
-    def report_usage(
-        self,
-        context: Context,
-        *,
-        prompt_tokens: int,
-        cached_tokens: int,
-        cached_document_tokens: int | None = None,
-    ) -> None:
-        """Report the engine's usage of a context, to correct the index and the estimates.
-
-        Adds it to `usage`. If a prefix was expected to be cached and was not, it has been evicted,
-        and so has everything not used since; see `Residency.completed`.
-
-        Args:
-            cached_document_tokens: cached tokens of its documents, for callers who know where these
-                are and correct estimates themselves; None: a share in proportion to the prompt.
-
-        Raises:
-            RequestError: `cached_tokens` is negative or exceeds `prompt_tokens`.
-        """
-        with self._lock:
-            predicted = context.predicted_cached_tokens
-            self.usage = self.usage.plus(prompt_tokens, cached_tokens, predicted)
-            entry = context.index_entry
-            if entry is None:
-                return
-            if cached_document_tokens is None:
-                self.tokens.correct(self.tokens.count(context.render()), prompt_tokens)
-                estimated = sum(entry.tokens) + self.tokens.count(context.query)
-                cached_document_tokens = round(cached_tokens / max(prompt_tokens, 1) * estimated)
-            self.residency.completed(
-                entry, cached_tokens=cached_document_tokens, is_measured=self.is_measured(context)
-            )
-
-    def is_measured(self, context: Context) -> bool:
-        """Return True if a context was ordered by counted lengths, not estimates."""
-        entry = context.index_entry
-        return (
-            entry is not None
-            and self.tokens.are_exact(document.key for document in context.documents)
-            and entry.tokens == tuple(self.tokens.count_documents(context.documents))
-        )
-
     def _retrieve(
         self, query: str, values: Sequence[DocumentLike], prompt_prefix: str
     ) -> Retrieved:
@@ -282,13 +262,13 @@ class Booster:
         count, has_copies = self.tokens.count_documents, not self.settings.dedup.enabled
         return Retrieved.of(query, values, prompt_prefix, count=count, has_copies=has_copies)
 
-    def _order_alone(self, retrieved: Retrieved) -> Order:
+    def _order_alone(self, retrieved: Retrieved, *, ratio: float | None = None) -> Order:
         return order_documents(
             self.index,
             retrieved.elements,
             retrieved.tokens,
             settings=self.settings.ordering,
-            policy=self._policy,
+            policy=self._policy if ratio is None else self._reuse_policy,
         )
 
     def _boost(
@@ -299,6 +279,7 @@ class Booster:
         history: Collection[str] | None = None,
         order: Sequence[int] | None = None,
         planned: Planned | None = None,
+        ratio: float | None = None,
     ) -> Context:
         """Boost one request. Changes index and session last, after all checks have passed."""
         settings = self.settings
@@ -308,9 +289,9 @@ class Booster:
             state = session
         has_references = settings.dedup.enabled and settings.hints.location
         past = CarriedDocuments.of(state, history, has_references=has_references)
-        if planned is not None and planned.fits(retrieved.elements):
+        if ratio is None and planned is not None and planned.fits(retrieved.elements):
             order = planned.permutation
-        sent = self._order(retrieved, past, planned=order)
+        sent = self._order(retrieved, past, planned=order, ratio=ratio)
         context = compose(retrieved, sent, history=past, settings=settings, state=state)
         tokens = [retrieved.tokens[i] for i in sent]
         num_tokens = sum(tokens)
@@ -318,9 +299,8 @@ class Booster:
             num_tokens += self.tokens.count(retrieved.query)
         if past.is_empty:
             elements = [retrieved.elements[i] for i in sent]
-            self._policy.add(elements)
-            entry = self.index.record_leading(elements, tokens)
-            self.residency.dispatched(entry)
+            (self._policy if ratio is None else self._reuse_policy).add(elements)
+            entry = self._record(elements, tokens, ratio=ratio)
         else:
             entry = self._record_turn(state, retrieved.prompt_prefix, num_tokens)
         if state is not None:
@@ -335,8 +315,28 @@ class Booster:
                 self.sessions.put(state)
         return context.recorded(entry)
 
+    def _record(
+        self, elements: Sequence[Hashable], tokens: Sequence[int], *, ratio: float | None
+    ) -> IndexEntry:
+        num_exact, bought_tokens = None, 0
+        if ratio is not None:
+            self.rents.capacity_tokens = self.residency.capacity_tokens
+            cached = self.index.cached_prefix(elements).cached_tokens
+            decide = self.rents.decide
+            num_exact, bought_tokens = decide(elements, tokens, cached_tokens=cached, ratio=ratio)
+        entry = self.index.record_leading(
+            elements, tokens, num_exact=num_exact, bought_tokens=bought_tokens
+        )
+        self.residency.dispatched(entry)
+        return entry
+
     def _order(
-        self, retrieved: Retrieved, history: CarriedDocuments, *, planned: Sequence[int] | None
+        self,
+        retrieved: Retrieved,
+        history: CarriedDocuments,
+        *,
+        planned: Sequence[int] | None,
+        ratio: float | None,
     ) -> Sequence[int]:
         """Return the indices of the unique documents to send, in prompt order."""
         if not history.is_empty:
@@ -346,7 +346,7 @@ class Booster:
             return range(len(retrieved.unique))
         if planned is not None:
             return planned
-        return self._order_alone(retrieved).permutation
+        return self._order_alone(retrieved, ratio=ratio).permutation
 
     def _record_turn(
         self, state: SessionState | None, prompt_prefix: str, num_tokens: int

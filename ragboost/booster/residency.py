@@ -53,7 +53,8 @@ class Residency:
         self._uses: deque[_Use] = deque()
         self._index = index
         self._lock = lock
-        self._capacity_tokens = index.capacity_tokens
+        self.capacity_tokens = index.capacity_tokens  # of the prefix cache; None: unknown
+        self._configured_tokens = index.capacity_tokens
         # By tick of each request without a response: the oldest such tick when it was sent.
         self._pending: OrderedDict[int, int] = OrderedDict()
 
@@ -73,8 +74,8 @@ class Residency:
         """
         with self._lock:
             self.is_exact = is_exact
-            model = self._capacity_tokens or capacity_tokens
-            self._index.capacity_tokens = None if is_exact else model
+            self.capacity_tokens = self._configured_tokens or capacity_tokens
+            self._index.capacity_tokens = None if is_exact else self.capacity_tokens
             self._index.eviction_forecast = eviction_forecast if is_exact else None
             if self._index.capacity_tokens is not None:
                 self._index.evict(self._index.num_tokens - self._index.capacity_tokens)
@@ -136,7 +137,8 @@ class Residency:
                 self._pending.popitem(last=False)
 
     def computed_elsewhere(self, documents: Sequence[Hashable], tokens: Sequence[int]) -> None:
-        """Model a sequence that another worker's request has put into the cache."""
+        """Model a sequence that is in the cache, though no request of this index was to put it
+        there."""
         with self._lock:
             if not self.is_exact:
                 self.note_use()

@@ -98,6 +98,7 @@ class TrackedRequest:
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=cached_tokens,
                 cached_document_tokens=layout.cached_documents(cached_tokens) if layout else None,
+                reused_tokens=usage.reused_tokens,
             )
 
     def report_end(self, usage: Usage | None, *, backend: str, is_computed: bool) -> None:

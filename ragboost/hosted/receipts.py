@@ -24,6 +24,26 @@ class PromptCost(NamedTuple):
         return self.uncached - self.cost
 
 
+class PromptZones(NamedTuple):
+    """Tokens of a prompt behind its cached prefix, where the backend reuses chunks."""
+
+    bought_tokens: int  # computed exactly, though they might have been reused: a prefix for others
+    reused_tokens: int
+    recomputed_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage, *, bought_tokens: int) -> "PromptZones | None":
+        """Return the zones of a response; None if it does not report chunk reuse.
+
+        Args:
+            bought_tokens: as the proxy planned.
+        """
+        bought = usage.bought_tokens(bought_tokens)
+        if bought is None or usage.reused_tokens is None:
+            return None
+        return cls(bought, usage.reused_tokens, usage.recomputed_tokens or 0)
+
+
 class Receipt(NamedTuple):
     """Tokens and money that one request used and saved."""
 
@@ -33,6 +53,8 @@ class Receipt(NamedTuple):
     # Of documents that the payload has already and that were not sent, as the index counts them.
     dropped_tokens: int
     cost: PromptCost | None = None  # with a price for the model
+    # The origins of the others where chunks are reused; the rest of the prompt was computed.
+    zones: PromptZones | None = None
 
     @property
     def saved_tokens(self) -> int:
@@ -47,6 +69,8 @@ class Receipt(NamedTuple):
             "dropped_tokens": self.dropped_tokens,
             "saved_tokens": self.saved_tokens,
         }
+        if self.zones is not None:
+            fields |= self.zones._asdict()
         if self.cost is not None:
             fields["cost"] = round(self.cost.cost, _DIGITS)
             fields["uncached_cost"] = round(self.cost.uncached, _DIGITS)

@@ -26,6 +26,10 @@ class IndexEntry(NamedTuple):
     # tick of its last use.
     path: tuple[tuple[int, int], ...] = ()
     tick: int = 0  # tick of the insertion
+    # Leading documents that the engine computes exactly, so that its prefix cache holds them
+    # afterwards; behind them it reuses stored chunks. None: all.
+    num_exact: int | None = None
+    bought_tokens: int = 0  # of these, not cached before, though they might have been reused
 
 
 class ContextIndex(ContextTree):
@@ -67,14 +71,25 @@ class ContextIndex(ContextTree):
             self.root, documents, ages=self._ages, first_hidden_batch=first_hidden_batch
         )
 
-    def record_leading(self, documents: Documents, tokens: Tokens) -> IndexEntry:
-        """Insert documents sent at the front of a prompt; report what was cached of them before."""
+    def record_leading(
+        self,
+        documents: Documents,
+        tokens: Tokens,
+        *,
+        num_exact: int | None = None,
+        bought_tokens: int = 0,
+    ) -> IndexEntry:
+        """Insert documents sent at the front of a prompt; report what was cached of them before.
+
+        Args:
+            num_exact: see `IndexEntry`; the documents behind are not inserted.
+        """
         num_cached, cached_tokens = self.cached_prefix(documents)
         forecast = self.eviction_forecast
         if forecast is not None and not forecast.admit(sum(tokens) - cached_tokens):
             num_cached, cached_tokens = self.cached_prefix(documents)
         path = self._cached_path(documents, tokens)
-        node = self.insert(documents, tokens)
+        node = self.insert(documents[:num_exact], tokens[:num_exact])
         if forecast is not None:  # the next batch computes what was not cached
             for step in reversed(node.ancestors):
                 if len(step.context) <= num_cached:
@@ -88,6 +103,8 @@ class ContextIndex(ContextTree):
             num_cached=num_cached,
             path=path,
             tick=self._tick,
+            num_exact=num_exact,
+            bought_tokens=bought_tokens,
         )
 
     def record_turn(

@@ -240,13 +240,14 @@ class BoostPipeline:
         follower = self._sync.followers[admission.backend.name]
         fields = request.body.fields
         engine_id = EngineRequestId.of(fields, headers) if follower.streams else None
-        in_thread = needs_thread(request)
-        if in_thread and request.found is not None:  # so that the lengths are known under the lock
+        ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"), has_options)
+        if (in_thread := needs_thread(request)) and request.found is not None:  # to know lengths
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            conversation, result = await self._rewrite(request, conversation, tenant, admission)
-            tracked = None
-            if (context := result.context) is not None:
+            parts = request, conversation, tenant, admission, ratio
+            conversation, result = await self._rewrite(*parts)
+            context, tracked = result.context, None
+            if context is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
         digest = self._remember(request, conversation, result)
         dropped = context.dropped if context is not None else ()
@@ -291,6 +292,7 @@ class BoostPipeline:
         conversation: Conversation | None,
         tenant: Tenant,
         admission: Admission,
+        ratio: float | None,
     ) -> tuple[Conversation | None, Rewriting]:
         """Rewrite a request under its tenant's lock; return the result with its conversation."""
         is_named = conversation is None and request.session is not None
@@ -306,7 +308,7 @@ class BoostPipeline:
             if self._shadow is not None or request.arm == "held_out":
                 return result.render(Bypass("held_out" if self._shadow is None else "shadow"))
             booster = tenant.booster(admission.backend.name)
-            result.boost(booster, planned=admission.planned)
+            result.boost(booster, planned=admission.planned, recompute_ratio=ratio)
             self._orders.count(result, tenant, admission.backend.name)
             return result
 

@@ -36,10 +36,14 @@ def add_chunks(
     kept = fields.get(FIELD)
     if isinstance(kept, dict) and GRAPH in kept:
         return fields
-    chunks = find_chunks(fields, context, message=message) if context is not None else []
+    found = find_chunks(fields, context, message=message) if context is not None else []
     ours = {"reuse": reuse} if reuse is not None else {}
-    if chunks:
+    if chunks := [chunk for chunk in found if chunk is not None]:
         ours["chunks"] = chunks
+        entry = context.index_entry if context is not None else None
+        num_exact = (entry.num_exact if entry is not None else None) or 0
+        if exact := [chunk for chunk in found[:num_exact] if chunk is not None]:
+            ours["exact_chunks"] = len(exact)
     if tenant and ours:
         ours["tenant"] = tenant
     return {**fields, FIELD: ours} if ours else fields
@@ -47,15 +51,17 @@ def add_chunks(
 
 def find_chunks(
     fields: Mapping[str, Any], context: Context, *, message: int | None
-) -> list[list[int]]:
-    """Return the position of each document that occurs in the body, rendered or as plain text.
+) -> list[list[int] | None]:
+    """Return the position of each document in the body, rendered or as plain text.
 
     Returns:
-        `[message, start, stop]`, or `[start, stop]` in a prompt; offsets in characters.
+        `[message, start, stop]`, or `[start, stop]` in a prompt; offsets in characters. None for a
+        document that does not occur.
     """
     text = _text(fields, message)
     head = [] if message is None else [message]
-    chunks, cursor = [], 0
+    chunks: list[list[int] | None] = []
+    cursor = 0
     for document, label in zip(context.documents, context.labels, strict=True):
         for written in (render_document(document, label=label), document.text):
             at = text.find(written, cursor)
@@ -63,6 +69,8 @@ def find_chunks(
                 cursor = at + len(written)
                 chunks.append([*head, at, cursor])
                 break
+        else:
+            chunks.append(None)
     return chunks
 
 

@@ -58,18 +58,27 @@ class Rewriting:
         self._label_template = label_template
         self._booster: Booster | None = None
         self._planned: Planned | None = None
+        self._ratio: float | None = None
 
-    def boost(self, booster: Booster, *, planned: Planned | None = None) -> Self:
+    def boost(
+        self,
+        booster: Booster,
+        *,
+        planned: Planned | None = None,
+        recompute_ratio: float | None = None,
+    ) -> Self:
         """Rewrite the request and boost its documents.
 
         Args:
             booster: of its tenant and backend.
             planned: the order of its documents, if they were planned with others.
+            recompute_ratio: of its chunks; None: the backend computes all exactly.
 
         Raises:
             RequestError: a document of the `ragboost` object is malformed.
         """
         shape, self._booster, self._planned = self._request.shape, booster, planned
+        self._ratio = recompute_ratio
         if shape is None:
             self._resend(self._request.bypass)
         elif shape.in_place:
@@ -239,6 +248,7 @@ class Rewriting:
                 history=carried if conversation else None,
                 prompt_prefix=self.prompt_prefix,
                 planned=self._planned,
+                recompute_ratio=self._ratio,
             )
         except RagBoostError as error:
             if self._shape.is_ours and isinstance(error, RequestError):
@@ -250,9 +260,10 @@ class Rewriting:
         assert self._booster is not None, "a request that is rendered is not recorded"
         by_key = {document.key: document for document in reversed(self._found.documents)}
         context = self._context(tuple([by_key[key] for key in order]))
-        return context.recorded(
-            self._booster.record(context.documents, prompt_prefix=self.prompt_prefix)
+        entry = self._booster.record(
+            context.documents, prompt_prefix=self.prompt_prefix, recompute_ratio=self._ratio
         )
+        return context.recorded(entry)
 
     def _as_given(
         self, *, known: Mapping[str, str] = _NO_LABELS, is_complete: bool = True

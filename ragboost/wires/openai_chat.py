@@ -32,6 +32,7 @@ OPENAI_CHAT = WireApi(
                 "prompt_tokens_details.cache_creation_tokens",
             ),
             reused=("ragboost.reused",),
+            recomputed=("ragboost.recomputed",),
         ),
     ),
 )

@@ -28,6 +28,22 @@ class Usage(NamedTuple):
     prompt_ids: tuple[int, ...] | None = None
     reused_tokens: int | None = None  # whose KV came from stored chunks and was not computed again
     long_write_tokens: int | None = None  # of the written ones, those kept for an hour (Anthropic)
+    recomputed_tokens: int | None = None  # whose KV came from stored chunks and was computed again
+
+    def bought_tokens(self, planned: int) -> int | None:
+        """Return how many of the computed tokens were bought: documents that the backend computed
+        exactly, so that its prefix cache holds them, though it reuses chunks.
+
+        Args:
+            planned: the proxy's decision, in its own count.
+
+        Returns:
+            None if the backend did not report chunk reuse.
+        """
+        if self.reused_tokens is None:
+            return None
+        stored = (self.cached_tokens or 0) + self.reused_tokens + (self.recomputed_tokens or 0)
+        return max(0, min(planned, self.prompt_tokens - stored))
 
 
 def has_usage(data: bytes) -> bool:
@@ -101,11 +117,13 @@ def _counted(usage: Mapping[str, Any]) -> Usage | None:
     if prompt is None:
         return None
     cached, reused = _count(usage, ALL_COUNTS.cached), _count(usage, ALL_COUNTS.reused)
+    recomputed = _count(usage, ALL_COUNTS.recomputed)
     return Usage(
         prompt,
         None if cached is None else min(cached, prompt),
         _count(usage, ALL_COUNTS.written),
         reused_tokens=None if reused is None else min(reused, prompt),
+        recomputed_tokens=None if recomputed is None else min(recomputed, prompt),
     )
 
 

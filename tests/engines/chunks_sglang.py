@@ -46,6 +46,35 @@ def check_reuse(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
     }
 
 
+def check_bought(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
+    """Bought chunks are an ordinary prefix for everybody."""
+    first, positions = prompts.prompt([3, 1, 4, 0, 2])
+    second, others = prompts.prompt([3, 1, 2, 4, 0])
+    engine.flush()
+    bought = engine.run(first, positions, ratio=0.15, exact_chunks=2)
+    found = engine.run(second, others, ratio=0.15, exact_chunks=2)
+    plain = engine.run(prompts.prompt([3, 1])[0])
+    poison = float((engine.logprobs(second) - engine.exact(second)).abs().max())
+    engine.flush()
+    alone = text(engine.run(second, max_tokens=8))
+    engine.flush()
+    sampling = [
+        engine.sampling(positions, ratio=1.0, max_tokens=8, exact_chunks=2),
+        engine.sampling(others, ratio=1.0, max_tokens=8, exact_chunks=2),
+        engine.sampling(max_tokens=8),
+    ]
+    outputs = engine.engine.generate(input_ids=[first, second, second], sampling_params=sampling)
+    engine.flush()
+    return {
+        "bought": bought["report"],
+        "found": found["report"],
+        "plain_cached": plain["meta_info"]["cached_tokens"],
+        "adds_up": all(map(adds_up, (bought, found))),
+        "poison": poison,
+        "are_shared_right": [text(output) for output in outputs[1:]] == [alone] * 2,
+    }
+
+
 def check_batch(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
     """Approximate and exact requests of one step do not mix."""
     tokens, positions = prompts.prompt([2, 0, 1, 4, 3])
@@ -204,6 +233,7 @@ def check_pacing(engine: ReuseSGLang, prompts: Prompts) -> dict[str, Any]:
 
 CHECKS = (
     check_reuse,
+    check_bought,
     check_batch,
     check_bad_input,
     check_ends,

@@ -56,6 +56,42 @@ def check_reuse(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     }
 
 
+def check_bought(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """Bought chunks are an ordinary prefix for everybody, also in the step that computes them."""
+    first, positions = prompts.prompt([3, 1, 4, 0, 2])
+    second, others = prompts.prompt([3, 1, 2, 4, 0])
+    engine.llm.reset_prefix_cache()
+    bought = engine.run(first, positions, ratio=0.15, exact_chunks=2)
+    found = engine.run(second, others, ratio=0.15, exact_chunks=2)
+    plain = engine.run(prompts.prompt([3, 1])[0])
+    poison = float((engine.logprobs(second) - engine.exact(second)).abs().max())
+    engine.llm.reset_prefix_cache()
+    whole = engine.run(first, positions, ratio=0.15, exact_chunks=5)
+    engine.llm.reset_prefix_cache()
+    core, ended = engine.llm.llm_engine, {}
+    full = {"ratio": 1.0, "exact_chunks": 2, "logprobs": VOCABULARY}
+    asked = {
+        "buying": (first, engine.sampling(positions, **full)),
+        "also buying": (second, engine.sampling(others, **full)),
+        "exact": (second, engine.sampling(logprobs=VOCABULARY)),
+    }
+    for name, (prompt, sampling) in asked.items():
+        core.add_request(name, {"prompt_token_ids": prompt}, sampling)
+    while core.has_unfinished_requests():
+        ended.update({out.request_id.split("-")[0]: out for out in core.step()})
+    engine.llm.reset_prefix_cache()
+    return {
+        "bought": report(bought),
+        "found": report(found),
+        "plain_cached": plain.num_cached_tokens,
+        "whole": report(whole),
+        "adds_up": all(map(adds_up, (bought, found, whole))),
+        "poison": poison,
+        "shared_error": max(error(engine, output) for output in ended.values()),
+        "num_ended": len(ended),
+    }
+
+
 def check_batch(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     """Approximate and exact requests of one step, and choices of one request, do not mix."""
     tokens, positions = prompts.prompt([2, 0, 1, 4, 3])
@@ -93,6 +129,7 @@ def check_bad_input(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         "shifted": ([[start + 1, stop] for start, stop in positions], {}),
         "off": (positions, {"reuse": False}),
         "another tenant": (positions, {"tenant": "other"}),
+        "no number": (positions, {"exact_chunks": "two"}),
     }
     told = {}
     for name, (spans, options) in cases.items():
@@ -355,6 +392,7 @@ CHECKS = (
     check_shared_step,
     check_new_weights,
     check_reset,
+    check_bought,
 )
 
 

@@ -65,6 +65,28 @@ def test_exact_requests_never_meet_approximate_blocks(told: Any) -> None:
     assert told["check_reuse"]["poison_after_output"] < ROUNDING
 
 
+def test_bought_chunks_are_a_prefix_for_everybody(told: Any) -> None:
+    bought = told["check_bought"]
+    # 40 tokens of the system prompt, two chunks of 120 and the question are computed.
+    assert bought["bought"] == {"exact": 0, "reused": 306, "recomputed": 54, "computed": 303}
+    # Of the 280 tokens up to the second chunk's end, eight blocks of 32 are found.
+    assert bought["found"] == {"exact": 256, "reused": 306, "recomputed": 54, "computed": 47}
+    assert bought["plain_cached"] == 256
+    assert bought["adds_up"]
+
+
+def test_of_bought_chunks_those_are_copied_that_stand_where_they_were_computed(told: Any) -> None:
+    whole = {"exact": 120, "reused": 0, "recomputed": 0, "computed": 543}
+    assert told["check_bought"]["whole"] == whole
+
+
+def test_exact_requests_meet_no_approximate_block_behind_bought_ones(told: Any) -> None:
+    bought = told["check_bought"]
+    assert bought["poison"] < ROUNDING
+    assert bought["num_ended"] == 3
+    assert bought["shared_error"] < ROUNDING
+
+
 def test_requests_of_one_step_do_not_mix(told: Any) -> None:
     assert told["check_batch"] == {"is_batch_right": True, "are_choices_right": True}
 
@@ -77,6 +99,7 @@ def test_input_that_makes_no_sense_is_computed_exactly_with_a_reason(told: Any) 
         "shifted": ["nothing_stored", True],
         "off": ["reuse_off", True],
         "another tenant": ["nothing_stored", True],
+        "no number": ["bad_options", True],
         "prompt logprobs": ["prompt_logprobs", True],
     }
 

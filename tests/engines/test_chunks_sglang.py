@@ -60,6 +60,21 @@ def test_exact_requests_never_meet_approximate_kv(told: Any) -> None:
     assert told["check_reuse"]["poison_after_output"] < ROUNDING
 
 
+def test_bought_chunks_are_a_prefix_for_everybody(told: Any) -> None:
+    bought = told["check_bought"]
+    # 40 tokens of the system prompt, two chunks of 120 and the question are computed.
+    assert bought["bought"] == {"exact": 0, "reused": 306, "recomputed": 54, "computed": 303}
+    # Of the 280 tokens up to the second chunk's end, 17 pages of 16 are found.
+    assert bought["found"] == {"exact": 272, "reused": 306, "recomputed": 54, "computed": 31}
+    assert bought["plain_cached"] == 272
+    assert bought["adds_up"]
+
+
+def test_exact_requests_meet_no_approximate_kv_behind_bought_chunks(told: Any) -> None:
+    assert told["check_bought"]["poison"] < ROUNDING
+    assert told["check_bought"]["are_shared_right"]
+
+
 def test_requests_of_one_step_do_not_mix(told: Any) -> None:
     assert told["check_batch"] == {"is_batch_right": True}
 

@@ -1,6 +1,7 @@
 """Backends that reuse chunks are told where documents stand; no other ever sees the field."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -175,13 +176,45 @@ def test_documents_are_found_in_prompts_parts_and_raw_messages() -> None:
     block = render_document(documents[1], label="[Doc_2]")
     text = f"x one two y {block}?"
     want = [[2, 9], [12, 12 + len(block)]]
-    assert find_chunks({"prompt": text}, context, message=None) == want
-    assert find_chunks({"prompt": [1, 2]}, context, message=None) == []
+    assert find_chunks({"prompt": text}, context, message=None) == [*want, None]
+    assert find_chunks({"prompt": [1, 2]}, context, message=None) == [None] * 3
     raw = msgspec.Raw(msgspec.json.encode({"role": "user", "content": text}))
-    assert find_chunks({"messages": [raw]}, context, message=0) == [[0, *span] for span in want]
+    in_message = [[0, *span] for span in want]
+    assert find_chunks({"messages": [raw]}, context, message=0) == [*in_message, None]
     parts = [{"type": "text", "text": "x one two"}, {"type": "text", "text": "three"}]
     body = {"messages": [{}, {"role": "user", "content": parts}]}
-    assert find_chunks(body, context, message=1) == [[1, 2, 9], [1, 10, 15]]
+    assert find_chunks(body, context, message=1) == [[1, 2, 9], [1, 10, 15], None]
     image = [*parts, {"type": "image_url", "image_url": {}}]
     body = {"messages": [{"role": "user", "content": image}]}
-    assert find_chunks(body, context, message=0) == []
+    assert find_chunks(body, context, message=0) == [None] * 3
+
+
+def test_a_prefix_whose_rent_reaches_its_price_is_bought_and_then_found(engine_url: str) -> None:
+    fresh = [f"Leaflet {i}. " + f"Fold {i} has {i * 17} lines. " * 12 for i in range(2)]
+    receipts = []
+
+    def ask(proxy: ProxyServer, texts: list[str]) -> None:
+        body = body_of([], reuse={"policy": "gradual", "ratio": 0.5})
+        body["ragboost"]["documents"] = [{"text": text} for text in texts]
+        answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
+        receipts.append(msgspec.json.decode(answer.headers["x-ragboost-receipt"]))
+        origins = answer.json()["usage"]["ragboost"]
+        assert sum(origins.values()) == receipts[-1]["prompt_tokens"]
+        assert origins["computed"] >= receipts[-1]["bought_tokens"]
+
+    with ProxyServer(proxy_settings(engine_url, proxy={"receipts": True})) as proxy:
+        wait_until_told(proxy)
+        num_nodes = partial(read_metric, proxy.url, "ragboost_index_nodes")
+        for number, text in enumerate(fresh, 1):  # computed exactly, since nothing is stored
+            ask(proxy, [text])
+            eventually(num_nodes, equals=number)
+        for _ in range(3):
+            ask(proxy, fresh)
+        bought = read_metric(proxy.url, "ragboost_bought_prompt_tokens_total")
+
+    first, second, third = receipts[2:]
+    assert (first["bought_tokens"], first["reused_tokens"] > 0) == (0, True)
+    assert second["bought_tokens"] == bought > 50
+    assert second["reused_tokens"] == second["recomputed_tokens"] == 0
+    assert third["cached_tokens"] > second["cached_tokens"] + 50
+    assert third["bought_tokens"] == 0

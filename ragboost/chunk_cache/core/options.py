@@ -4,6 +4,7 @@
      "tenant": "...",                            shares stored chunks, within a `cache_salt`
      "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
                [[message, start, stop], ...],    in messages: characters of a message's text
+     "exact_chunks": 2,                          so many leading ones are computed, not reused
      "measure": true}                            measure the last chunk behind the others
 
 The same for every engine. Knows JSON shapes. Does not know texts or tokens. A malformed field
@@ -135,6 +136,18 @@ def read_measure(extension: Mapping[str, Any]) -> bool:
             f"{FIELD}.measure must be true or false, got {measure!r}", param=f"{FIELD}.measure"
         )
     return measure
+
+
+def read_exact_chunks(extension: Mapping[str, Any]) -> int:
+    """Return how many leading chunks are computed exactly, so that the prefix cache holds them."""
+    where, number = f"{FIELD}.exact_chunks", extension.get("exact_chunks")
+    if number is None:
+        return 0
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_CHUNKS:
+        raise RequestError(
+            f"{where} must be a number from 0 to {MAX_CHUNKS}, got {number!r}", param=where
+        )
+    return number
 
 
 def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:

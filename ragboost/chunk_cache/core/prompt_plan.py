@@ -28,8 +28,11 @@ class PromptPlan:
     # 0       prefix_tokens         approximate                 stop      question     len(tokens)
     # |  engine's  |  exact chunks      |  reused and recomputed    |  the engine computes   |
     # |  prefix    |  copied, missing   |  chunks, missing tokens   |  as ever               |
-    # |            |  tokens computed   |  computed                 |                        |
+    # |            |  and bought tokens |  computed                 |                        |
+    # |            |  computed          |                           |                        |
     # |  exact KV                       |  approximate KV                                    |
+    #
+    # Bought are the chunks before `request.reuse_start`, which is at most `approximate`.
 
     request: EngineChunkRequest
     tokens: list[int]  # of the whole prompt
@@ -43,12 +46,22 @@ class PromptPlan:
     @property
     def num_missing(self) -> int:
         """Tokens of [prefix_tokens, stop) without stored KV."""
+        return self._missing_from(self.prefix_tokens)
+
+    @property
+    def is_mostly_missing(self) -> bool:
+        """True if stored KV is the smaller part of what may be reused."""
+        start = self.request.reuse_start
+        begin = min(max(self.prefix_tokens, start or 0), self.stop)
+        return self._missing_from(begin) > MAX_MISSING * (self.stop - begin)
+
+    def _missing_from(self, begin: int) -> int:
         found = sum(
-            max(0, min(stop, self.stop) - max(start, self.prefix_tokens))
+            max(0, min(stop, self.stop) - max(start, begin))
             for (start, stop), kv in zip(self.request.chunks, self.stored, strict=True)
             if kv is not None
         )
-        return self.stop - self.prefix_tokens - found
+        return self.stop - begin - found
 
     @property
     def counts(self) -> TokenOrigins:
@@ -111,18 +124,23 @@ def plan_prompt(
         kv = library.find(key, tokens[start:end], is_first=number == 0)
         if kv is None:
             continue
+        is_bought = number < request.exact_chunks
+        if is_bought and not is_exact(kv, prompt, start, regime=regime):
+            continue
         if _lacks_measure(request, kv) and not is_exact(kv, prompt, start, regime=regime):
             is_unmeasured = True
             continue
         stored[number] = kv
     plan = plan_stored(request, tokens, prefix_tokens=prefix_tokens, stored=stored, regime=regime)
     if plan.stop == prefix_tokens:
+        if request.reuse_start is None:
+            return "bought"
         return "not_measured" if is_unmeasured else "nothing_stored"
     if request.measure:
         is_behind = len(stored) > 1 and request.chunks[-1][0] >= prefix_tokens
         if not is_behind or stored[-1] is None or plan.exact[-1]:
             return "not_measurable"
-    if plan.num_missing > MAX_MISSING * (plan.stop - prefix_tokens):
+    if plan.is_mostly_missing:
         return "mostly_missing"
     return plan
 
@@ -215,6 +233,7 @@ def plan_digest(request: EngineChunkRequest, tokens: Sequence[int]) -> bytes:
         request.ratio,
         request.granularity,
         request.chunks,
+        request.exact_chunks,
         list(tokens),
         secrets.token_hex(8) if request.measure else "",  # measured anew each time
     ]

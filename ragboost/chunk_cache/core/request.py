@@ -14,6 +14,7 @@ from typing import Any
 from ragboost.chunk_cache.core.options import (
     FIELD,
     ReuseOptions,
+    read_exact_chunks,
     read_measure,
     read_positions,
     read_selection,
@@ -44,11 +45,19 @@ class EngineChunkRequest:
     tenant: str = ""  # salt of stored chunks and of approximate blocks
     reason: str | None = None  # why the request is computed exactly; None: it may reuse chunks
     measure: bool = False  # compute the last chunk behind the others, and store measurements of it
+    # Leading chunks that no approximate KV may fill: the prefix cache holds them afterwards.
+    exact_chunks: int = 0
 
     @property
     def beginning(self) -> int:
         """Tokens before the first chunk."""
         return self.chunks[0][0] if self.chunks else 0
+
+    @property
+    def reuse_start(self) -> int | None:
+        """First token that approximate KV may fill; None: no token."""
+        number = self.exact_chunks
+        return self.chunks[number][0] if number < len(self.chunks) else None
 
 
 def read_request(
@@ -69,13 +78,15 @@ def read_request(
         chunks = _read_chunks(fields, num_tokens)
         policy, ratio, _ = read_selection(fields, default, policies=SERVED_POLICIES)
         granularity = _read_granularity(fields, num_tokens, default=defaults.granularity)
-        measure = read_measure(fields)
+        measure, exact_chunks = read_measure(fields), read_exact_chunks(fields)
     except RequestError as error:
         is_position = (error.param or "").startswith(_CHUNKS)
         reason = "bad_chunks" if is_position else "bad_options"
         return EngineChunkRequest(chunks, tenant=tenant, reason=reason)
     switched_off = None if fields.get("reuse", True) is True else "reuse_off"
-    return EngineChunkRequest(chunks, policy, ratio, granularity, tenant, switched_off, measure)
+    return EngineChunkRequest(
+        chunks, policy, ratio, granularity, tenant, switched_off, measure, exact_chunks
+    )
 
 
 def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunkRequest:

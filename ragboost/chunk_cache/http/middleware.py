@@ -20,6 +20,7 @@ from ragboost.chunk_cache.core.options import (
     ChunkPosition,
     ReuseDefaults,
     ReuseOptions,
+    read_exact_chunks,
     read_measure,
     read_options,
     read_positions,
@@ -215,15 +216,18 @@ class ReuseMiddleware(ABC):
         is_chat = scope["path"] == CHAT
         defaults = self.defaults(scope)
         options, measure = read_options(extension, defaults), read_measure(extension)
+        num_exact = read_exact_chunks(extension)
         positions = read_positions(extension, is_chat=is_chat)
         tenant = _tenant(extension, fields)
         if defaults.refusal is not None:
             raise ExactError("refused")
         if not positions:
             raise ExactError("no_chunks")
-        spans = await self._find(scope, fields, positions)
+        found = await self._find(scope, fields, positions)
+        spans = [span for span in found if span is not None]
         if not spans:
             raise ExactError("not_found")
+        exact = [span for span in found[:num_exact] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
             plan |= {"policy": options.policy, "ratio": options.ratio}
@@ -231,11 +235,13 @@ class ReuseMiddleware(ABC):
             plan["tenant"] = tenant
         if measure:
             plan["measure"] = True
+        if exact:
+            plan["exact_chunks"] = len(exact)
         return plan
 
     async def _find(
         self, scope: Scope, fields: Mapping[str, Any], positions: Sequence[ChunkPosition]
-    ) -> Sequence[tuple[int, int]]:
+    ) -> Sequence[tuple[int, int] | None]:
         is_chat, prompt = scope["path"] == CHAT, fields.get("prompt")
         if not is_chat and isinstance(prompt, list):
             is_ids = all(type(token) is int for token in prompt)

@@ -31,8 +31,8 @@ class ChunkFinder:
 
     async def find(
         self, prompt: Sequence[int], texts: Sequence[str], *, tokenize: Tokenize
-    ) -> list[tuple[int, int]]:
-        """Return start and stop of each chunk that is found, in tokens, ascending.
+    ) -> list[tuple[int, int] | None]:
+        """Return start and stop of each chunk, see `search_spans`.
 
         Args:
             texts: of the chunks, in prompt order.
@@ -41,10 +41,9 @@ class ChunkFinder:
         chunks = [await self._encode(text, tokenize) for text in texts]
         spans = []
         for span in search_spans(prompt, chunks):
+            spans.append(span)
             if span is None:
                 await asyncio.sleep(0)  # the event loop is the API server's
-            else:
-                spans.append(span)
         return spans
 
     async def _encode(self, text: str, tokenize: Tokenize) -> str:

@@ -41,6 +41,13 @@ class RagboostFields(Fields):
         max_length=MAX_CHUNKS,
         description="Positions of documents: [message, start, stop], or [start, stop] in a prompt.",
     )
+    exact_chunks: int = Field(
+        0,
+        ge=0,
+        le=MAX_CHUNKS,
+        description="Leading chunks that are computed exactly, so that the prefix cache holds "
+        "them, instead of being reused.",
+    )
     tenant: str | None = Field(
         None, max_length=256, description="Stored chunks are shared with requests of the same one."
     )
@@ -54,6 +61,7 @@ class Extension(NamedTuple):
     positions: Sequence[ChunkPosition] = ()  # of its chunks
     graph: GraphRequest | None = None
     keep_tokens: int | None = None  # per layer and head, for decoding; None: the engine's default
+    exact_chunks: int = 0  # leading ones that are not reused
 
 
 def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
@@ -70,7 +78,12 @@ def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Ex
     reuse, keep_tokens = _without_keep(fields.reuse)
     asked = {"reuse": reuse, "chunks": fields.chunks, "tenant": fields.tenant}
     positions = read_positions(asked, is_chat=is_chat)
-    return Extension(read_options(asked, defaults), positions, keep_tokens=keep_tokens)
+    return Extension(
+        read_options(asked, defaults),
+        positions,
+        keep_tokens=keep_tokens,
+        exact_chunks=fields.exact_chunks,
+    )
 
 
 def check_inside(stop: int, length: int) -> None:

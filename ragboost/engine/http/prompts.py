@@ -86,7 +86,12 @@ class Prompts:
         if extension.reuse is None:
             return PromptTokens(tokens)
         chunks = [pack_ids(self._encode(text)) for text in texts]
-        return self._reusing(tokens, find_spans(tokens, chunks), extension)
+        exact = find_spans(tokens, chunks[: extension.exact_chunks])
+        return self._reusing(
+            tokens,
+            find_spans(tokens, chunks),
+            extension._replace(exact_chunks=len(exact)),
+        )
 
     def _reusing(
         self, tokens: list[int], spans: Sequence[tuple[int, int]], extension: Extension
@@ -95,7 +100,11 @@ class Prompts:
         if options is None:
             return PromptTokens(tokens)
         chunks = EngineChunkRequest(
-            tuple(spans), options.policy, options.ratio, tenant=options.tenant
+            tuple(spans),
+            options.policy,
+            options.ratio,
+            tenant=options.tenant,
+            exact_chunks=extension.exact_chunks,
         )
         keep, least = extension.keep_tokens, len(tokens)
         if spans:

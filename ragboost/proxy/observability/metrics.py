@@ -237,6 +237,14 @@ class Metrics:
             "ragboost_reused_prompt_tokens_total",
             "Prompt tokens that backends reported as reused from stored chunks.",
         )
+        self._recomputed_tokens = self._counter(
+            "ragboost_recomputed_prompt_tokens_total",
+            "Prompt tokens of stored chunks that backends reported as computed again.",
+        )
+        self._bought_tokens = self._counter(
+            "ragboost_bought_prompt_tokens_total",
+            "Prompt tokens of stored chunks that were computed exactly to become a cached prefix.",
+        )
         self._predicted_tokens = self._counter(
             "ragboost_predicted_cached_prompt_tokens_total",
             "Document tokens that the context index predicted as cached.",
@@ -381,12 +389,14 @@ class Metrics:
         if cost is not None:
             self._arm_cost[arm,].inc(cost.cost)
 
-    def count_usage(self, usage: Usage) -> None:
+    def count_usage(self, usage: Usage, *, bought_tokens: int | None = None) -> None:
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
         self._written_tokens.inc(usage.cache_write_tokens or 0)
         if usage.reused_tokens:
             self._reused_tokens.inc(usage.reused_tokens)
+        self._recomputed_tokens.inc(usage.recomputed_tokens or 0)
+        self._bought_tokens.inc(bought_tokens or 0)
 
     def count_cost(self, dropped_tokens: int, cost: PromptCost | None) -> None:
         self._dropped_tokens.inc(dropped_tokens)

@@ -60,7 +60,7 @@ class RecentRequests:
         Args:
             bypass: the reason for which nothing was boosted, or None.
         """
-        first_byte = request.first_byte
+        first_byte, bought = request.first_byte, context.bought_tokens if context else 0
         entry: dict[str, Any] = {
             "time": time.time(),
             "endpoint": request.endpoint,
@@ -72,6 +72,8 @@ class RecentRequests:
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
             "reused_tokens": usage.reused_tokens if usage else None,
+            "recomputed_tokens": usage.recomputed_tokens if usage else None,
+            "bought_tokens": usage.bought_tokens(bought) if usage else None,
             "before": [],
             "after": [],
         }

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
-from ragboost.hosted.receipts import PromptCost, Receipt, find_price, prompt_cost
+from ragboost.hosted.receipts import PromptCost, PromptZones, Receipt, find_price, prompt_cost
 from ragboost.proxy.asgi.client_exchange import (
     ClientDisconnectedError,
     ClientWatch,
@@ -176,7 +176,8 @@ class Completions(Passthrough):
             predicted, dropped = admission.cached_tokens, upstream.dropped_tokens
             cost = self._cost(upstream, usage)
             tokens = usage.prompt_tokens, usage.cached_tokens
-            return Receipt(*tokens, predicted, dropped, cost).encode()
+            zones = PromptZones.of(usage, bought_tokens=upstream.bought_tokens)
+            return Receipt(*tokens, predicted, dropped, cost, zones).encode()
 
         return write
 
@@ -225,7 +226,8 @@ class Completions(Passthrough):
             self._metrics.count_cost(upstream.dropped_tokens, cost)
             exchange.notes["prompt_tokens"] = usage.prompt_tokens
             exchange.notes["cached_tokens"] = usage.cached_tokens
-            self._metrics.count_usage(usage)
+            bought_tokens = usage.bought_tokens(upstream.bought_tokens)
+            self._metrics.count_usage(usage, bought_tokens=bought_tokens)
             await self._learn(upstream.tracked, usage, backend=backend)
 
     async def _learn(self, tracked: TrackedRequest | None, usage: Usage, *, backend: str) -> None:

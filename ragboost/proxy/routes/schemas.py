@@ -129,6 +129,8 @@ class DashboardTotals(BaseModel):
     prompt_tokens: float
     cached_tokens: float
     reused_tokens: float = Field(description="Reused from stored chunks.")
+    recomputed_tokens: float = Field(description="Of stored chunks, computed again.")
+    bought_tokens: float = Field(description="Of stored chunks, computed to become a prefix.")
     dropped_tokens: float = Field(description="Of documents that were not sent again.")
     cost: float = Field(description="Of the prompts of models with a price.")
     uncached_cost: float = Field(description="The same without cache and de-duplication.")
@@ -227,6 +229,8 @@ class RecentCompletion(BaseModel):
     prompt_tokens: int | None
     cached_tokens: int | None
     reused_tokens: int | None = Field(description="Reused from stored chunks.")
+    recomputed_tokens: int | None = Field(description="Of stored chunks, computed again.")
+    bought_tokens: int | None = Field(description="Of stored chunks, computed to become a prefix.")
     before: list[str]
     after: list[str]
 

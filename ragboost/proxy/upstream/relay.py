@@ -45,6 +45,10 @@ class UpstreamRequest(NamedTuple):
     worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
 
     @property
+    def bought_tokens(self) -> int:
+        return self.context.bought_tokens if self.context is not None else 0
+
+    @property
     def response_headers(self) -> RawHeaders:
         if self.seconds is None:
             return ()

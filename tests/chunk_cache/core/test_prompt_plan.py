@@ -1,16 +1,24 @@
 """A plan for an engine with pages stops at the end of one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, find_chunks, plan_prompt
+from ragboost.chunk_cache.core.prompt_plan import (
+    PromptPlan,
+    align_plan,
+    find_chunks,
+    plan_digest,
+    plan_prompt,
+)
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.selection import MEASURED
 from tests.chunk_cache.families import build_adapter, make_prompt
-from tests.chunk_cache.prompts import learn, make_library, make_request
+from tests.chunk_cache.prompts import exact_prefix, learn, make_library, make_request
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +95,43 @@ def test_kv_of_an_aligned_plan_is_the_beginning_of_the_stored_kv(adapter: ModelA
 
 def test_a_plan_of_less_than_a_page_is_none(adapter: ModelAdapter) -> None:
     assert align_plan(make_plan(adapter), 4096) == "below_one_page"
+
+
+@pytest.mark.parametrize("num_exact", [1, 2, 3])
+def test_bought_chunks_are_computed_before_any_approximate_token(
+    adapter: ModelAdapter, num_exact: int
+) -> None:
+    plan = make_plan(adapter, exact_chunks=num_exact)
+    start = plan.request.reuse_start
+    (first, stop), *_ = plan.request.chunks
+
+    assert start is not None
+    assert plan.approximate == start
+    assert plan.exact == (True, False, False, False)  # it was stored where it stands
+    assert all(kv is None for kv in plan.stored[1:num_exact])
+    filled = at_once(fill_steps(adapter, plan, prefix=None, backend=None))
+    assert filled.counts == plan.counts
+    assert filled.counts.exact == stop - first
+    assert filled.counts.computed == start - (stop - first) + len(plan.tokens) - plan.stop
+    own = exact_prefix(adapter, plan.tokens[:start])
+    for layer, (keys, values) in zip(filled.cache.layers, own.layers, strict=True):
+        assert torch.allclose(layer.keys[:, :, :start], keys, atol=1e-5)
+        assert torch.allclose(layer.values[:, :, :start], values, atol=1e-5)
+
+
+def test_a_prompt_whose_chunks_are_all_bought_is_computed_by_the_engine(
+    adapter: ModelAdapter,
+) -> None:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    learn(library, adapter, system, chunks[1:])  # the first one would be exact where it stands
+    request, tokens = make_request(system, chunks, question, exact_chunks=len(chunks))
+    keys = find_chunks(request, tokens, library)
+
+    assert plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library) == "bought"
+
+
+def test_approximate_kv_behind_other_purchases_is_another_one() -> None:
+    request, tokens = make_request([1, 2], [[3] * 9, [4] * 9], [5])
+
+    assert plan_digest(request, tokens) != plan_digest(replace(request, exact_chunks=1), tokens)

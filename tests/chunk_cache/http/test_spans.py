@@ -24,7 +24,8 @@ async def find_async(prompt: Sequence[int], *texts: Sequence[int] | None) -> lis
     async def tokenize(text: str) -> Sequence[int] | None:
         return ids[text]
 
-    return await ChunkFinder().find(prompt, list(ids), tokenize=tokenize)
+    found = await ChunkFinder().find(prompt, list(ids), tokenize=tokenize)
+    return [span for span in found if span is not None]
 
 
 def test_a_chunk_is_found_where_it_stands() -> None:

@@ -1,0 +1,63 @@
+"""The index holds what reusing requests buy, and bought documents are in front."""
+
+from ragboost.booster import Booster
+from ragboost.config import Settings
+from ragboost.context import Context
+
+LENGTHS = {"a": 100, "b": 200, "c": 300, "d": 400}
+QUARTER = 0.25
+
+
+def make_booster() -> Booster:
+    return Booster(Settings(), count_tokens=lambda text: LENGTHS.get(text, 5))
+
+
+def texts(context: Context) -> str:
+    return "".join(document.text for document in context.documents)
+
+
+def test_reused_documents_are_not_taken_for_cached_ones() -> None:
+    booster = make_booster()
+    context = booster.boost("", list("abc"), recompute_ratio=QUARTER)
+
+    assert context.bought_tokens == 0
+    assert context.index_entry is not None
+    assert context.index_entry.num_exact == 0
+    assert booster.index.num_nodes == 0
+    assert booster.boost("", list("abc")).predicted_cached_tokens == 0
+
+
+def test_documents_that_return_are_bought_and_stand_in_front() -> None:
+    booster = make_booster()
+    for other in "abda":
+        last = booster.boost("", [other, "c"], recompute_ratio=QUARTER)
+    assert texts(last)[0] == "c"
+    assert last.bought_tokens == LENGTHS["c"]
+
+    after = booster.boost("", list("bc"), recompute_ratio=QUARTER)
+    assert texts(after)[0] == "c"
+    assert after.predicted_cached_tokens == LENGTHS["c"]
+    assert after.bought_tokens == 0
+    booster.index.check_integrity()
+
+
+def test_what_the_engine_computed_for_want_of_chunks_is_cached() -> None:
+    booster = make_booster()
+    context = booster.boost("", list("ab"), recompute_ratio=QUARTER)
+    booster.report_usage(context, prompt_tokens=300, cached_tokens=0, reused_tokens=0)
+    assert booster.cached_tokens(list("ab")) == 300
+
+    context = booster.boost("", list("cd"), recompute_ratio=QUARTER)
+    booster.report_usage(context, prompt_tokens=700, cached_tokens=0, reused_tokens=525)
+    assert booster.cached_tokens(list("cd")) == 0
+
+
+def test_requests_that_are_computed_exactly_keep_their_order_and_leave_the_ledger_alone() -> None:
+    with_reuse, without = make_booster(), make_booster()
+    for _ in range(5):
+        with_reuse.boost("", list("dc"), recompute_ratio=0.0)
+    for documents in ("abcd", "dcba", "bd"):
+        assert texts(with_reuse.boost("", list(documents))) == texts(
+            without.boost("", list(documents))
+        )
+    assert with_reuse.rents.cost_tokens == 0

@@ -1,0 +1,32 @@
+"""The recompute ratio of a request is known only where it or a backend says it."""
+
+from typing import Any
+
+import pytest
+
+from ragboost.config import BackendSettings
+from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+
+
+@pytest.mark.parametrize(
+    ("reuse", "ratio"),
+    [
+        (None, None),
+        ("exact", None),
+        ("approx", None),  # the backend's default is unknown
+        ({"policy": "gradual"}, None),
+        ({"ratio": 0.3}, 0.3),
+        ({"ratio": 1}, 1),
+        ({"ratio": True}, None),
+        ({"ratio": 7}, None),
+        ({"ratio": "0.3"}, None),
+        ({"ratio": float("nan")}, None),
+        (["approx"], None),
+    ],
+)
+def test_without_a_report_of_the_backend_only_the_request_says_the_ratio(
+    reuse: Any, ratio: float | None
+) -> None:
+    probe = ChunkReuseProbe(BackendSettings(reuse_chunks=True), [])
+
+    assert probe.recompute_ratio(reuse) == ratio
