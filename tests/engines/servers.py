@@ -36,8 +36,8 @@ Shape = Literal["tiny", "wide", "deep"]
 
 
 def venv(kind: Kind) -> Path:
-    """Return the folder of the engine's virtual environment."""
-    return ROOT / f".venv-{kind}"
+    """Return the folder of the engine's virtual environment; `VLLM_VENV` names another."""
+    return ROOT / os.environ.get(f"{kind.upper()}_VENV", f".venv-{kind}")
 
 
 def missing(kind: Kind) -> str | None:

@@ -19,7 +19,7 @@ from ragboost.chunk_cache.model.paged_cache import PagedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
 from ragboost.errors import UnsupportedModelError
 
-TESTED_VERSIONS = ("0.32",)
+TESTED_VERSIONS = ("0.32", "0.33")
 APPROXIMATE = "RAGBOOST_APPROXIMATE"
 """Medium of a cache event that withdraws blocks which hold approximate KV; known to the proxy."""
 
