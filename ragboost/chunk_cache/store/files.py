@@ -161,11 +161,11 @@ class ChunkFile:
                 self._name = content.name
                 # Without O_NONBLOCK, opening a named pipe waits for its writer.
                 descriptor = os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                on_failure.callback(os.close, descriptor)
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
+                    os.close(descriptor)
                     raise self._refusal("it is no regular file")
-                self._file: BinaryIO = open(descriptor, "rb", buffering=0)  # noqa: SIM115
+                self._file: BinaryIO = on_failure.enter_context(open(descriptor, "rb", buffering=0))
                 self.size_bytes = status.st_size
             self._read_header(key)
             on_failure.pop_all()
