@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose
+from ragboost.booster.conversations import StoredConversations
 from ragboost.booster.planning import Planned, plan_first, plan_offline
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
@@ -37,7 +38,7 @@ from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import DocumentLike, Request, check_question
 
 
-class Booster(UsageReports):
+class Booster(StoredConversations, UsageReports):
     """The entry point of the library: orders, de-duplicates and hints documents.
 
     Thread-safe.
@@ -235,31 +236,6 @@ class Booster(UsageReports):
                 f"session must be a non-empty string, got {session_id!r}", param="session"
             )
         return Session(self, session_id)
-
-    def turns(self, session_id: str) -> tuple[Turn, ...]:
-        """Return a conversation's remembered turns, oldest first; empty if it is unknown."""
-        with self._lock:
-            state = self.sessions.get(session_id)
-            return tuple(state.turns) if state else ()
-
-    def rollback(self, context: Context) -> None:
-        """Remove a turn that was not sent, and all later ones of its session.
-
-        Otherwise a later turn would refer to documents that the model never received. Does nothing
-        for a context without a session. Not needed if `history` is passed to `boost`.
-        """
-        if context.session is None:
-            return
-        with self._lock:
-            state = self.sessions.get(context.session)
-            if state is not None:
-                state.rollback(context.turn)
-                self.sessions.put(state)
-
-    def forget(self, session_id: str) -> bool:
-        """Remove a conversation; return False if it is unknown."""
-        with self._lock:
-            return self.sessions.remove(session_id)
 
     def _retrieve(
         self, query: str, values: Sequence[DocumentLike], prompt_prefix: str

@@ -255,14 +255,13 @@ class BoostPipeline:
         digest = self._remember(request, conversation, result)
         dropped = context.dropped if context is not None else ()
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
-        id_field = engine_id if has_options and tracked is not None else None
 
         def encode() -> UpstreamRequest:
             body = self._encode(
                 request,
                 result,
                 tenant,
-                id_field,
+                engine_id if has_options and tracked is not None else None,
                 has_options=has_options,
                 is_usage_added=is_usage_added,
                 is_hosted=not follower.streams,
