@@ -24,6 +24,7 @@ from ragboost.formats import make_formats
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
+from ragboost.proxy.leading_text import LeadingText
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -73,6 +74,7 @@ class BoostPipeline:
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)  # those with a name
+        self.leading_text = LeadingText(settings, tenants)
         self._settings = settings
         self._metrics = metrics
         self._sync = sync
@@ -116,8 +118,16 @@ class BoostPipeline:
         started = time.perf_counter()
         if self._stable is not None:
             raw = await _run(partial(self._stable.apply, raw), len(raw))
+        parse = partial(
+            parse_request,
+            headers=headers,
+            formats=self._formats,
+            recognises=self._settings.session.stateless,
+            session=session,
+            team=team,
+        )
         try:
-            request = await self._parse(raw, headers, session=session, team=team)
+            request = await _run(partial(parse, raw), len(raw))
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
             unread = Bypass("malformed_body")
@@ -126,15 +136,18 @@ class BoostPipeline:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
+        seen = await self.leading_text.observe(request, parse, may_move=history is None)
+        request = seen.request
         conversation = self._histories.match(request) if request.links else history
         if request.opening:
             self._histories.add_unchanged(request.opening)
         tenant, digest = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
+            raw, bypass, model = request.body.raw, request.bypass, request.tenant_key.model
             forward = partial(self._forward, raw, headers, admission, started=started)
-            bypass, model = request.bypass, request.tenant_key.model
-            return forward(bypass=bypass, model=model, history=digest, is_read=is_read)
+            plain = forward(bypass=bypass, model=model, history=digest, is_read=is_read)
+            return seen.note(plain)
         work = self._boost(
             request,
             headers,
@@ -147,21 +160,8 @@ class BoostPipeline:
         )
         # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
         # client leaves.
-        return self._count(await (asyncio.shield(work) if needs_thread(request) else work))
-
-    async def _parse(
-        self, raw: bytes, headers: RawHeaders, *, session: str | None, team: str
-    ) -> ParsedRequest:
-        parse = partial(
-            parse_request,
-            raw,
-            headers,
-            formats=self._formats,
-            recognises=self._settings.session.stateless,
-            session=session,
-            team=team,
-        )
-        return await _run(parse, len(raw))
+        upstream = await (asyncio.shield(work) if needs_thread(request) else work)
+        return seen.note(self._count(upstream))
 
     def _forward(
         self,
@@ -317,7 +317,7 @@ class BoostPipeline:
         if not request.links or conversation is None:
             return UNCHANGED
         if self._workers is not None and result.delta.sent:
-            self._workers.keep(request.links[-1])
+            self._workers.keep(request.client_links[-1])
         return self._histories.add(request, conversation, result.delta)
 
     def _encode(

@@ -30,6 +30,7 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
+_MAX_VARYING = 10
 
 
 class Dashboard:
@@ -95,6 +96,7 @@ class Dashboard:
             "fidelity": self._fidelity(),
             "history": self.history.as_json(read_totals(self._state.metrics.registry.collect())),
             "backends": self._backends(),
+            "varying": self._varying(team),
             "indexes": self._indexes(team),
             "recent": self._state.recent.of_team(team),
         }
@@ -123,6 +125,16 @@ class Dashboard:
                 "kv_events": states.get(backend.name, []),
             }
             for backend in self._state.backends.all
+        ]
+
+    def _varying(self, team: str) -> list[dict[str, Any]]:
+        pieces, tenants = self._state.boosting.leading_text.pieces, self._state.boosting.tenants
+        return [
+            {
+                "model": piece.tenant.model,
+                "advice": piece.sentence(tenants.tokens_per_byte(piece.tenant.model)),
+            }
+            for piece in pieces.of_team(team)[:_MAX_VARYING]
         ]
 
     def _indexes(self, team: str) -> list[dict[str, Any]]:
