@@ -4,6 +4,7 @@ from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch, release_
 from ragboost.ordering.policy import make_order_policy, read_prior
 from ragboost.ordering.popularity import RecentContexts
 from ragboost.ordering.prior import CorpusPrior
+from ragboost.ordering.rent_or_buy import Purchase, RentLedger
 from ragboost.ordering.request import Order, OrderPolicy, order_documents
 from ragboost.ordering.window import NextRequest, plan_next
 
@@ -13,7 +14,9 @@ __all__ = [
     "NextRequest",
     "Order",
     "OrderPolicy",
+    "Purchase",
     "RecentContexts",
+    "RentLedger",
     "group_turns",
     "make_order_policy",
     "order_documents",

@@ -1,0 +1,166 @@
+"""Decide which leading documents of a request are computed exactly, though their KV is stored.
+
+Reusing a stored document costs the recompute ratio of its tokens, in each request (rent). Computing
+it exactly behind an exact prefix costs all of them once (price), and nothing as long as the prefix
+cache holds it. That is the ski-rental problem: buying when the rent of a prefix reaches its price
+costs less than twice the optimum without knowing the future. Knows documents as keys. Does not know
+caches, engines or requests.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from ragboost.bounded_map import BoundedMap
+
+_MAX_DOCUMENTS = 64  # of a request that are looked at; those behind them are reused
+_ROUNDING = 1e-9
+
+
+class Purchase(NamedTuple):
+    """The leading documents of a request for which no approximate KV may stand."""
+
+    # 0               cached_tokens       + bought_tokens                  all tokens
+    # |  exact hit     |  bought: computed  |  reused, a share of it computed  |
+
+    num_documents: int  # cached ones included
+    bought_tokens: int
+
+
+class _Phase:
+    """A prefix from its first request without it in the cache to its eviction."""
+
+    __slots__ = ("is_bought", "share", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0  # that its last document adds: the price
+        self.share = 0.0  # rent of all requests so far, without a purchase, per token
+        self.is_bought = False
+
+    @property
+    def optimum(self) -> float:
+        """Tokens that the best decision in hindsight would have computed."""
+        return min(self.share, 1.0) * self.tokens
+
+
+class RentLedger:
+    """Rents and purchases of the prefixes of one prefix cache.
+
+    A phase of a prefix ends when the cache has lost it, or when it has not been requested for so
+    long that a cache of `capacity_tokens` would have. The optimum of a phase is the smaller of the
+    price and all rents. Phases of longer prefixes end with that of a shorter one, which has been
+    requested as often: it is always bought first.
+
+    An expectation may advance a purchase. What that costs beyond the guarantee is taken from
+    `balance`, twice the optimum of ended and bought phases less their cost, and a purchase that
+    pays off refills it: the total stays within twice the optimum whatever is expected.
+
+    Args:
+        capacity_tokens: of the prefix cache; None: unknown.
+        max_prefixes: prefixes remembered, a bound on memory.
+    """
+
+    def __init__(self, *, capacity_tokens: int | None = None, max_prefixes: int = 32_768) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.cost_tokens = 0.0  # computed of documents so far: rents and purchases
+        self.optimum_tokens = 0.0  # the least that decisions in hindsight would have computed
+        self.balance = 0.0
+        self._max_prefixes = max_prefixes
+        self._phases: BoundedMap[int, _Phase] = BoundedMap(
+            max_entries=max_prefixes + _MAX_DOCUMENTS
+        )
+
+    def __repr__(self) -> str:
+        return f"RentLedger({len(self._phases)} prefixes)"
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def decide(
+        self,
+        documents: Sequence[Hashable],
+        tokens: Sequence[int],
+        *,
+        cached_tokens: int,
+        ratio: float,
+        expected_returns: Sequence[float] = (),
+    ) -> Purchase:
+        """Return what a request buys, and enter its purchases and rents.
+
+        Args:
+            documents: in prompt order.
+            tokens: their lengths.
+            cached_tokens: leading tokens that the prefix cache holds.
+            ratio: recompute ratio, from 0 to 1: the rent of a token.
+            expected_returns: for each leading document, the later requests expected to find the
+                prefix up to it before it is evicted; those behind have none.
+        """
+        num_documents = bought = reached = prefix = 0
+        is_open, is_new = True, False
+        for number, (document, length) in enumerate(zip(documents, tokens, strict=True)):
+            if number == _MAX_DOCUMENTS:
+                break
+            prefix = hash((prefix, document))
+            reached += length
+            missing = min(length, reached - cached_tokens)
+            if missing <= 0:
+                self._hit(prefix, ratio)
+                num_documents = number + 1
+                continue
+            phase = None if is_new else self._phases.get(prefix)
+            if phase is None or phase.is_bought:
+                phase, is_new = self._begin(prefix), True
+            returns = expected_returns[number] if number < len(expected_returns) else 0.0
+            phase.tokens = missing
+            is_open = is_open and self._is_worth_it(phase, ratio, returns)
+            self._enter(phase, ratio, is_bought=is_open)
+            if is_open:
+                num_documents, bought = number + 1, bought + missing
+            self._phases.put(prefix, phase, size=length)
+        self._trim()
+        return Purchase(num_documents, bought)
+
+    def _is_worth_it(self, phase: _Phase, ratio: float, returns: float) -> bool:
+        if phase.share + ratio >= 1.0 - _ROUNDING:  # the rent reaches the price
+            return True
+        if returns * ratio <= 1.0 - ratio:
+            return False
+        advance = (1.0 - phase.share - 2 * ratio) * phase.tokens
+        return self.balance >= advance
+
+    def _enter(self, phase: _Phase, ratio: float, *, is_bought: bool) -> None:
+        """Enter a request for a prefix that is not cached."""
+        optimum, paid = phase.optimum, phase.share * phase.tokens
+        phase.share += ratio
+        self.cost_tokens += phase.tokens if is_bought else ratio * phase.tokens
+        self.optimum_tokens += phase.optimum - optimum
+        if is_bought:
+            phase.is_bought = True
+            self.balance += 2 * phase.optimum - paid - phase.tokens
+
+    def _hit(self, prefix: int, ratio: float) -> None:
+        """Enter a request for a prefix that is cached."""
+        phase = self._phases.get(prefix)
+        if phase is None:
+            return
+        if not phase.is_bought:  # somebody else has computed it
+            self._end(prefix)
+            return
+        optimum = phase.optimum
+        phase.share += ratio
+        self.optimum_tokens += phase.optimum - optimum
+        self.balance += 2 * (phase.optimum - optimum)
+
+    def _begin(self, prefix: int) -> _Phase:
+        self._end(prefix)
+        return _Phase()
+
+    def _end(self, prefix: int) -> None:
+        phase = self._phases.pop(prefix)
+        if phase is not None and not phase.is_bought:
+            self.balance += 2 * phase.optimum - phase.share * phase.tokens
+
+    def _trim(self) -> None:
+        limit = self.capacity_tokens
+        phases = self._phases
+        while len(phases) > self._max_prefixes or (limit is not None and phases.size > limit):
+            self._end(next(iter(phases)))
