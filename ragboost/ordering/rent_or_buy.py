@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ragboost.bounded_map import BoundedMap
 
 _MAX_DOCUMENTS = 64  # of a request that are looked at; those behind them are reused
+_MAX_REQUESTS = 32  # of a phase that are counted, so that a few hot prefixes do not speak for all
 _ROUNDING = 1e-9
 
 
@@ -29,10 +30,11 @@ class Purchase(NamedTuple):
 class _Phase:
     """A prefix from its first request without it in the cache to its eviction."""
 
-    __slots__ = ("is_bought", "share", "tokens")
+    __slots__ = ("is_bought", "num_requests", "share", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0  # that its last document adds: the price
+        self.num_requests = 0
         self.share = 0.0  # rent of all requests so far, without a purchase, per token
         self.is_bought = False
 
@@ -50,9 +52,10 @@ class RentLedger:
     price and all rents. Phases of longer prefixes end with that of a shorter one, which has been
     requested as often: it is always bought first.
 
-    An expectation may advance a purchase. What that costs beyond the guarantee is taken from
-    `balance`, twice the optimum of ended and bought phases less their cost, and a purchase that
-    pays off refills it: the total stays within twice the optimum whatever is expected.
+    A purchase comes earlier if earlier phases with as many requests went on to more than pay it
+    back. What that costs beyond the guarantee is taken from `balance`, twice the optimum of ended
+    and bought phases less their cost, and a purchase that pays off refills it: the total stays
+    within twice the optimum whatever follows.
 
     Args:
         capacity_tokens: of the prefix cache; None: unknown.
@@ -68,6 +71,8 @@ class RentLedger:
         self._phases: BoundedMap[int, _Phase] = BoundedMap(
             max_entries=max_prefixes + _MAX_DOCUMENTS
         )
+        # Tokens of the phases that reached so many requests, by this number less one.
+        self._reached = [0] * _MAX_REQUESTS
 
     def __repr__(self) -> str:
         return f"RentLedger({len(self._phases)} prefixes)"
@@ -82,7 +87,6 @@ class RentLedger:
         *,
         cached_tokens: int,
         ratio: float,
-        expected_returns: Sequence[float] = (),
     ) -> Purchase:
         """Return what a request buys, and enter its purchases and rents.
 
@@ -91,8 +95,6 @@ class RentLedger:
             tokens: their lengths.
             cached_tokens: leading tokens that the prefix cache holds.
             ratio: recompute ratio, from 0 to 1: the rent of a token.
-            expected_returns: for each leading document, the later requests expected to find the
-                prefix up to it before it is evicted; those behind have none.
         """
         num_documents = bought = reached = prefix = 0
         is_open, is_new = True, False
@@ -108,10 +110,10 @@ class RentLedger:
                 continue
             phase = None if is_new else self._phases.get(prefix)
             if phase is None or phase.is_bought:
-                phase, is_new = self._begin(prefix), True
-            returns = expected_returns[number] if number < len(expected_returns) else 0.0
+                self._end(prefix)
+                phase, is_new = _Phase(), True
             phase.tokens = missing
-            is_open = is_open and self._is_worth_it(phase, ratio, returns)
+            is_open = is_open and self._is_worth_it(phase, ratio)
             self._enter(phase, ratio, is_bought=is_open)
             if is_open:
                 num_documents, bought = number + 1, bought + missing
@@ -119,20 +121,26 @@ class RentLedger:
         self._trim()
         return Purchase(num_documents, bought)
 
-    def _is_worth_it(self, phase: _Phase, ratio: float, returns: float) -> bool:
+    def _is_worth_it(self, phase: _Phase, ratio: float) -> bool:
         if phase.share + ratio >= 1.0 - _ROUNDING:  # the rent reaches the price
             return True
-        if returns * ratio <= 1.0 - ratio:
+        if self._expected_returns(phase) * ratio <= 1.0 - ratio:
             return False
         advance = (1.0 - phase.share - 2 * ratio) * phase.tokens
         return self.balance >= advance
 
+    def _expected_returns(self, phase: _Phase) -> float:
+        """Return how many requests followed so many in the average phase."""
+        at = phase.num_requests
+        if at >= _MAX_REQUESTS:
+            return 0.0
+        return sum(self._reached[at + 1 :]) / (self._reached[at] + phase.tokens)
+
     def _enter(self, phase: _Phase, ratio: float, *, is_bought: bool) -> None:
         """Enter a request for a prefix that is not cached."""
-        optimum, paid = phase.optimum, phase.share * phase.tokens
-        phase.share += ratio
+        paid = phase.share * phase.tokens
+        self._count(phase, ratio)
         self.cost_tokens += phase.tokens if is_bought else ratio * phase.tokens
-        self.optimum_tokens += phase.optimum - optimum
         if is_bought:
             phase.is_bought = True
             self.balance += 2 * phase.optimum - paid - phase.tokens
@@ -142,17 +150,21 @@ class RentLedger:
         phase = self._phases.get(prefix)
         if phase is None:
             return
-        if not phase.is_bought:  # somebody else has computed it
+        if phase.is_bought:
+            self.balance += 2 * self._count(phase, ratio)
+        else:  # somebody else has computed it
             self._end(prefix)
-            return
-        optimum = phase.optimum
-        phase.share += ratio
-        self.optimum_tokens += phase.optimum - optimum
-        self.balance += 2 * (phase.optimum - optimum)
 
-    def _begin(self, prefix: int) -> _Phase:
-        self._end(prefix)
-        return _Phase()
+    def _count(self, phase: _Phase, ratio: float) -> float:
+        """Count a request; return what it adds to the optimum."""
+        optimum = phase.optimum
+        if phase.num_requests < _MAX_REQUESTS:
+            self._reached[phase.num_requests] += phase.tokens
+        phase.num_requests += 1
+        phase.share += ratio
+        added = phase.optimum - optimum
+        self.optimum_tokens += added
+        return added
 
     def _end(self, prefix: int) -> None:
         phase = self._phases.pop(prefix)
