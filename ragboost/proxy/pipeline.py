@@ -118,6 +118,8 @@ class BoostPipeline:
         started = time.perf_counter()
         if self._stable is not None:
             raw = await _run(partial(self._stable.apply, raw), len(raw))
+        readable = partial(self._chunk_reuse.readable, raw, has_chunks=has_stream_options)
+        raw = await _run(readable, len(raw))
         parse = partial(
             parse_request,
             headers=headers,

@@ -11,6 +11,7 @@ import msgspec
 
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backends import Backend
+from ragboost.rewriting.graph_documents import graph_as_documents
 
 _RETRY_S = 2.0
 _RECHECK_S = 30.0
@@ -26,9 +27,24 @@ class ChunkReuseProbe:
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:
         self._configured = settings.reuse_chunks
         self.is_supported = bool(settings.reuse_chunks)  # by all backends
+        self.reads_graphs = False  # all backends read `ragboost.graph`
         self._backends = backends
         self._reusing: set[str] = set()
+        self._reading: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
+
+    def readable(self, raw: bytes, *, has_chunks: bool) -> bytes:
+        """Return a request's body with documents in place of a graph, unless the backends read it.
+
+        Args:
+            has_chunks: the request is sent with positions of documents where they are reused.
+
+        Raises:
+            RequestError: the graph is malformed, or the backends cannot compute what it asks for.
+        """
+        if self.reads_graphs:
+            return raw
+        return graph_as_documents(raw, can_reuse=self.is_supported and has_chunks)
 
     async def open(self) -> None:
         """Start to ask, without waiting for an answer."""
@@ -43,14 +59,17 @@ class ChunkReuseProbe:
     async def _watch(self, backend: Backend) -> None:
         while True:
             answer = await backend.fetch("/chunk_reuse")
-            change = self._reusing.add if _is_possible(answer) else self._reusing.discard
+            change = self._reusing.add if _says(answer, "is_possible") else self._reusing.discard
             change(backend.name)
             self.is_supported = len(self._reusing) == len(self._backends)
+            change = self._reading.add if _says(answer, "graphs") else self._reading.discard
+            change(backend.name)
+            self.reads_graphs = len(self._reading) == len(self._backends)
             await asyncio.sleep(_RETRY_S if answer is None else _RECHECK_S)
 
 
-def _is_possible(answer: bytes | None) -> bool:
+def _says(answer: bytes | None, name: str) -> bool:
     try:
-        return msgspec.json.decode(answer or b"{}")["is_possible"] is True
+        return msgspec.json.decode(answer or b"{}")[name] is True
     except (msgspec.DecodeError, TypeError, KeyError):
         return False  # the answer of another server
