@@ -108,7 +108,7 @@ class Arm:
 
     def send(self, prompt: Prompt) -> None:
         """Count what the engine computes of a prompt, and change its cache and store."""
-        documents = prompt.documents
+        documents: Parts = prompt.documents
         if self._settings.enabled:
             documents = self._ordered(prompt)
         num_exact = len(documents)

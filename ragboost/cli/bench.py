@@ -61,10 +61,8 @@ def trace(
     from ragboost.evaluation.traces import read_trace
 
     requests = read_trace(file, limit=limit)
-    key = os.environ.get(key_env, "")
-    settings = BackendSettings(
-        url=endpoint, read_timeout_s=timeout, api_key=SecretStr(key) if key else None
-    )
+    key = SecretStr(os.environ[key_env]) if os.environ.get(key_env) else None
+    settings = BackendSettings(url=endpoint, read_timeout_s=timeout, api_key=key)
     replay = TraceReplay(
         settings,
         model=model,

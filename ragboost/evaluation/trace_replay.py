@@ -14,9 +14,9 @@ from rich.table import Table
 
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendError, RequestError
-from ragboost.evaluation.streamed import STREAMED, StreamedAnswer, ask_streamed
 from ragboost.evaluation.traces import TraceRequest, TraceTexts
 from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.streamed_chat import STREAMED, StreamedAnswer, ask_streamed
 
 
 class ReplayedRequest(NamedTuple):

@@ -82,7 +82,8 @@ class BoostPipeline:
         self._dispatcher = dispatcher
         self._workers = workers
         self._shadow = shadow
-        self._formats = make_formats(settings)
+        formats, recognises = make_formats(settings), settings.session.stateless
+        self._parse = partial(parse_request, formats=formats, recognises=recognises)
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
@@ -116,18 +117,8 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed.
         """
         started = time.perf_counter()
-        if self._stable is not None:
-            raw = await _run(partial(self._stable.apply, raw), len(raw))
-        readable = partial(self._chunk_reuse.readable, raw, has_chunks=has_stream_options)
-        raw = await _run(readable, len(raw))
-        parse = partial(
-            parse_request,
-            headers=headers,
-            formats=self._formats,
-            recognises=self._settings.session.stateless,
-            session=session,
-            team=team,
-        )
+        raw = await _run(partial(self._readable, raw, has_chunks=has_stream_options), len(raw))
+        parse = partial(self._parse, headers=headers, session=session, team=team)
         try:
             request = await _run(partial(parse, raw), len(raw))
         except MalformedBodyError:  # the backend reports the error
@@ -140,9 +131,7 @@ class BoostPipeline:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
         seen = await self.leading_text.observe(request, parse, may_move=history is None)
         request = seen.request
-        conversation = self._histories.match(request) if request.links else history
-        if request.opening:
-            self._histories.add_unchanged(request.opening)
+        conversation = self._recognised(request) or history
         tenant, digest = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
@@ -160,10 +149,19 @@ class BoostPipeline:
             has_options=has_stream_options,
             is_read=is_read,
         )
-        # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
-        # client leaves.
+        # A thread cannot be cancelled: the tenant stays locked until it is done, client or not.
         upstream = await (asyncio.shield(work) if needs_thread(request) else work)
         return seen.note(self._count(upstream))
+
+    def _readable(self, raw: bytes, *, has_chunks: bool) -> bytes:
+        if self._stable is not None:
+            raw = self._stable.apply(raw)
+        return self._chunk_reuse.readable(raw, has_chunks=has_chunks)
+
+    def _recognised(self, request: ParsedRequest) -> Conversation | None:
+        if request.opening:
+            self._histories.add_unchanged(request.opening)
+        return self._histories.match(request) if request.links else None
 
     def _forward(
         self,
