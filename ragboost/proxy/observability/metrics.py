@@ -1,18 +1,12 @@
 """Declare every metric of the proxy, once. Names and labels are public API.
 
-Labels hold no ids and at most `_MAX_MODELS` models. Requests count in tallies, handed to the
-metrics when these are read: a request pays for an addition, not for the locks and checks of each
-metric.
+Labels hold no ids and at most `_MAX_MODELS` models.
 """
 
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
 
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
@@ -25,104 +19,21 @@ from ragboost.proxy.observability.collectors import (
     StreamCollector,
     WorkerCollector,
 )
+from ragboost.proxy.observability.tallies import (
+    CounterTally,
+    HistogramTally,
+    Tallies,
+    TalliesByLabels,
+)
 from ragboost.wires.usage import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 HANDED_OVER = "handed_over"
 """Outcome of a request that another worker has answered, and counts with its own outcome."""
 _MAX_MODELS = 100
-_MAX_VALUES = 1024  # of a histogram, before they are added
-T = TypeVar("T")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _ERRORS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
-
-
-class CounterTally:
-    """The amount by which a counter is behind."""
-
-    __slots__ = ("_behind", "_counter")
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._behind: float = 0
-
-    def inc(self, amount: float = 1) -> None:
-        """Add an amount.
-
-        Raises:
-            ValueError: it is negative.
-        """
-        if amount < 0:
-            raise ValueError(f"a counter cannot be increased by {amount}")
-        self._behind += amount
-
-    def flush(self) -> None:
-        behind, self._behind = self._behind, 0
-        self._counter.inc(behind)
-
-
-class HistogramTally:
-    """The values that a histogram has not seen, at most `_MAX_VALUES`."""
-
-    __slots__ = ("_histogram", "_values")
-
-    def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
-        self._values: list[float] = []
-
-    def observe(self, value: float) -> None:
-        self._values.append(value)
-        if len(self._values) >= _MAX_VALUES:
-            self.flush()
-
-    def flush(self) -> None:
-        values, self._values = self._values, []
-        for value in values:
-            self._histogram.observe(value)
-
-
-class TalliesByLabels(dict[tuple[str, ...], T]):
-    """The tallies of a metric's children by their labels, made on first use.
-
-    The caller bounds their number.
-
-    Args:
-        tally: returns the tally of the child with these labels.
-    """
-
-    def __init__(self, tally: Callable[..., T]) -> None:
-        self._tally = tally
-
-    def __missing__(self, labels: tuple[str, ...]) -> T:
-        child = self[labels] = self._tally(*labels)
-        return child
-
-
-class Tallies(Collector):
-    """The tallies of one registry, in which they are to be the first collector: reading the
-    registry flushes them."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._all: list[CounterTally | HistogramTally] = []
-        registry.register(self)
-
-    def counter(self, counter: Counter) -> CounterTally:
-        """Return a new tally in place of a counter, which nobody else may increase."""
-        tally = CounterTally(counter)
-        self._all.append(tally)
-        return tally
-
-    def histogram(self, histogram: Histogram) -> HistogramTally:
-        tally = HistogramTally(histogram)
-        self._all.append(tally)
-        return tally
-
-    def collect(self) -> Iterable[Metric]:
-        """Flush all tallies; there are no metrics of their own."""
-        for tally in self._all:
-            tally.flush()
-        return ()
 
 
 class Metrics:
@@ -146,6 +57,12 @@ class Metrics:
         self.session_store_failures = self._plain_counter(
             "ragboost_session_store_failures_total",
             "Operations of the session API's store that failed.",
+        )
+        self._recorded = self._plain_counter(
+            "ragboost_recorded_requests_total",
+            "Completions for the log of `proxy.record`: written, or dropped because the disk was "
+            "full or slow.",
+            ("result",),
         )
         self.tasks = gauge(
             "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
@@ -355,6 +272,10 @@ class Metrics:
         """Record how long a completion waited until it was sent, and why it was sent then."""
         self._queue_wait.observe(seconds)
         self._releases[release,].inc()
+
+    def count_recorded(self, result: str, num: int) -> None:
+        """Count lines; may be called from any thread."""
+        self._recorded.labels(result).inc(num)
 
     def count_bypass(self, reason: str) -> None:
         self._bypass[reason,].inc()

@@ -1,7 +1,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from ragboost.proxy.observability.metrics import Tallies
+from ragboost.proxy.observability.tallies import Tallies
 
 
 def test_reading_the_registry_brings_its_metrics_up_to_date() -> None:
