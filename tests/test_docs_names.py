@@ -45,8 +45,9 @@ def test_commands_targets_and_modules_exist(page: str) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE)
     known = get_group(app).commands
     for line in commands(page):
-        if found := re.match(r"ragboost ([a-z][\w-]*)", line):
-            parameters = known[found[1]].params
+        if found := re.match(r"ragboost ([a-z][\w-]*)(?: ([a-z][\w-]*))?", line):
+            command = known[found[1]]
+            parameters = getattr(command, "commands", {}).get(found[2], command).params
             options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
             assert flags(line) <= options | {"--help"}, line
         elif found := re.match(r"python -m ((?:benchmarks|scripts)\.[\w.]+)", line):

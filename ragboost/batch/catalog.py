@@ -63,7 +63,8 @@ class DocumentCatalog:
         head = -1
         if line.documents and line.is_boost_wanted:
             head = self._heads.setdefault(line.head, len(self._heads))
-        documents = array("q", [self._number(document) for document in line.documents])
+        lengths = line.tokens or [None] * len(line.documents)
+        documents = array("q", map(self._number, line.documents, lengths))
         self.entries.append(CatalogEntry(number, offset, head, documents))
         self._num_places += len(documents)
 
@@ -79,10 +80,12 @@ class DocumentCatalog:
             groups[entry.head].append(position)
         return groups
 
-    def _number(self, document: Document) -> int:
+    def _number(self, document: Document, tokens: int | None) -> int:
         key = bytes.fromhex(document.key)
         number = self._documents.get(key)
         if number is None:
             number = self._documents[key] = len(self._documents)
-            self.tokens.extend(self._counter.count_documents([document]))
+            if tokens is None:
+                [tokens] = self._counter.count_documents([document])
+            self.tokens.append(tokens)
         return number

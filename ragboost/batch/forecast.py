@@ -49,14 +49,15 @@ def forecast(
     cache_tokens: Sequence[int] = (),
     on_progress: Progress | None = None,
 ) -> Forecast:
-    """Replay a trace, in the line formats of `run_batch`, at several sizes of the prefix cache.
+    """Replay a trace, in the line formats of `run_batch` or a log of `proxy.record`, at several
+    sizes of the prefix cache.
 
     They are, by default, from the largest request to the whole trace, and unbounded.
     """
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
     settings, move = settings or Settings(), on_progress or (lambda *_: None)
-    job = WindowJob(settings, corpus=corpus, on_progress=move)
+    job = WindowJob(settings, corpus=corpus, on_progress=move, reads_records=True)
     with open_input(source) as file:
         read = job.read(file, None)
     catalog = job.catalog

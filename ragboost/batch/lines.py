@@ -1,7 +1,7 @@
 """One line of a batch file: find its documents, and write it with another document order.
 
-Lines are OpenAI batch lines, or plain `{"id", "question", "documents" | "doc_ids"}`. Knows JSON and
-`ragboost.formats`. Does not know files or other lines.
+Lines are OpenAI batch lines, plain `{"id", "question", "documents" | "doc_ids"}`, or those of
+`proxy.record`. Knows JSON and `ragboost.formats`. Does not know files or other lines.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import prompt_prefix
-from ragboost.types import Document, DocumentId, as_documents
+from ragboost.types import Document, DocumentId, RecordedRequest, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
 _PLAIN_FIELDS = ("question", "documents", "doc_ids")
@@ -40,14 +40,24 @@ class BatchLine:
     # Returns the object to send with a context's documents and hints; called with None for a
     # request without documents.
     write: Callable[[Context | None], dict[str, Any]]
+    tokens: tuple[int, ...] | None = None  # lengths of the documents; None: to be counted
 
 
 class LineParser:
-    """Parses lines; without a corpus, those with `doc_ids` are malformed."""
+    """Parses lines; without a corpus, those with `doc_ids` are malformed.
 
-    def __init__(self, settings: Settings, *, corpus: Corpus | None = None) -> None:
+    Args:
+        reads_records: lines of `proxy.record` are requests, too; they cannot be written.
+    """
+
+    def __init__(
+        self, settings: Settings, *, corpus: Corpus | None = None, reads_records: bool = False
+    ) -> None:
         self._formats = make_formats(settings)
         self._corpus = corpus
+        self._moves_varying = settings.ordering.move_varying
+        self._reads_records = reads_records
+        self._num_records = 0
 
     def parse(self, raw: bytes) -> BatchLine:
         value = parse_json(raw)
@@ -55,6 +65,8 @@ class LineParser:
             raise RequestError(f"the line must be a JSON object, got {type(value).__name__}")
         if "body" in value or "custom_id" in value:
             return self._openai(value)
+        if (record := RecordedRequest.of(value)) is not None:
+            return self._recorded(value, record)
         if any(name in value for name in _PLAIN_FIELDS):
             return self._plain(value)
         raise RequestError(
@@ -110,6 +122,24 @@ class LineParser:
             head="",
             is_boost_wanted=True,
             write=lambda context: _write_plain(value, field, context),
+        )
+
+    def _recorded(self, value: dict[str, Any], record: RecordedRequest) -> BatchLine:
+        if not self._reads_records:
+            raise RequestError("a log of proxy.record has no texts to send: `simulate` reads it")
+        self._num_records += 1
+        head = f"{record.tenant} {record.head}"
+        if record.varying_tokens and not self._moves_varying:
+            head = f"{head} {self._num_records}"  # nobody else has this text before the documents
+        return BatchLine(
+            value=value,
+            id=None,
+            query="",
+            documents=tuple([Document(name) for name in record.doc_ids]),
+            head=head,
+            is_boost_wanted=True,
+            write=lambda _: value,
+            tokens=record.doc_tokens,
         )
 
     def _find(self, doc_ids: Any) -> tuple[Document, ...]:

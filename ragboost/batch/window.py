@@ -39,10 +39,11 @@ class WindowJob:
         *,
         corpus: Corpus | None = None,
         on_progress: Progress = lambda *_: None,
+        reads_records: bool = False,
     ) -> None:
         self._settings = settings
         self._counter = make_offline_counter(settings.tokens)
-        self._parser = LineParser(settings, corpus=corpus)
+        self._parser = LineParser(settings, corpus=corpus, reads_records=reads_records)
         self._on_progress = on_progress
         self.catalog = self._empty()  # the requests of the window
 

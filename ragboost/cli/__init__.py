@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from ragboost.cli.bench import app as bench
 from ragboost.cli.evaluation import eval_order
 from ragboost.cli.offline import batch, demo, simulate, warm
 from ragboost.cli.reuse import engine_flags, eval_reuse, precompute
@@ -52,6 +53,7 @@ app.command(rich_help_panel=_TRAFFIC)(simulate)
 app.command(rich_help_panel=_TRAFFIC)(batch)
 app.command(rich_help_panel=_TRAFFIC)(warm)
 app.command("eval-order", rich_help_panel=_TRAFFIC)(eval_order)
+app.add_typer(bench, name="bench", rich_help_panel=_TRAFFIC)
 app.command("engine-flags", rich_help_panel=_REUSE)(engine_flags)
 app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)
 app.command(rich_help_panel=_REUSE)(precompute)

@@ -82,7 +82,7 @@ def eval_order(
     if plot is not None:
         check_plot(plot)
     chosen_metric = _metric(metric, has_judge=judge is not None)
-    connect = partial(ChatEndpoint, timeout_s=timeout, body=_fields(body))
+    connect = partial(ChatEndpoint, timeout_s=timeout, body=json_fields(body))
     asked = connect(endpoint, model=model, api_key=_key(key_env), max_tokens=max_tokens)
     judging = None
     if judge is not None:
@@ -178,7 +178,12 @@ def _metric(name: str | None, *, has_judge: bool) -> str:
     return name
 
 
-def _fields(text: str) -> dict[str, Any]:
+def json_fields(text: str) -> dict[str, Any]:
+    """Read the option `--body`.
+
+    Raises:
+        RequestError: it is no JSON object.
+    """
     try:
         fields = json.loads(text)
     except ValueError as error:

@@ -140,7 +140,7 @@ def _lint(log: Path, settings: Settings, *, as_json: bool) -> NoReturn:
         if report.findings:
             Console().print(report.table())
         typer.echo(report.sentence())
-    raise typer.Exit(1 if report.findings else 0)
+    raise typer.Exit(1 if report.findings or report.varying else 0)
 
 
 def doctor(
@@ -163,7 +163,8 @@ def doctor(
     Sends each backend a few small requests. The exit code is 0 if everything works, else 1.
 
     With --log, compares each request of a file with the one before it in its conversation, and
-    names the first byte that differs, the cause, and what it costs. The exit code is 1 if a cached
+    names the first byte that differs, the cause, and what it costs; and it names text that differs
+    before the documents. The file may be a log of proxy.record. The exit code is 1 if a cached
     prefix was broken.
 
     \b

@@ -1,5 +1,6 @@
 """Settings of the proxy: backends, the choice between them, the waiting room, the server."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -71,7 +72,7 @@ class BackendSettings(Section):
     reuse_chunks: bool | None = Field(
         None,
         description="Send the positions of documents, so that the backend can reuse their KV. "
-        "None: only to the embedded engine.",
+        "None: if all backends say at `/chunk_reuse` that they do.",
     )
 
 
@@ -237,6 +238,17 @@ class ProxySettings(Section):
     )
     shadow: bool = Field(
         False, description="Forward requests unchanged and measure what boosting would have saved."
+    )
+    record: Path | None = Field(
+        None,
+        description="File for a line of JSON per completion with hashed ids and token lengths, no "
+        "text, for `simulate`, `doctor --log` and `bench trace`. With several workers each has a "
+        "file, with its number before the suffix. None: off.",
+    )
+    record_max_bytes: int = Field(
+        100 * 1024 * 1024,
+        ge=64 * 1024,
+        description="Bytes of `record` with the file before it, which has the suffix .1.",
     )
     access_log: bool = Field(False, description="Log one line of JSON per request.")
     docs: bool = Field(

@@ -3,19 +3,15 @@
 Knows the OpenAI API, over real HTTP and real streams. Does not know the server behind it.
 """
 
-import json
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
 from ragboost.booster.booster import Booster
 from ragboost.config import BackendSettings, DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.demo.workload import Workload, WorkloadTurn
-from ragboost.errors import BackendStatusError
 from ragboost.proxy.upstream.backends import Backend
-from ragboost.proxy.upstream.client import UpstreamResponse
-from ragboost.rewriting.headers import get_header
+from ragboost.proxy.upstream.streamed_chat import STREAMED, ask_streamed
 
 MODEL = "demo"
 
@@ -66,8 +62,7 @@ def _body(
         "messages": [*history, {"role": "user", "content": content}],
         "max_tokens": max_tokens,
         "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **STREAMED,
     }
     if boosted:
         documents = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
@@ -86,41 +81,11 @@ def _plain_prompt(turn: WorkloadTurn) -> str:
 
 
 async def _chat(client: Backend, body: Mapping[str, Any]) -> Cost:
-    started = time.perf_counter()
-    ttft_s = 0.0
-    answer: list[str] = []
-    usage: dict[str, Any] = {}
-    response = await client.request(
-        "POST",
-        "/v1/chat/completions",
-        headers=[(b"content-type", b"application/json")],
-        body=json.dumps(body).encode(),
+    answer = await ask_streamed(client, body)
+    return Cost(
+        answer.usage.prompt_tokens,
+        answer.usage.cached_tokens or 0,
+        answer.ttft_s,
+        answer.documents_dropped,
+        answer.text,
     )
-    with closing(response):
-        if response.status != 200:
-            text = (await response.read())[:300].decode("utf-8", "replace")
-            raise BackendStatusError(f"the proxy answered {response.status}: {text}")
-        async for line in _lines(response):
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line.removeprefix(b"data: "))
-            usage = event.get("usage") or usage
-            for choice in event.get("choices", ()):
-                if content := choice["delta"].get("content"):
-                    ttft_s = ttft_s or time.perf_counter() - started
-                    answer.append(content)
-    dropped = int(get_header(response.headers, b"x-ragboost-documents-dropped") or 0)
-    if not usage:
-        raise BackendStatusError("the stream ended without usage")
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    ttft_s = ttft_s or time.perf_counter() - started
-    return Cost(usage["prompt_tokens"], cached, ttft_s, dropped, "".join(answer))
-
-
-async def _lines(response: UpstreamResponse) -> AsyncIterator[bytes]:
-    rest = b""
-    while data := await response.read():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line
-    yield rest

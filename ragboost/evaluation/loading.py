@@ -15,12 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 from ragboost.errors import RequestError
 from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.jsonl import Line, decode, read_lines
-from ragboost.types import Document, as_document, as_documents
+from ragboost.types import Document, RecordedRequest, as_document, as_documents
 
 MAX_SHOWN = 3
 _EXPECTED = (
     "expected the fields question, documents (or doc_ids with --corpus) and answers; "
     "`python -m benchmarks.datasets.questions FILE` in a clone of RAGBoost converts data sets"
+)
+_RECORDED = (
+    "a log of proxy.record holds ids and lengths only; needed are questions, the documents' texts "
+    "and right answers"
 )
 T = TypeVar("T")
 
@@ -48,6 +52,8 @@ def load_questions(
 
 
 def _question(row: Mapping[str, Any], by_id: Mapping[Any, Document]) -> EvalQuestion:
+    if RecordedRequest.of(row) is not None:
+        raise RequestError(_RECORDED)
     if not (row.keys() & {"question", "query"} and row.keys() & {"documents", "doc_ids"}):
         raise RequestError(_EXPECTED)
     text = text_of(row, "question", "query")

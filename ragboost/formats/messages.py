@@ -101,6 +101,19 @@ class Messages:
                 new = put(new, path, splice(at_path(new, path), edits[path]))
         return new
 
+    def moved_behind(
+        self, body: Mapping[str, Any], found: FoundDocuments, start: int, stop: int
+    ) -> dict[str, Any]:
+        """Return a body in which a part of the text before the documents, given by its offsets,
+        follows these as a paragraph."""
+        layout = found.layout
+        assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
+        assert layout.leading is not None, "a request without leading documents"
+        slot, group = layout.leading
+        piece = group.value[start:stop]
+        edits = [Edit(start, stop, ""), group.hinted(str(piece).strip("\n"), at=group.end)]
+        return put(body, slot.path, splice(at_path(body, slot.path), edits))
+
     def _places(self, body: Mapping[str, Any]) -> list[_Place]:
         slots = list(find_slots(body))
         num_lines = sum(slot.value.count("\n") for slot in slots if isinstance(slot.value, str))

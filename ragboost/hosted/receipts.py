@@ -55,6 +55,7 @@ class Receipt(NamedTuple):
     cost: PromptCost | None = None  # with a price for the model
     # The origins of the others where chunks are reused; the rest of the prompt was computed.
     zones: PromptZones | None = None
+    advice: str = ""  # what keeps the prompt from being cached, if that is known
 
     @property
     def saved_tokens(self) -> int:
@@ -62,7 +63,7 @@ class Receipt(NamedTuple):
         return (self.cached_tokens or 0) + self.dropped_tokens
 
     def encode(self) -> bytes:
-        fields: dict[str, int | float | None] = {
+        fields: dict[str, int | float | str | None] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "predicted_cached_tokens": self.predicted_cached_tokens,
@@ -75,6 +76,8 @@ class Receipt(NamedTuple):
             fields["cost"] = round(self.cost.cost, _DIGITS)
             fields["uncached_cost"] = round(self.cost.uncached, _DIGITS)
             fields["saved_cost"] = round(self.cost.saved, _DIGITS)
+        if self.advice:
+            fields["advice"] = self.advice
         return msgspec.json.encode(fields)
 
 

@@ -25,6 +25,7 @@ from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.hold_out import choose_arm
+from ragboost.proxy.leading_text import LeadingText
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -70,6 +71,7 @@ class BoostPipeline:
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)  # those with a name
+        self.leading_text = LeadingText(settings, tenants)
         self._settings = settings
         self._metrics = metrics
         self._sync = sync
@@ -77,9 +79,14 @@ class BoostPipeline:
         self._dispatcher = dispatcher
         self._workers = workers
         self._shadow = shadow
+        self._share = settings.boost.share if shadow is None else 1.0
         self._orders = OrderComparison(metrics)
-        self._formats = make_formats(settings)
-        self._unmarked = make_unmarked(settings, is_single=workers is None)
+        self._parse = partial(
+            parse_request,
+            formats=make_formats(settings),
+            unmarked=make_unmarked(settings, is_single=workers is None),
+            recognises=settings.session.stateless,
+        )
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
@@ -113,27 +120,28 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed.
         """
         started = time.perf_counter()
-        if self._stable is not None:
-            raw = await run_bytes(partial(self._stable.apply, raw), len(raw))
+        raw = await run_bytes(partial(self._readable, raw, has_stream_options), len(raw))
+        parse = partial(self._parse, headers=headers, session=session, team=team)
         try:
-            request = await self._parse(raw, headers, session=session, team=team)
+            request = await run_bytes(partial(parse, raw), len(raw))
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
             unread = Bypass("malformed_body")
             return self._forward(raw, headers, admission, started=started, bypass=unread)
+        choose_arm(request, share=self._share)
         if may_hand_over and history is None:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
-        conversation = self._histories.match(request) if request.links else history
-        if request.opening:
-            self._histories.add_unchanged(request.opening)
+        seen = await self.leading_text.observe(request, parse, may_move=history is None)
+        request = seen.request
+        conversation = self._recognised(request) or history
         tenant, digest = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
+            raw, bypass, model = request.body.raw, request.bypass, request.tenant_key.model
             forward = partial(self._forward, raw, headers, admission, started=started)
-            bypass, model = request.bypass, request.tenant_key.model
-            return forward(bypass=bypass, model=model, history=digest, is_read=is_read)
+            return seen.note(forward(bypass=bypass, model=model, history=digest, is_read=is_read))
         work = self._boost(
             request,
             headers,
@@ -144,27 +152,19 @@ class BoostPipeline:
             has_options=has_stream_options,
             is_read=is_read,
         )
-        # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
-        # client leaves.
-        return self._count(await (asyncio.shield(work) if needs_thread(request) else work))
+        # A thread cannot be cancelled: the tenant stays locked until it is done, client or not.
+        upstream = await (asyncio.shield(work) if needs_thread(request) else work)
+        return seen.note(self._count(upstream))
 
-    async def _parse(
-        self, raw: bytes, headers: RawHeaders, *, session: str | None, team: str
-    ) -> ParsedRequest:
-        parse = partial(
-            parse_request,
-            raw,
-            headers,
-            formats=self._formats,
-            unmarked=self._unmarked,
-            recognises=self._settings.session.stateless,
-            session=session,
-            team=team,
-        )
-        request = await run_bytes(parse, len(raw))
-        if self._shadow is None:
-            choose_arm(request, share=self._settings.boost.share)
-        return request
+    def _readable(self, raw: bytes, has_chunks: bool) -> bytes:
+        if self._stable is not None:
+            raw = self._stable.apply(raw)
+        return self._chunk_reuse.readable(raw, has_chunks=has_chunks)
+
+    def _recognised(self, request: ParsedRequest) -> Conversation | None:
+        if request.opening:
+            self._histories.add_unchanged(request.opening)
+        return self._histories.match(request) if request.links else None
 
     def _forward(
         self,
@@ -325,7 +325,7 @@ class BoostPipeline:
         if not request.links or conversation is None:
             return UNCHANGED
         if self._workers is not None and result.delta.sent:
-            self._workers.keep(request.links[-1])
+            self._workers.keep(request.client_links[-1])
         return self._histories.add(request, conversation, result.delta)
 
     def _encode(

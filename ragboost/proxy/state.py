@@ -8,9 +8,10 @@ from typing import Self
 
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
-from ragboost.config import Settings
+from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
+from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -41,6 +42,7 @@ class ProxyState:
     workers: WorkerPool | None  # the other workers of this proxy; None if there are none
     # Exchanges load and prompts with replicas of the proxy; None without Redis.
     replicas: RedisTransport | None
+    log: RequestLog | None  # of `proxy.record`
 
     @classmethod
     def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
@@ -94,11 +96,14 @@ class ProxyState:
             board,
             workers,
             replicas,
+            _request_log(settings.proxy, metrics, identity),
         )
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Open everything; close it again in the order that loses nothing."""
+        if self.log is not None:
+            self.log.open()
         await self.store.open()
         self.backends.open()
         try:
@@ -117,3 +122,16 @@ class ProxyState:
             await self.chunk_reuse.close()
             await self.sync.close()
             await self.backends.close()
+            if self.log is not None:
+                await self.log.close()
+
+
+def _request_log(
+    settings: ProxySettings, metrics: Metrics, identity: WorkerIdentity | None
+) -> RequestLog | None:
+    path = settings.record
+    if path is None:
+        return None
+    if identity is not None:
+        path = path.with_name(f"{path.stem}.{identity.worker_id}{path.suffix}")
+    return RequestLog(path, max_bytes=settings.record_max_bytes, count=metrics.count_recorded)

@@ -77,6 +77,7 @@ class ParsedRequest:
         self.links: Sequence[Link] = ()
         # The same of its only message beside instructions, if it has no documents; else empty.
         self.opening: Link = b""
+        self.client_links: Sequence[Link] = ()  # the same of the body as the client sent it
         # Shape and keys of its documents beside the messages; empty if they are inside.
         self.shape_beside = ""
         self.keys_beside: tuple[str, ...] = ()
@@ -224,6 +225,7 @@ def _set_links(
     body = request.body
     if found.message is not None and body.messages:
         request.links = chain_links(body.message_digests[: found.message + 1], seed=scope)
+        request.client_links = request.links
         if not shape.in_place:
             request.shape_beside, request.keys_beside = shape.name, found.keys
 

@@ -106,7 +106,9 @@ class FakeEngine:
         keepalive_timeout_s: float = 75.0,
         reply_tokens: int = 4,
         num_ranks: int = 1,
+        chunk_reuse: dict[str, Any] | None = None,
     ) -> None:
+        self._chunk_reuse = chunk_reuse  # what it says of itself; None: it is another server
         self.publishers: list[EventPublisher] = []
         if events is True:
             self.publishers = [EventPublisher() for _ in range(num_ranks)]
@@ -252,6 +254,8 @@ class FakeEngine:
             size, num = self.cache.block_size, self.cache.capacity_blocks + 1
             info = f'block_size="{size}",enable_prefix_caching="{num > 1}",num_gpu_blocks="{num}"'
             return web.Response(text=f"vllm:cache_config_info{{{info}}} 1.0\n")
+        if path == "/chunk_reuse" and self._chunk_reuse is not None:
+            return web.json_response(self._chunk_reuse)
         return web.Response(status=404)
 
     def _record(self, request: web.Request, body: bytes, connection: int) -> Received:

@@ -144,7 +144,7 @@ async def kv_event_sources(request: Request) -> dict[str, schemas.EventEndpoint]
 @router.get("/chunk_reuse")
 async def chunk_reuse(request: Request) -> schemas.ChunkReuseInfo:
     """Return whether requests may ask for chunk reuse, and what they get by default."""
-    return schemas.ChunkReuseInfo(**_service(request).reuse.describe())
+    return schemas.ChunkReuseInfo(**_service(request).reuse.describe(), graphs=True)
 
 
 @router.post("/reset_prefix_cache", response_class=Response)

@@ -182,6 +182,7 @@ class ChunkReuseInfo(BaseModel):
     policy: str
     ratio: float
     policies: list[str]
+    graphs: bool = Field(description="`ragboost.graph` is read; vLLM and SGLang do not.")
 
 
 class ErrorDetail(BaseModel):

@@ -81,11 +81,7 @@ def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
     Args:
         row: the body of a request, or an object with one as `body`, `request` or `request_body`.
     """
-    body: Mapping[str, Any] = row
-    for name in ("body", "request", "request_body"):
-        if isinstance(inner := row.get(name), dict):
-            body = inner
-            break
+    body = body_of(row)
     if not any(body.get(name) for name in _PROMPTS):
         return None
     model = body.get("model")
@@ -95,6 +91,14 @@ def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
         _name(row) or _name(body),
         tuple(_parts(body)),
     )
+
+
+def body_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the body of a request in a line, which may be the line's object itself."""
+    for name in ("body", "request", "request_body"):
+        if isinstance(inner := row.get(name), dict):
+            return inner
+    return row
 
 
 def _name(holder: Mapping[str, Any]) -> str:

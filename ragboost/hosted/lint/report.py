@@ -1,9 +1,9 @@
 """Lint a log of requests: sum up what breaks the prompt cache, and what that costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -11,9 +11,11 @@ from ragboost.config import PriceSettings
 from ragboost.errors import RequestError
 from ragboost.hosted.lint.causes import Cause, PrefixBreak, compare
 from ragboost.hosted.lint.conversations import LoggedConversations
-from ragboost.hosted.lint.prompt import LoggedPrompt, estimate_tokens, read_prompt
+from ragboost.hosted.lint.prompt import LoggedPrompt, body_of, estimate_tokens, read_prompt
+from ragboost.hosted.lint.varying import LoggedVarying
 from ragboost.hosted.receipts import find_price
 from ragboost.jsonl import Line, decode, read_lines
+from ragboost.types import RecordedRequest
 
 _MAX_EXAMPLES = 3
 _MAX_FINDINGS = 1000
@@ -81,6 +83,7 @@ class LintReport:
     bad_lines: list[str] = field(default_factory=list)  # no requests; the first ones, with reasons
     num_bad_lines: int = 0
     has_prices: bool = False  # a price was found for some model
+    varying: list[str] = field(default_factory=list)  # advice on text before the documents
     _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
 
     @property
@@ -116,6 +119,7 @@ class LintReport:
             "lost_tokens": sum(finding.lost_tokens for finding in self.findings),
             "bad_lines": self.num_bad_lines,
             "findings": [finding.as_json() for finding in self.findings],
+            "varying": self.varying,
         }
 
     def table(self) -> Table:
@@ -141,6 +145,7 @@ class LintReport:
         return (
             f"{self.requests:,} requests, {self.continued:,} of them continue a conversation; "
             f"about {lost:,} tokens ({share:.1%} of all) could have been read from the cache."
+            + "".join([f"\n{advice}." for advice in self.varying])
         )
 
 
@@ -153,43 +158,70 @@ def lint_log(
     """Compare consecutive requests of each conversation in a log.
 
     Args:
-        path: JSONL, also compressed with gzip, of request bodies or of objects with one.
+        path: JSONL, also compressed with gzip, of request bodies, of objects with one, or a log of
+            `proxy.record`, in which only lengths can be seen.
         prices: of models, to give the cost.
         on_progress: called with the number of lines read so far.
 
     Raises:
         RequestError: the file cannot be read, or none of its lines is a request.
     """
-    report, conversations = LintReport(), LoggedConversations()
+    report, conversations, texts = LintReport(), LoggedConversations(), LoggedVarying()
     for line in read_lines(path, max_bytes=_MAX_LINE_BYTES):
-        prompt = _read(line, report)
-        if prompt is not None:
+        row = _read(line, report)
+        if isinstance(row, RecordedRequest):
             report.requests += 1
-            report.prompt_tokens += estimate_tokens(prompt.num_bytes)
-            before = conversations.continue_with(prompt)
-            if before is not None:
-                report.continued += 1
-                if (found := compare(before, prompt)) is not None:
-                    price = find_price(prices, before.model)
-                    report.add(before.where, prompt.where, found, price=price)
+            report.prompt_tokens += texts.add_recorded(row)
+        elif row is not None:
+            _compare(conversations, row.prompt, report, prices=prices)
+            texts.add_body(row.body)
         if on_progress is not None:
             on_progress(line.number)
+    report.varying = texts.advice()
     if not report.requests:
         reason = report.bad_lines[0] if report.bad_lines else f"{path} has no lines"
         raise RequestError(f"no request found; {reason}")
     return report
 
 
-def _read(line: Line, report: LintReport) -> LoggedPrompt | None:
+class _LoggedRequest(NamedTuple):
+    body: Mapping[str, Any]
+    prompt: LoggedPrompt
+
+
+def _compare(
+    conversations: LoggedConversations,
+    prompt: LoggedPrompt,
+    report: LintReport,
+    *,
+    prices: Sequence[PriceSettings],
+) -> None:
+    report.requests += 1
+    report.prompt_tokens += estimate_tokens(prompt.num_bytes)
+    before = conversations.continue_with(prompt)
+    if before is None:
+        return
+    report.continued += 1
+    if (found := compare(before, prompt)) is not None:
+        price = find_price(prices, before.model)
+        report.add(before.where, prompt.where, found, price=price)
+
+
+def _read(line: Line, report: LintReport) -> _LoggedRequest | RecordedRequest | None:
     if len(line.raw) > _MAX_LINE_BYTES:
         report.add_bad_line(f"{line.where}: longer than {_MAX_LINE_BYTES} bytes")
         return None
+    prompt = None
     try:
         row = decode(line.raw, where=line.where)
-        prompt = read_prompt(line.where, row) if isinstance(row, dict) else None
+        if isinstance(row, dict):
+            if (recorded := RecordedRequest.of(row)) is not None:
+                return recorded
+            prompt = read_prompt(line.where, row)
     except (RequestError, RecursionError) as error:
         report.add_bad_line(str(error) or f"{line.where}: nested too deeply")
         return None
     if prompt is None:
         report.add_bad_line(f"{line.where}: no request with `messages`, `input` or `prompt`")
-    return prompt
+        return None
+    return _LoggedRequest(body_of(row), prompt)

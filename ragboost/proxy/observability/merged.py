@@ -111,5 +111,6 @@ def merge_dashboard(
         },
         "history": merge_history(own["history"], [other["history"] for other in others]),
         "backends": backends,
+        "varying": max((worker["varying"] for worker in workers), key=len),
         "recent": recent[:max_recent],
     }

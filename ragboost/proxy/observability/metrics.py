@@ -58,6 +58,12 @@ class Metrics:
             "ragboost_session_store_failures_total",
             "Operations of the session API's store that failed.",
         )
+        self._recorded = self._plain_counter(
+            "ragboost_recorded_requests_total",
+            "Completions for the log of `proxy.record`: written, or dropped because the disk was "
+            "full or slow.",
+            ("result",),
+        )
         self.tasks = gauge(
             "ragboost_tasks", "Tasks on the event loop: a few, and those of running requests."
         )
@@ -266,6 +272,10 @@ class Metrics:
         """Record how long a completion waited until it was sent, and why it was sent then."""
         self._queue_wait.observe(seconds)
         self._releases[release,].inc()
+
+    def count_recorded(self, result: str, num: int) -> None:
+        """Count lines; may be called from any thread."""
+        self._recorded.labels(result).inc(num)
 
     def count_bypass(self, reason: str) -> None:
         self._bypass[reason,].inc()

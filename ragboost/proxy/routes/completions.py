@@ -123,6 +123,7 @@ class Completions(Passthrough):
         self._boosting = state.boosting
         self._recent = state.recent
         self._sync = state.sync
+        self._log = state.log
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -177,9 +178,16 @@ class Completions(Passthrough):
             cost = self._cost(upstream, usage)
             tokens = usage.prompt_tokens, usage.cached_tokens
             zones = PromptZones.of(usage, bought_tokens=upstream.bought_tokens)
-            return Receipt(*tokens, predicted, dropped, cost, zones).encode()
+            advice = self._advice(upstream)
+            return Receipt(*tokens, predicted, dropped, cost, zones, advice).encode()
 
         return write
+
+    def _advice(self, upstream: UpstreamRequest) -> str:
+        piece = upstream.varying
+        if piece is None:
+            return ""
+        return piece.sentence(self._boosting.tenants.tokens_per_byte(upstream.model))
 
     def _cost(self, upstream: UpstreamRequest, usage: Usage) -> PromptCost | None:
         price = find_price(self._settings.prices, upstream.model)
@@ -214,6 +222,8 @@ class Completions(Passthrough):
                 upstream.tracked.report_end(usage, backend=backend, is_computed=is_computed)
             bypass = upstream.bypass.reason if upstream.bypass is not None else None
             self._recent.add(exchange, context, usage, backend=backend, bypass=bypass)
+            if self._log is not None and upstream.record is not None:
+                self._log.add(exchange, upstream.record, usage)
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             result = "boosted" if context is not None else "bypassed"

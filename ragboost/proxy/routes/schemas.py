@@ -235,6 +235,13 @@ class RecentCompletion(BaseModel):
     after: list[str]
 
 
+class VaryingText(BaseModel):
+    """Text that differs from request to request before the documents."""
+
+    model: str
+    advice: str = Field(description="Its tokens, how often it differs, and what helps.")
+
+
 class DashboardData(BaseModel):
     """The figures of the dashboard."""
 
@@ -250,5 +257,6 @@ class DashboardData(BaseModel):
     fidelity: PredictionQuality
     history: DashboardHistory
     backends: list[DashboardBackend]
+    varying: list[VaryingText]
     indexes: list[DashboardIndex] = Field(description="Those used last.")
     recent: list[RecentCompletion] = Field(description="Latest first.")

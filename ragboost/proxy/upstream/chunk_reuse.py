@@ -13,6 +13,7 @@ import msgspec
 
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backends import Backend
+from ragboost.rewriting.graph_documents import graph_as_documents
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
 """What a proxy answers at `/chunk_reuse`, by which another one and `doctor` recognise it."""
@@ -59,18 +60,23 @@ class ChunkReuseProbe:
     """Know whether the backends reuse chunks. `open` and `close` belong to the event loop.
 
     Args:
-        settings: `reuse_chunks` answers for all backends; None: ask them.
+        settings: `reuse_chunks` answers for all backends, and leaves their recompute ratio unknown;
+            None: ask them. Whether they read graphs is asked in any case.
     """
 
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:
         self._configured = settings.reuse_chunks
         self.is_supported = bool(settings.reuse_chunks)  # by all backends
-        # Of requests that do not say, as a backend reports it; None: unknown.
-        self._default_ratio: float | None = None
-        self._is_default = False  # requests that do not ask for reuse have it
+        self._report = ReuseReport()  # the latest one of those that reuse chunks
         self._backends = backends
-        self._reusing: set[str] = set()
+        self._reports: dict[str, ReuseReport] = {}  # by backend
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def reads_graphs(self) -> bool:
+        """Return True if all backends read `ragboost.graph`."""
+        reports = self._reports
+        return all(b.name in reports and reports[b.name].graphs for b in self._backends)
 
     def recompute_ratio(self, reuse: Any, is_told: bool = True) -> float | None:
         """Return the share of reused tokens that a request computes again; None if it computes all
@@ -80,9 +86,10 @@ class ChunkReuseProbe:
             reuse: its `ragboost.reuse`; None: it has none.
             is_told: the backend gets the positions of its chunks.
         """
-        if not (self.is_supported and is_told) or (reuse is None and not self._is_default):
+        is_default = self._report.default == "approx"  # requests that do not ask for it have it
+        if not (self.is_supported and is_told) or (reuse is None and not is_default):
             return None
-        ratio = self._default_ratio
+        ratio = self._report.ratio
         if isinstance(reuse, dict):
             ratio = reuse.get("ratio", ratio)
         elif reuse not in (None, "approx"):
@@ -90,10 +97,22 @@ class ChunkReuseProbe:
         is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
         return ratio if is_number and ratio is not None and 0 <= ratio <= 1 else None
 
+    def readable(self, raw: bytes, *, has_chunks: bool) -> bytes:
+        """Return a request's body with documents in place of a graph, unless the backends read it.
+
+        Args:
+            has_chunks: the request is sent with positions of documents where they are reused.
+
+        Raises:
+            RequestError: the graph is malformed, or the backends cannot compute what it asks for.
+        """
+        if self.reads_graphs:
+            return raw
+        return graph_as_documents(raw, can_reuse=self.is_supported and has_chunks)
+
     async def open(self) -> None:
         """Start to ask, without waiting for an answer."""
-        if self._configured is None:
-            self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self._backends]
+        self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self._backends]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -103,14 +122,12 @@ class ChunkReuseProbe:
     async def _watch(self, backend: Backend) -> None:
         while True:
             answer = await backend.fetch("/chunk_reuse")
-            report = _read(answer)
-            if report.is_possible:
-                self._reusing.add(backend.name)
-                self._default_ratio = report.ratio
-                self._is_default = report.default == "approx"
-            else:
-                self._reusing.discard(backend.name)
-            self.is_supported = len(self._reusing) == len(self._backends)
+            report = self._reports[backend.name] = _read(answer)
+            if self._configured is None:
+                if report.is_possible:
+                    self._report = report
+                num_reusing = sum(each.is_possible for each in self._reports.values())
+                self.is_supported = num_reusing == len(self._backends)
             await asyncio.sleep(_RETRY_S if answer is None else _RECHECK_S)
 
 
@@ -119,7 +136,8 @@ class ReuseReport(msgspec.Struct):
 
     is_possible: bool = False
     default: str = ""  # of requests that do not say: exact or approx
-    ratio: float | None = None  # recompute ratio of these
+    ratio: float | None = None  # recompute ratio of these; None: unknown
+    graphs: bool = False  # it reads `ragboost.graph`
 
 
 def _read(answer: bytes | None) -> ReuseReport:

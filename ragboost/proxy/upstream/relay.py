@@ -18,7 +18,9 @@ from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.rewriting.parsed_request import Bypass
 from ragboost.rewriting.sent_history import HistoryDelta
+from ragboost.rewriting.varying_piece import VaryingPiece
 from ragboost.serving.errors import error_body
+from ragboost.types import RecordedRequest
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ class UpstreamRequest(NamedTuple):
     dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
     arm: str | None = None  # None: its documents, if any, are no part of a comparison
     worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
+    varying: VaryingPiece | None = None  # differs before the documents, and is sent there
+    record: RecordedRequest | None = None  # its shape, for `proxy.record`
 
     @property
     def bought_tokens(self) -> int:

@@ -36,6 +36,7 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
+_MAX_VARYING = 10
 
 
 class Dashboard:
@@ -105,6 +106,7 @@ class Dashboard:
                 read_totals(list(self._state.metrics.registry.collect()))
             ),
             "backends": self._backends(),
+            "varying": self._varying(team),
             "indexes": self._indexes(team),
             "recent": self._state.recent.of_team(team),
         }
@@ -134,6 +136,16 @@ class Dashboard:
                 "kv_events": states.get(backend.name, []),
             }
             for backend in self._state.backends.all
+        ]
+
+    def _varying(self, team: str) -> list[dict[str, Any]]:
+        boosting = self._state.boosting
+        return [
+            {
+                "model": piece.tenant.model,
+                "advice": piece.sentence(boosting.tenants.tokens_per_byte(piece.tenant.model)),
+            }
+            for piece in boosting.leading_text.of_team(team)[:_MAX_VARYING]
         ]
 
     def _indexes(self, team: str) -> list[dict[str, Any]]:

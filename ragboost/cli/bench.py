@@ -1,0 +1,78 @@
+"""The commands of `ragboost bench`."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import typer
+from pydantic import SecretStr
+
+from ragboost.cli.evaluation import json_fields
+from ragboost.cli.options import AS_JSON, PROGRESS
+from ragboost.config import BackendSettings
+
+app = typer.Typer(help="Measure a server.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `trace` a command of its own."""
+
+
+@app.command()
+def trace(
+    file: Path = typer.Argument(
+        ..., metavar="FILE", help="A log of proxy.record, Mooncake's trace, or RAGPulse's folder."
+    ),
+    endpoint: str = typer.Option(
+        ..., metavar="URL", help="Any OpenAI-compatible server, without /v1."
+    ),
+    model: str = typer.Option(..., help="The model's name there."),
+    speed: float = typer.Option(1.0, min=0.001, help="Seconds of the trace per second."),
+    limit: int | None = typer.Option(None, min=1, help="Most requests, the first of the trace."),
+    concurrency: int = typer.Option(64, min=1, max=4096, help="Most requests at a time."),
+    max_tokens: int = typer.Option(16, min=1, help="Longest answer."),
+    scale: float = typer.Option(
+        1.0, min=0.001, max=10.0, help="Words for each token of the trace; below 1, shorter."
+    ),
+    body: str = typer.Option(
+        "{}", metavar="JSON", help="Further fields of each request; null removes a field."
+    ),
+    key_env: str = typer.Option(
+        "OPENAI_API_KEY", help="Environment variable with the endpoint's key."
+    ),
+    timeout: float = typer.Option(600.0, min=1.0, metavar="SECONDS", help="For the next byte."),
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
+) -> None:
+    """Replay a trace of requests, with texts made of their ids and lengths.
+
+    Sends each request when it arrived, whether or not earlier ones were answered, and reports the
+    share of the prompt tokens that the server did not compute, and times to the first token. Run it
+    against the server and against the proxy in front of it to compare.
+
+    \b
+    ragboost bench trace requests.jsonl --endpoint http://127.0.0.1:8080 --model MODEL --speed 60
+    """
+    from ragboost.batch.display import progress_bar
+    from ragboost.evaluation.trace_replay import TraceReplay
+    from ragboost.evaluation.traces import read_trace
+
+    requests = read_trace(file, limit=limit)
+    key = SecretStr(os.environ[key_env]) if os.environ.get(key_env) else None
+    settings = BackendSettings(url=endpoint, read_timeout_s=timeout, api_key=key)
+    replay = TraceReplay(
+        settings,
+        model=model,
+        speed=speed,
+        concurrency=concurrency,
+        max_tokens=max_tokens,
+        scale=scale,
+        body=json_fields(body),
+    )
+    with progress_bar(progress) as on_progress:
+        result = asyncio.run(
+            replay.run(requests, on_done=lambda done: on_progress("replaying", done, len(requests)))
+        )
+    typer.echo(json.dumps(result.as_json()) if as_json else result.sentences())

@@ -1,0 +1,114 @@
+"""Write the graph of a request as documents, for backends that read no `ragboost.graph`.
+
+    {"graph": {"paths": [["Elon Musk", "founded", "SpaceX", "located in", "Texas"], ...]}}
+
+The paths of each first entity, written out one per line, are one document. Knows bodies. Does not
+know graphs: triplets are paths of one relation, and none are searched for.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragboost.errors import RequestError
+from ragboost.formats.ragboost_object import FIELD, GRAPH
+from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
+
+_WHERE = f"{FIELD}.{GRAPH}"
+_MARK = f'"{GRAPH}"'.encode()
+_MAX_PATHS = 20_000
+_FIELDS = ("paths", "triplets", "entities", "hops", "attention", "recompute_ratio")
+_ATTENTION = ("auto", "self", "subgraphs", "dependency")
+
+
+def graph_as_documents(raw: bytes, *, can_reuse: bool) -> bytes:
+    """Return a body with documents in place of its graph; the body itself if it has none.
+
+    Args:
+        can_reuse: the backend reuses the KV of documents, as `attention` = `subgraphs` needs it.
+
+    Raises:
+        RequestError: the graph is malformed, or the backend cannot compute what it asks for.
+    """
+    if _MARK not in raw:
+        return raw
+    try:
+        body = JsonBody(raw)
+    except MalformedBodyError:  # said where it is read next
+        return raw
+    ours = body.fields.get(FIELD)
+    if not isinstance(ours, dict) or ours.get(GRAPH) is None:
+        return raw
+    graph, given = ours[GRAPH], ours.get("documents", [])
+    documents = _documents(graph)
+    if not isinstance(given, list):
+        return raw  # said where documents are read
+    written = {name: value for name, value in ours.items() if name != GRAPH}
+    written["documents"] = [*given, *documents]
+    if (reuse := _reuse(graph, can_reuse=can_reuse)) is not None:
+        written.setdefault("reuse", reuse)
+    return body.encode({**body.fields, FIELD: written})
+
+
+def _documents(graph: Any) -> list[dict[str, str]]:
+    if not isinstance(graph, dict):
+        raise _invalid("", f"must be an object, got {type(graph).__name__}")
+    if unknown := [name for name in graph if name not in _FIELDS]:
+        raise _invalid(f".{unknown[0]}", f"is unknown; known are {', '.join(_FIELDS)}")
+    if graph.get("entities"):
+        raise _invalid(
+            ".entities", "needs a backend that reads graphs, the embedded engine: give paths"
+        )
+    by_root: dict[str, dict[str, None]] = {}  # the lines of each first entity, each once
+    paths = [*_lists(graph, "paths"), *_lists(graph, "triplets")]
+    if not 0 < len(paths) <= _MAX_PATHS:
+        raise _invalid("", f"must give from 1 to {_MAX_PATHS} paths, got {len(paths)}")
+    for root, line in paths:
+        by_root.setdefault(root, {})[line] = None
+    return [{"id": root, "text": "\n".join(lines)} for root, lines in by_root.items()]
+
+
+def _lists(graph: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
+    """Return the first entity and the line of each path or triplet."""
+    values = graph.get(name) or []
+    if not isinstance(values, list):
+        raise _invalid(f".{name}", f"must be a list, got {type(values).__name__}")
+    return [
+        _line(value, f".{name}[{at}]", is_triplet=name == "triplets")
+        for at, value in enumerate(values)
+    ]
+
+
+def _line(value: Any, where: str, *, is_triplet: bool) -> tuple[str, str]:
+    is_list = isinstance(value, list) and (len(value) == 3 if is_triplet else len(value) % 2 == 1)
+    if not is_list or not all(isinstance(part, str) and part.strip() for part in value):
+        shape = "[head, relation, tail]" if is_triplet else "[entity, relation, entity, ...]"
+        raise _invalid(where, f"must be {shape}, texts that are not empty")
+    root, *others = [part.strip() for part in value]
+    pairs = zip(others[::2], others[1::2], strict=True)
+    return root, root + "".join([f" -{relation}-> {entity}" for relation, entity in pairs])
+
+
+def _reuse(graph: Mapping[str, Any], *, can_reuse: bool) -> Any:
+    """Return the `ragboost.reuse` of an attention mode; None: the backend's default."""
+    attention = graph.get("attention", "auto")
+    if attention not in _ATTENTION:
+        raise _invalid(".attention", f"must be one of {', '.join(_ATTENTION)}")
+    if attention == "dependency":
+        raise _invalid(
+            ".attention",
+            "dependency needs a backend that reads graphs, the embedded engine: use auto, or "
+            "subgraphs with a backend that reuses chunks",
+        )
+    if attention != "subgraphs":
+        return None
+    if not can_reuse:
+        raise _invalid(
+            ".attention",
+            "subgraphs needs a backend that reuses chunks, and this one says it does not: use auto",
+        )
+    ratio = graph.get("recompute_ratio")
+    return {"ratio": 0 if ratio is None else ratio}  # the engine checks it
+
+
+def _invalid(where: str, problem: str) -> RequestError:
+    return RequestError(f"{_WHERE}{where} {problem}", param=f"{_WHERE}{where}")

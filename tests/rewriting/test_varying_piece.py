@@ -1,0 +1,146 @@
+"""Text that differs before the documents: found, measured, and moved without losing any."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.config import Settings
+from ragboost.formats import make_formats
+from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
+from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
+
+RULES = "You answer questions of students. Be brief.\nNever guess.\n"
+LABEL = "\nUse these documents:\n"
+DOCUMENTS = "".join(f"<document>Text {i} tells of {i}.</document>\n" for i in range(3))
+FORMATS = make_formats(Settings())
+
+
+def prompt(piece: str, *, rules: str = RULES, documents: str = DOCUMENTS) -> str:
+    return f"{rules}{piece}{LABEL}{documents}\nWhy?"
+
+
+def parsed(content: str, *, system: str = "", model: str = "m", **fields: Any) -> ParsedRequest:
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": content})
+    body = {"model": model, "messages": messages, **fields}
+    return parse_request(json.dumps(body).encode(), (), formats=FORMATS)
+
+
+def observe(contents: list[str], pieces: VaryingPieces | None = None) -> list[VaryingPiece | None]:
+    pieces = pieces or VaryingPieces(max_messages=100)
+    return [pieces.observe(parsed(content)) for content in contents]
+
+
+def names(count: int) -> list[str]:
+    return [f"The user is number {i}.\nToday is day {i % 7} of {i}.\n" for i in range(count)]
+
+
+def test_a_piece_is_known_after_some_requests_and_measured() -> None:
+    *_, last = observe([prompt(name) for name in names(40)])
+
+    assert last is not None
+    assert last.span is not None
+    start, stop = last.span
+    assert prompt(names(40)[-1])[start:stop].strip() == names(40)[-1].strip()
+    assert last.num_bytes == stop - start
+    assert last.share > 0.95
+    assert "tokens differ before the documents in" in last.sentence(0.25)
+    assert "ordering.move_varying" in last.sentence(0.25)
+
+
+def test_all_requests_of_one_application_have_one_head() -> None:
+    found = observe([prompt(name) for name in names(60)])
+
+    assert len({piece.head for piece in found[40:] if piece is not None}) == 1
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        lambda i: "",
+        lambda i: "Today is Monday.\n",
+        lambda i: f"Today is day {i // 40}.\n",  # all of a day share it
+        lambda i: ["German.\n", "English.\n", "French.\n"][i % 3],
+    ],
+)
+def test_text_that_many_requests_share_is_no_piece(piece: Any) -> None:
+    assert not any(observe([prompt(piece(i)) for i in range(200)]))
+
+
+def test_a_new_version_of_the_rules_is_no_piece() -> None:
+    old = [prompt("", rules=RULES + "Old rule.\n") for _ in range(300)]
+    new = [prompt("", rules=RULES + "New rule.\n") for _ in range(300)]
+
+    assert not any(observe(old + new))
+
+
+def test_a_piece_in_another_message_is_named_and_not_moved() -> None:
+    pieces = VaryingPieces(max_messages=100)
+    for name in names(40):
+        request = parsed(DOCUMENTS + "\nWhy?", system=RULES + name)
+        piece = pieces.observe(request)
+
+    assert piece is not None
+    assert piece.span is None
+    assert "move them behind the documents" in piece.sentence(0.25)
+    assert move_piece(request, piece) is None
+
+
+def test_tenants_learn_apart() -> None:
+    pieces = VaryingPieces(max_messages=100)
+    for name in names(40):
+        pieces.observe(parsed(prompt(name), model="a"))
+
+    assert pieces.observe(parsed(prompt(names(41)[-1]), model="b")) is None
+    assert [finding.tenant.model for finding in pieces.of_team("")] == ["a"]
+    assert pieces.of_team("another") == []
+
+
+def test_a_message_keeps_its_answer_when_it_is_sent_again() -> None:
+    pieces = VaryingPieces(max_messages=100)
+    early = [parsed(prompt(name)) for name in names(3)]
+    assert [pieces.observe(request) for request in early] == [None] * 3
+    observe([prompt(name) for name in names(60)[3:]], pieces)
+
+    assert [pieces.observe(request) for request in early] == [None] * 3
+
+
+def test_memory_is_bounded() -> None:
+    pieces = VaryingPieces(max_messages=10)
+    choose = random.Random(1)
+    for number in range(3000):
+        lines = "".join(f"{choose.random()}\n" for _ in range(30))
+        pieces.observe(parsed(prompt(lines, rules=f"{number % 300}\n")))
+
+    assert len(pieces._answers) <= 10
+    assert len(pieces._beginnings) <= 16_384
+    assert len(pieces._findings) <= 256
+
+
+WORD = st.text("ab.\n é<", max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(WORD, max_size=3), WORD, WORD, st.integers(0, 10**6))
+def test_moving_loses_and_doubles_nothing(
+    middle: list[str], before: str, after: str, seed: int
+) -> None:
+    pieces = VaryingPieces(max_messages=100)
+    for number in range(40):
+        varying = f"Number {seed + number}.\n{''.join(middle)}"
+        request = parsed(f"Head.\n{before}{varying}\n{after}{DOCUMENTS}\nWhy?")
+        piece = pieces.observe(request)
+        raw = move_piece(request, piece) if piece is not None else None
+        if raw is None or request.found is None:
+            continue
+        old = request.body.fields["messages"][0]["content"]
+        new = json.loads(raw)["messages"][0]["content"]
+        assert sorted(new.replace("\n", "")) == sorted(old.replace("\n", ""))
+        assert piece is not None
+        assert piece.span is not None
+        assert old[slice(*piece.span)].strip("\n") in new[new.rindex("</document>") :]
+    assert piece is not None, "found in the end"
