@@ -86,6 +86,11 @@ class EngineSettings(Section):
         description="Share of reused tokens to recompute, unless a request gives one; 1 is a full "
         "prefill. Raise it for accuracy, lower it for speed.",
     )
+    reuse_calibration: Path | None = Field(
+        None,
+        description="File of `ragboost calibrate`, which decides `reuse_policy` and `reuse_ratio` "
+        "for the model. None: those settings do.",
+    )
     reuse_keep_tokens: int | None = Field(
         None,
         ge=1,

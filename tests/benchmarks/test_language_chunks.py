@@ -12,10 +12,11 @@ pytest.importorskip("torch", reason="needs the extra engine")
 
 import torch
 
-from benchmarks.language.arms import FULL, ArmRunner
+from benchmarks.language.arms import ArmRunner
 from benchmarks.language.cases import LanguageCase, cut, read_cases, split
 from benchmarks.language.cells import TASKS, make_cases
 from benchmarks.language.chunks import RATIOS, measure
+from ragboost.chunk_cache.eval.arms import FULL
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model
 from ragboost.types import Document
@@ -62,9 +63,11 @@ def _args(data: Path, **changes: Any) -> Namespace:
         "seed": 11,
         "documents": 3,
         "stored": "alone",
+        "question_first": False,
         "policies": "gradual",
         "ratios": "0.15",
         "limit": 2,
+        "no_answers": False,
         "parts": None,
     }
     return Namespace(**{**options, **changes})
@@ -163,7 +166,10 @@ def test_a_rerun_answers_only_what_is_missing_and_gives_the_same_rows(
     monkeypatch.setattr(
         ArmRunner,
         "run",
-        lambda self, case, arms: [ran.append((case.id, arms)), original(self, case, arms)][1],
+        lambda self, case, arms, **options: [
+            ran.append((case.id, arms)),
+            original(self, case, arms, **options),
+        ][1],
     )
     again = measure(_args(data, parts=parts))
     more = measure(_args(data, parts=parts, limit=3, policies="gradual,epic"))

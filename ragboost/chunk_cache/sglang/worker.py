@@ -43,7 +43,7 @@ class PoolFiller(SlotFiller):
             settings = replace(settings, directory="")  # what is loaded in time must be equal
         self._runner, model = runner, SGLangModel(runner, ranks=ranks)
         self._layers = model.layers
-        super().__init__(model, settings.make_store(), backend=settings.backend, rows=rows)
+        super().__init__(model, settings.make_store(), settings=settings, rows=rows)
 
     @property
     def num_passes(self) -> int:
