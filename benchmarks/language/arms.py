@@ -1,8 +1,8 @@
 """Answer a case with each selection policy and ratio, as the embedded engine does.
 
 Prompts are the product's: the Booster writes the documents, in the retriever's order, behind the
-system message and before the question (or behind it), the model's chat template frames them, and
-the engine finds the chunks in the tokens. Each case has a chunk store of its own.
+system message and before the question, or behind it and before `Answer:`; the model's chat template
+frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own.
 """
 
 import random
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
+
+import torch
 
 from benchmarks.language.cases import LanguageCase
 from ragboost.booster import Booster
@@ -57,11 +59,16 @@ class ArmRunner:
     """Answers cases with one model."""
 
     def __init__(
-        self, loaded: LoadedModel, *, stored: Stored, is_question_first: bool = False
+        self,
+        loaded: LoadedModel,
+        *,
+        stored: Stored,
+        is_question_first: bool = False,
+        answer_tokens: int = MAX_ANSWER_TOKENS,
     ) -> None:
         assert loaded.adapter is not None, loaded.reuse_refusal
         self._loaded, self._adapter, self._stored = loaded, loaded.adapter, stored
-        self._is_question_first = is_question_first
+        self._is_question_first, self._answer_tokens = is_question_first, answer_tokens
         # The engine's attention is for its packed batches; what is decoded here is one sequence.
         self._adapter.model.set_attn_implementation("sdpa")
         self._adapter.install()
@@ -76,9 +83,7 @@ class ArmRunner:
         Args:
             answers: decode the answers that are not full attention's.
         """
-        reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
-        tokens, chunks = self.prompt(case.question, case.documents, case.history)
-        self._store(reuse, case)
+        reuse, tokens, chunks = self._begin(case)
         if any(policy in MEASURED for policy, _ in arms):
             self._measure(reuse, tokens, chunks)
         outcomes: list[Outcome] = []
@@ -97,13 +102,27 @@ class ArmRunner:
             )
         return outcomes
 
+    def first_logits(self, case: LanguageCase, arms: Sequence[Arm]) -> list[torch.Tensor]:
+        """Return the logits of the answer's first token, (vocabulary,), in each arm."""
+        reuse, tokens, chunks = self._begin(case)
+        return [self._fill(reuse, tokens, chunks, arm).logits for arm in arms]
+
+    def _begin(
+        self, case: LanguageCase
+    ) -> tuple[ChunkReuse, list[int], tuple[tuple[int, int], ...]]:
+        """Return a store with the chunks of a case, its prompt, and their positions in it."""
+        reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
+        self._store(reuse, case)
+        earlier = case.earlier
+        return reuse, *self.prompt(case.question, case.documents, case.history, earlier=earlier)
+
     def _answer(self, filled: FilledArm) -> FullAnswer:
         return FullAnswer(
             self._adapter,
             filled.cache,
             filled.logits,
             position=filled.num_tokens,
-            max_tokens=MAX_ANSWER_TOKENS,
+            max_tokens=self._answer_tokens,
             stop_ids=self._loaded.stop_ids,
         )
 
@@ -112,13 +131,23 @@ class ArmRunner:
         question: str,
         documents: Sequence[Document],
         history: Sequence[tuple[str, str]] = (),
+        *,
+        earlier: Sequence[Document] = (),
     ) -> tuple[list[int], tuple[tuple[int, int], ...]]:
-        """Return a prompt in tokens with the positions of its chunks."""
-        context = Booster(AS_RETRIEVED).boost(question, documents)
+        """Return a prompt in tokens with the positions of its chunks.
+
+        Args:
+            earlier: documents of a request that was sent before, which decide the order, and the
+                model is told; none: the retriever's order.
+        """
+        booster = Booster() if earlier else Booster(AS_RETRIEVED)
+        if earlier:
+            booster.boost(question, earlier)
+        context = booster.boost(question, documents)
         messages = [{"role": role, "content": text} for role, text in history]
         written = context.render()
         if self._is_question_first:
-            written = f"{question}\n\n{context.render_documents().rstrip()}"
+            written = f"{question}\n\n{context.render_documents()}Answer:"
         system, user = {"role": "system", "content": SYSTEM}, {"role": "user", "content": written}
         messages = [system, *messages, user]
         fields: dict[str, Any] = {"messages": messages}

@@ -73,7 +73,7 @@ def eval_reuse(
     """Measure the quality and speed of chunk reuse with your model on your prompts.
 
     \b
-    ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy gradual --ratio 0.15
+    ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy anchored --ratio 0.15
     """
     import_extra("torch", extra="engine")
     model = find_model(model)

@@ -75,7 +75,7 @@ class EngineSettings(Section):
         "requests that ask for it; approx: for all requests that do not ask for exact results.",
     )
     reuse_policy: str = Field(
-        "gradual",
+        "anchored",
         description="Policy that selects the reused tokens to recompute, unless a request names "
         "one.",
     )

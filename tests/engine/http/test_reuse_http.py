@@ -200,7 +200,7 @@ def test_log_probabilities_of_the_prompt_are_refused(served: Served, field: str)
 def test_a_route_and_metrics_tell_of_reuse(empty: Served) -> None:
     told = httpx.get(f"{empty.url}/chunk_reuse").json()
     assert told["is_possible"] is True
-    assert (told["default"], told["policy"], told["ratio"]) == ("exact", "gradual", 0.15)
+    assert (told["default"], told["policy"], told["ratio"]) == ("exact", "anchored", 0.15)
     assert set(told["policies"]) == set(POLICIES) - MEASURED
     ask(empty, [0, 1], ragboost=APPROX)
     text = httpx.get(f"{empty.url}/metrics").text
