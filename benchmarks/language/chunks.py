@@ -166,8 +166,17 @@ def _arms(args: Namespace) -> list[Arm]:
 
 
 def show(result: dict[str, Any]) -> None:
-    names = ("policy", "ratio", "kl", "kl_answer", "behind", "same_first", "same_answer", "f1")
-    names += ("cpu_share",)
+    names = [
+        "policy",
+        "ratio",
+        "kl",
+        "kl_answer",
+        "behind",
+        "same_first",
+        "same_answer",
+        "f1",
+        "cpu_share",
+    ]
     title = f"{result['rows'][0]['task']}, {result['model']}, {result['questions']} questions"
     show_rows([{name: row.get(name) for name in names} for row in result["rows"]], title)
 
