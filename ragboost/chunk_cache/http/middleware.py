@@ -50,7 +50,7 @@ from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder
 from ragboost.chunk_cache.http.usage import UsageWriter
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
-from ragboost.errors import RequestError
+from ragboost.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,10 @@ class ReuseMiddleware(ABC):
         """Return the chunk reuse of requests that do not ask for it."""
         if self._defaults is not None:
             return self._defaults
-        engine = self.engine(scope)
+        try:
+            engine = self.engine(scope)
+        except ConfigError as error:  # such as a calibration that is gone
+            engine = str(error)
         if isinstance(engine, str):
             return ReuseDefaults(refusal=engine)
         settings = engine.settings

@@ -160,7 +160,7 @@ def test_the_engine_gets_the_token_positions_of_each_chunk(served: Served) -> No
 
     plan, ids = plan_of(served), ids_of(rendered(chat()["messages"]))
     assert [ids[start:stop] for start, stop in plan["chunks"]] == [ids_of(p) for p in PASSAGES]
-    assert (plan["policy"], plan["ratio"], plan["reuse"]) == ("gradual", 0.15, True)
+    assert (plan["policy"], plan["ratio"], plan["reuse"]) == ("anchored", 0.15, True)
     assert "ragboost" not in served.engine.bodies[-1]
     assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 7
     assert sum(response.json()["usage"]["ragboost"].values()) == 58
