@@ -1,6 +1,7 @@
 """The index holds what reusing requests buy, and bought documents are in front."""
 
 from ragboost.booster import Booster
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.context import Context
 
@@ -61,3 +62,18 @@ def test_requests_that_are_computed_exactly_keep_their_order_and_leave_the_ledge
             without.boost("", list(documents))
         )
     assert with_reuse.rents.cost_tokens == 0
+
+
+def test_tenants_share_neither_rents_nor_what_is_bought() -> None:
+    tenants = Tenants(Settings())
+    keys = [TenantKey.of({"model": "m"}, team=team) for team in ("a", "b")]
+    keys.append(TenantKey.of({"model": "m", "cache_salt": "s"}, team="a"))
+    first, *others = [tenants.get(key).booster("backend") for key in keys]
+    for _ in range(6):
+        bought = first.boost("", list("ab"), recompute_ratio=QUARTER)
+
+    assert bought.predicted_cached_tokens > 0
+    for booster in others:
+        context = booster.boost("", list("ab"), recompute_ratio=QUARTER)
+        assert (context.predicted_cached_tokens, context.bought_tokens) == (0, 0)
+        assert len(booster.rents) == 2, "its own two prefixes"

@@ -102,6 +102,20 @@ def test_a_stream_carries_the_same_usage(empty: Served) -> None:
     assert sum(sources(usage)) == usage.prompt_tokens
 
 
+@pytest.mark.parametrize("number", [0, 1, 3, 4096])
+def test_bought_chunks_are_no_approximate_ones(empty: Served, number: int) -> None:
+    ask(empty, [0, 1, 2], ragboost=APPROX)
+    empty.engine.reset_prefix_cache().result()
+
+    answer = ask(empty, [2, 0, 1], ragboost={**APPROX, "exact_chunks": number})
+
+    _, reused, recomputed, computed = sources(answer.usage)
+    assert (reused + recomputed == 0) == (number >= 3)
+    empty.engine.reset_prefix_cache().result()
+    more = sources(ask(empty, [2, 0, 1], ragboost=APPROX).usage)
+    assert computed >= more[3] + 50 * min(number, 3), "a document has more tokens"
+
+
 def test_documents_of_the_chat_template_are_chunks(empty: Served) -> None:
     def ask_about(order: list[int]) -> Any:
         return empty.client.chat.completions.create(
@@ -171,6 +185,13 @@ def test_tenants_do_not_share_stored_chunks(empty: Served) -> None:
         ({"chunks": [[0, 0, 99]]}, "ragboost.chunks"),
         ({"chunks": [[5, 0, 2]]}, "ragboost.chunks"),
         ({"chunks": [[0, -1, 2]]}, "ragboost.chunks[0][1]"),
+        ({"exact_chunks": -1}, "ragboost.exact_chunks"),
+        ({"exact_chunks": 1.5}, "ragboost.exact_chunks"),
+        ({"exact_chunks": 1.0}, "ragboost.exact_chunks"),
+        ({"exact_chunks": True}, "ragboost.exact_chunks"),
+        ({"exact_chunks": "2"}, "ragboost.exact_chunks"),
+        ({"exact_chunks": [1]}, "ragboost.exact_chunks"),
+        ({"exact_chunks": 10**400}, "ragboost.exact_chunks"),
     ],
 )
 def test_a_bad_object_is_refused_and_the_field_named(
