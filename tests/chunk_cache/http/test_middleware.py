@@ -54,6 +54,8 @@ class FakeServer:
             CHAT: self.chat,
             "/tokenize": self.tokenize,
             "/v1/completions": self.chat,
+            "/inference/v1/generate": self.chat,
+            "/generate": self.chat,
         }
         return Starlette(
             routes=[Route(path, route, methods=["POST"]) for path, route in routes.items()]
@@ -272,6 +274,17 @@ def test_a_plan_of_the_clients_own_does_not_reach_the_engine(
     served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
 
     assert [body["kv_transfer_params"] for body in served.engine.bodies] == [{"other": 2}]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/inference/v1/generate"])
+def test_a_plan_reaches_the_engine_by_no_other_route(served: Served, path: str) -> None:
+    plan = {"kv_transfer_params": {"ragboost": {"chunks": [[0, 40]], "tenant": "another"}}}
+    served.post({**plan, "sampling_params": [{"extra_args": {**plan, "n": 1}}, {"n": 2}]}, path)
+    served.post(chat(), path)
+
+    clean = {"kv_transfer_params": None}
+    nested = {"sampling_params": [{"extra_args": {**clean, "n": 1}}, {"n": 2}]}
+    assert served.engine.bodies == [{**clean, **nested}, chat()]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
