@@ -22,8 +22,9 @@ from ragboost.cache_sync.tracked_request import (
 from ragboost.config import Settings
 from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
 from ragboost.formats.ragboost_object import FIELD
-from ragboost.hosted.cache_marks import CacheMarker
+from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
+from ragboost.proxy.cache_breaks import CacheBreaks
 from ragboost.proxy.hold_out import choose_arm
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.routing.admission import Admission
@@ -80,11 +81,13 @@ class BoostPipeline:
         self._orders = OrderComparison(metrics)
         self._formats = make_formats(settings)
         self._unmarked = make_unmarked(settings, is_single=workers is None)
-        style = settings.backend.cache_marks
+        self._breaks = CacheBreaks(settings, tenants, metrics)
+        style = mark_style(settings)
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
-        is_stable = settings.stable.enabled and shadow is None
-        self._stable = StableOrder(settings.stable) if is_stable else None
+        sorts_tools, lists = settings.stable == "safe", settings.ordering.lists
+        is_stable = (sorts_tools or bool(lists)) and shadow is None
+        self._stable = StableOrder(sorts_tools=sorts_tools, lists=lists) if is_stable else None
         self._histories = Histories(settings.session)
         self._logged: set[str] = set()
 
@@ -125,15 +128,15 @@ class BoostPipeline:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
-        conversation = self._histories.match(request) if request.links else history
-        if request.opening:
-            self._histories.add_unchanged(request.opening)
+        cache_break = await self._breaks.observe(request) if history is None else None
+        conversation = self._recognised(request) or history
         tenant, digest = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
             forward = partial(self._forward, raw, headers, admission, started=started)
             bypass, model = request.bypass, request.tenant_key.model
-            return forward(bypass=bypass, model=model, history=digest, is_read=is_read)
+            plain = forward(bypass=bypass, model=model, history=digest, is_read=is_read)
+            return plain._replace(cache_break=cache_break)
         work = self._boost(
             request,
             headers,
@@ -144,9 +147,14 @@ class BoostPipeline:
             has_options=has_stream_options,
             is_read=is_read,
         )
-        # A worker thread cannot be cancelled: the tenant stays locked until it is done, even if the
-        # client leaves.
-        return self._count(await (asyncio.shield(work) if needs_thread(request) else work))
+        # A thread cannot be cancelled: the tenant stays locked until it is done, client or not.
+        upstream = await (asyncio.shield(work) if needs_thread(request) else work)
+        return self._count(upstream)._replace(cache_break=cache_break)
+
+    def _recognised(self, request: ParsedRequest) -> Conversation | None:
+        if request.opening:
+            self._histories.add_unchanged(request.opening)
+        return self._histories.match(request) if request.links else None
 
     async def _parse(
         self, raw: bytes, headers: RawHeaders, *, session: str | None, team: str

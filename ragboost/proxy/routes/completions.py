@@ -177,7 +177,8 @@ class Completions(Passthrough):
             cost = self._cost(upstream, usage)
             tokens = usage.prompt_tokens, usage.cached_tokens
             zones = PromptZones.of(usage, bought_tokens=upstream.bought_tokens)
-            return Receipt(*tokens, predicted, dropped, cost, zones).encode()
+            cache_break = upstream.cache_break.as_json() if upstream.cache_break else None
+            return Receipt(*tokens, predicted, dropped, cost, zones, cache_break).encode()
 
         return write
 
@@ -213,7 +214,14 @@ class Completions(Passthrough):
             if upstream.tracked is not None:
                 upstream.tracked.report_end(usage, backend=backend, is_computed=is_computed)
             bypass = upstream.bypass.reason if upstream.bypass is not None else None
-            self._recent.add(exchange, context, usage, backend=backend, bypass=bypass)
+            self._recent.add(
+                exchange,
+                context,
+                usage,
+                backend=backend,
+                bypass=bypass,
+                cache_break=upstream.cache_break,
+            )
         if exchange.first_byte is not None:
             seconds = exchange.first_byte - exchange.started
             result = "boosted" if context is not None else "bypassed"
