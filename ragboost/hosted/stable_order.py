@@ -7,6 +7,7 @@ message, or what stands at a cache breakpoint.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ragboost.config import Settings
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.wires.body import has_cache_mark
 from ragboost.wires.registry import ANY
@@ -25,6 +26,12 @@ class StableOrder:
     def __init__(self, *, sorts_tools: bool = True, lists: Sequence[str] = ()) -> None:
         self._tools = ANY.tools if sorts_tools else ()
         self._paths = [path.split(".") for path in lists]
+
+    @classmethod
+    def of(cls, settings: Settings) -> "StableOrder | None":
+        """Return what the settings ask for; None for nothing."""
+        sorts_tools, lists = settings.stable == "safe", settings.ordering.lists
+        return cls(sorts_tools=sorts_tools, lists=lists) if sorts_tools or lists else None
 
     def apply(self, raw: bytes) -> bytes:
         """Return the body in the stable order; the same bytes if it is in it, or no JSON object."""

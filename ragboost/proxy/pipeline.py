@@ -85,9 +85,7 @@ class BoostPipeline:
         style = mark_style(settings)
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
-        sorts_tools, lists = settings.stable == "safe", settings.ordering.lists
-        is_stable = (sorts_tools or bool(lists)) and shadow is None
-        self._stable = StableOrder(sorts_tools=sorts_tools, lists=lists) if is_stable else None
+        self._stable = StableOrder.of(settings) if shadow is None else None
         self._histories = Histories(settings.session)
         self._logged: set[str] = set()
 
