@@ -9,10 +9,8 @@ routes. Does not know the engine: a subclass says what it offers and what its ro
 import hashlib
 import json
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,6 +45,7 @@ from ragboost.chunk_cache.http.asgi import (
     with_body_length,
 )
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
+from ragboost.chunk_cache.http.paths import CHAT, COMPLETIONS, PREFETCHES, PROMPT_ROUTES
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder
 from ragboost.chunk_cache.http.usage import UsageWriter
@@ -55,13 +54,7 @@ from ragboost.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_PREFETCHES = MappingProxyType({f"/chunk_prefetch{path}": path for path in (CHAT, COMPLETIONS)})
 _LOAD_TIMEOUT_S = MAX_WAIT_S + 1.0  # the engine answers earlier
-# Last parts of paths of vLLM and SGLang whose bodies may have parameters of the engine.
-_PROMPT_ROUTES = re.compile(
-    "/(batch|chat|completions|decisions|generat.*|invocations|messages|responses|system.*|vertex.*)/*$"
-)
 _MARK = f'"{FIELD}"'.encode()
 
 
@@ -156,9 +149,9 @@ class ReuseMiddleware(ABC):
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
             await respond(send, 200, self.defaults(scope).describe())
-        elif method == "POST" and path in _PREFETCHES:
-            await self._prefetch({**scope, "path": _PREFETCHES[path]}, receive, send)
-        elif method == "POST" and _PROMPT_ROUTES.search(path):
+        elif method == "POST" and path in PREFETCHES:
+            await self._prefetch({**scope, "path": PREFETCHES[path]}, receive, send)
+        elif method == "POST" and PROMPT_ROUTES.search(path):
             await self._complete(scope, receive, send)
         else:
             await self._app(scope, receive, send)
