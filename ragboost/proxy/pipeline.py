@@ -115,8 +115,7 @@ class BoostPipeline:
         A request whose conversation another worker keeps is returned as it came, with that worker.
 
         Args:
-            session: unique name of the conversation, for a caller that keeps `history`; None: the
-                request names its conversation, or it is recognised.
+            session: unique name of the conversation; None: the request's, or it is recognised.
             history: what the engine was sent for the earlier messages; not kept here.
 
         Raises:
@@ -132,8 +131,9 @@ class BoostPipeline:
             return self._forward(raw, headers, admission, started=started, bypass=_UNREAD)
         choose_arm(request, share=self._share)
         if may_hand_over and history is None:
-            if (elsewhere := self._handed_over(raw, request, headers)) is not None:
-                return elsewhere
+            worker = self._worker_of(request, headers)
+            if worker is not None and self._workers is not None:
+                return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
         cache_break = await self._breaks.observe(request) if history is None else None
         seen = await self.leading_text.observe(request, parse, may_move=history is None)
         request = seen.request
@@ -202,15 +202,6 @@ class BoostPipeline:
             admission, request, tenant=tenant, conversation=history, history=digest
         )
         return tenant, digest
-
-    def _handed_over(
-        self, raw: bytes, request: ParsedRequest, headers: RawHeaders
-    ) -> UpstreamRequest | None:
-        """Return a request whose conversation another worker keeps, with that worker."""
-        worker = self._worker_of(request, headers)
-        if worker is None or self._workers is None:
-            return None
-        return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
 
     def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
         workers = self._workers
