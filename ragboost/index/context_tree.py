@@ -60,6 +60,8 @@ class ContextTree:
 
         Takes the same time for any number of nodes: later insertions take the old tree apart.
         """
+        if not self.root.children:
+            return  # an engine may say so any number of times, and insert nothing
         seat = self._seat
         cleared = seat.directory.clear(seat.bit) if seat is not None else 0
         self._retired.append(_Retired([self.root], seat, cleared))
