@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 from ragboost import Settings
 from ragboost.batch import run_batch
@@ -49,4 +49,7 @@ def send(lines: list[dict], *, salt: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {BASE_URL}: start `ragboost engine`, or give a base URL")

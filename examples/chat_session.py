@@ -9,7 +9,7 @@ Run: ragboost engine &
 
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 import ragboost
 
@@ -46,4 +46,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {BASE_URL}: start `ragboost engine`, or give a base URL")

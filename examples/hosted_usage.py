@@ -10,7 +10,7 @@ Run: OPENAI_API_KEY=... python examples/hosted_usage.py https://api.openai.com/v
 import os
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 import ragboost
 
@@ -47,4 +47,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {BASE_URL}: start `ragboost serve --embedded`, or give a base URL")

@@ -10,6 +10,7 @@ from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_openai import ChatOpenAI
+from openai import APIConnectionError
 
 from ragboost.integrations.langchain import BoostRetriever, format_documents
 
@@ -55,4 +56,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {BASE_URL}: start `ragboost serve --embedded`, or give a base URL")

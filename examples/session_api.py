@@ -6,7 +6,7 @@ Run: ragboost serve --embedded &
 
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 BASE_URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8080/v1"
 TEXTS = {
@@ -39,4 +39,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"No server at {BASE_URL}: start `ragboost serve --embedded`, or give a base URL")

@@ -27,7 +27,7 @@ class BoundedMap(Generic[K, V]):
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_entries = max_entries
+        self.max_entries = max_entries
         self._max_size = max_size
         self._ttl_s = ttl_s
         self._clock = clock
@@ -81,7 +81,7 @@ class BoundedMap(Generic[K, V]):
         if old is not None:
             self.size -= old[1]
             self._entries.move_to_end(key)
-        elif len(self._entries) > self._max_entries:
+        elif len(self._entries) > self.max_entries:
             self._evict()
         self.size += size
         while self._max_size is not None and self.size > self._max_size:

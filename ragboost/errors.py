@@ -22,6 +22,7 @@ Grouped by who can fix the cause::
         EventStreamError            the engine's cache events: a gap, an unreadable frame
         ChunkCacheError             the chunk cache: stored KV that cannot be used
             ChunkLostError          stored KV became unusable during a request
+            StoreUnavailableError   a remote store of KV fails or does not answer
             UnsupportedModelError   the model's attention does not allow KV reuse
 """
 
@@ -122,6 +123,10 @@ class ChunkCacheError(RagBoostError):
 
 class ChunkLostError(ChunkCacheError):
     """Stored KV became unusable during a request; the request can be retried without it."""
+
+
+class StoreUnavailableError(ChunkCacheError):
+    """A remote store of chunk KV fails or does not answer; nothing is known about its contents."""
 
 
 class UnsupportedModelError(ChunkCacheError):

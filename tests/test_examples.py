@@ -131,3 +131,14 @@ def test_the_example_runs_with_a_server(name: str, request: pytest.FixtureReques
 
     server = "engine_url" if name in TO_ENGINE else "proxy_url"
     assert expected in run_example(name, request.getfixturevalue(server))
+
+
+@pytest.mark.parametrize("name", ["batch.py", "chat_session.py", "session_api.py"])
+def test_an_example_without_its_server_says_what_to_start(name: str) -> None:
+    pytest.importorskip("openai")
+    url = f"http://127.0.0.1:{find_unused_port()}/v1"
+    command = [sys.executable, str(ROOT / "examples" / name), url]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"No server at {url}: start `ragboost ")
+    assert done.stderr.count("\n") == 1

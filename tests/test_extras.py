@@ -32,6 +32,12 @@ EXTRAS = [
     ),
     Use("import ragboost.engine", "torch", "engine"),
     Use(
+        "from ragboost.chunk_cache.store.remote import join_remote\n"
+        "assert join_remote('mooncake://127.0.0.1:1') is None",
+        "mooncake",
+        "mooncake",
+    ),
+    Use(
         "from ragboost import Document; from ragboost.retrieval import BM25Retriever\n"
         "BM25Retriever([Document('a b')])",
         "rank_bm25",

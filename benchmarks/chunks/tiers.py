@@ -60,7 +60,7 @@ def fallback(model: Model, repeats: int) -> list[dict[str, Any]]:
                 if arm == "choosing":
                     speeds.computed(num_tokens, compute_s)
                 begin = time.perf_counter()
-                store.prefetch(model.keys(0))
+                store.prefetch(dict.fromkeys(model.keys(0), CHUNK))
                 model.run(store, 0)
                 runs.setdefault(arm, []).append(time.perf_counter() - begin)
                 store.close()
@@ -82,11 +82,12 @@ def queued(bench: Bench, *, load_s: float, arm: str) -> float:
     begin = time.perf_counter()
     if arm == "asynchronous":
         for number in range(bench.num_requests):
-            store.prefetch(bench.keys(number))
+            store.prefetch(dict.fromkeys(bench.keys(number), CHUNK))
     times = []
     for number in range(bench.num_requests):
         if arm == "synchronous":
-            store.prefetch(bench.keys(number))  # only when the request is scheduled
+            # only when the request is scheduled
+            store.prefetch(dict.fromkeys(bench.keys(number), CHUNK))
         bench.run(store, number)
         times.append(time.perf_counter() - begin)
     store.close()

@@ -69,10 +69,10 @@ def _row(costs: UnitCosts, engines: int, proxies: int, *, prompts_per_s: float) 
     """Return the cores and bytes a second of one proxy process, and of what all share."""
     others = proxies - 1
     own_per_s = prompts_per_s / proxies
-    searched = engines if engines > 1 else 0  # a single engine is not chosen
+    is_routed = engines > 1  # a single engine is not chosen
     us = {
         "requests": own_per_s * REQUEST_US,
-        "routing": own_per_s * searched * costs.search_us,
+        "routing": own_per_s * is_routed * costs.route_us,
         "events": prompts_per_s * costs.event_us,
         "loads": BEATS_PER_S * others * engines * costs.load_us,
         "layouts": LAYOUTS_PER_PROMPT * own_per_s * others * costs.learn_us,

@@ -43,7 +43,7 @@ class UnitCosts(NamedTuple):
     event_us: float  # to decode and apply them, and for the index
     layout_bytes: float  # of the message that tells another process the documents of a prompt
     learn_us: float  # to take it over
-    search_us: float  # per engine, to route a request
+    route_us: float  # to route a request
     load_bytes: float  # per busy engine, of a load report
     load_us: float  # per busy engine, to take over a load report
     mirror_bytes: float  # of an engine's blocks in memory
@@ -59,7 +59,7 @@ def unit_costs(*, prompts: int = 400, engines: int = 100) -> UnitCosts:
         event_us=round(event_us, 1),
         layout_bytes=round(sum(map(len, layouts)) / prompts),
         learn_us=round(asyncio.run(_learn(prompts)), 1),
-        search_us=round(asyncio.run(_route(engines, prompts)), 1),
+        route_us=round(asyncio.run(_route(engines, prompts)), 1),
         load_bytes=round(load_bytes, 1),
         load_us=round(load_us, 2),
         mirror_bytes=round(mirror_bytes),
@@ -114,7 +114,7 @@ async def _learn(num: int) -> float:
 
 
 async def _route(engines: int, num: int, *, num_sequences: int = 20) -> float:
-    """Return the time to route a request, per engine; each engine holds some sequences."""
+    """Return the time to route a request; each engine holds some sequences."""
     settings = Settings.model_validate({"backends": _urls(engines)})
     tenants = Tenants(settings)
     tenant = tenants.get(_TENANT)
@@ -133,7 +133,7 @@ async def _route(engines: int, num: int, *, num_sequences: int = 20) -> float:
     for admission in admissions:
         await dispatcher.router.place(admission)
         admission.close()
-    return (time.thread_time() - started) / len(admissions) / engines * 1e6
+    return (time.thread_time() - started) / len(admissions) * 1e6
 
 
 def _loads(engines: int) -> tuple[float, float]:

@@ -24,6 +24,21 @@ class Checkpoint(NamedTuple):
     summary: BatchSummary  # of the windows before
 
 
+def checkpoint_path(output: Path) -> Path:
+    return output.with_name(f".{output.name}.checkpoint")
+
+
+def last_checkpoint(output: Path) -> Checkpoint | None:
+    """Return where an interrupted job would go on; None if there is none.
+
+    Raises:
+        RequestError: its file cannot be read.
+    """
+    path = checkpoint_path(output)
+    state = _read_json(path)
+    return None if state is None else _checkpoint(state, path)
+
+
 class GrowingFiles:
     """The output, its positions and its rejects while they grow: complete or absent after it.
 
@@ -35,7 +50,7 @@ class GrowingFiles:
     ) -> None:
         self._paths = paths
         self._parts = [path.with_name(f".{path.name}.part") for path in paths]
-        self._state = paths[0].with_name(f".{paths[0].name}.checkpoint")
+        self._state = checkpoint_path(paths[0])
         self._fingerprint = fingerprint
         self.files: list[BinaryIO] = []  # open files, in the order of `paths`
         self.checkpoint = Checkpoint(FILE_START, start)  # where the job begins
@@ -92,18 +107,15 @@ class GrowingFiles:
         self._state.unlink(missing_ok=True)
 
     def _read_state(self) -> list[int] | None:
-        try:
-            state: dict[str, Any] = json.loads(self._state.read_text())
-            sizes: list[int] = list(map(int, state["sizes"]))
-            checkpoint = Checkpoint(
-                FilePlace(*state["place"]), BatchSummary.from_json(state["summary"])
-            )
-            is_ours = state["fingerprint"] == self._fingerprint
-        except FileNotFoundError:
+        state = _read_json(self._state)
+        if state is None:
             return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RequestError(f"cannot read {self._state}: {error!r}; delete it") from None
-        if not is_ours:
+        checkpoint = _checkpoint(state, self._state)
+        try:
+            sizes: list[int] = list(map(int, state["sizes"]))
+        except (TypeError, ValueError, KeyError) as error:
+            raise _unreadable(self._state, error) from None
+        if state.get("fingerprint") != self._fingerprint:
             raise RequestError(
                 f"{self._state} is of a job with another input, other settings or other options: "
                 "repeat these, or start without --resume"
@@ -117,6 +129,29 @@ class GrowingFiles:
     def _close(self) -> None:
         for file in self.files:
             file.close()
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        state = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if not isinstance(state, dict):
+        raise _unreadable(path, TypeError("not an object"))
+    return state
+
+
+def _checkpoint(state: dict[str, Any], path: Path) -> Checkpoint:
+    try:
+        return Checkpoint(FilePlace(*state["place"]), BatchSummary.from_json(state["summary"]))
+    except (TypeError, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> RequestError:
+    return RequestError(f"cannot read {path}: {error!r}; delete it")
 
 
 def _open_at(path: Path, size: int) -> BinaryIO:

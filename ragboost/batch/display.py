@@ -18,6 +18,12 @@ from ragboost.plots import line_plot
 _BAR = 24
 _ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "planned as a batch"))
 
+ESTIMATED = (
+    "Token counts are estimated: name the model's tokenizer (tokens.tokenizer) for a forecast in "
+    "its own tokens."
+)
+"""The first line of a forecast without a tokenizer."""
+
 
 @contextmanager
 def progress_bar(is_shown: bool | None) -> Iterator[ProgressFunction]:

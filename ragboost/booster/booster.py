@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose
+from ragboost.booster.conversations import StoredConversations
 from ragboost.booster.planning import Planned, plan_first, plan_offline
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
@@ -22,7 +23,7 @@ from ragboost.config import Settings
 from ragboost.context import Context, Plan
 from ragboost.dedup import distinct_elements
 from ragboost.errors import RequestError
-from ragboost.index import ContextIndex, IndexEntry
+from ragboost.index import ContextIndex, IndexEntry, Seat
 from ragboost.ordering import (
     CorpusPrior,
     Order,
@@ -37,7 +38,7 @@ from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import DocumentLike, Request, check_question
 
 
-class Booster(UsageReports):
+class Booster(StoredConversations, UsageReports):
     """The entry point of the library: orders, de-duplicates and hints documents.
 
     Thread-safe.
@@ -49,6 +50,8 @@ class Booster(UsageReports):
         tokens: document lengths shared with other Boosters of the same model; None: its own.
         sessions: the store of conversations; None: in memory, bounded by the settings.
         prior: shared with other Boosters; None: read from `ordering.prior`, if that is set.
+        policy: of the tail, shared with other Boosters; None: its own.
+        seat: the index's place in a directory; None: it is in none.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Booster(UsageReports):
         tokens: TokenCounter | None = None,
         sessions: SessionStore | None = None,
         prior: CorpusPrior | None = None,
+        policy: OrderPolicy | None = None,
+        seat: Seat | None = None,
     ) -> None:
         self.settings = settings or Settings()
         if tokens is None:
@@ -73,8 +78,10 @@ class Booster(UsageReports):
             capacity_tokens=self.settings.index.capacity_tokens,
             max_nodes=self.settings.index.max_nodes,
             max_visits=self.settings.index.max_visits,
+            seat=seat,
         )
-        policy = self._policy = make_order_policy(self.settings.ordering, prior)
+        policy = make_order_policy(self.settings.ordering, prior) if policy is None else policy
+        self._policy = policy
         self._reuse_policy: OrderPolicy = (
             policy if isinstance(policy, RecentContexts) else RecentContexts(prior)
         )
@@ -220,7 +227,7 @@ class Booster(UsageReports):
         """Predict the cached tokens of these documents at the front of a boosted payload."""
         retrieved = self._retrieve("", documents, prompt_prefix)
         with self._lock:
-            return self._order_alone(retrieved).cached_tokens
+            return self._order_alone(retrieved, has_tail=False).cached_tokens
 
     def session(self, session_id: str) -> "Session":
         """Return a conversation; it is stored from its first turn on."""
@@ -230,31 +237,6 @@ class Booster(UsageReports):
             )
         return Session(self, session_id)
 
-    def turns(self, session_id: str) -> tuple[Turn, ...]:
-        """Return a conversation's remembered turns, oldest first; empty if it is unknown."""
-        with self._lock:
-            state = self.sessions.get(session_id)
-            return tuple(state.turns) if state else ()
-
-    def rollback(self, context: Context) -> None:
-        """Remove a turn that was not sent, and all later ones of its session.
-
-        Otherwise a later turn would refer to documents that the model never received. Does nothing
-        for a context without a session. Not needed if `history` is passed to `boost`.
-        """
-        if context.session is None:
-            return
-        with self._lock:
-            state = self.sessions.get(context.session)
-            if state is not None:
-                state.rollback(context.turn)
-                self.sessions.put(state)
-
-    def forget(self, session_id: str) -> bool:
-        """Remove a conversation; return False if it is unknown."""
-        with self._lock:
-            return self.sessions.remove(session_id)
-
     def _retrieve(
         self, query: str, values: Sequence[DocumentLike], prompt_prefix: str
     ) -> Retrieved:
@@ -262,13 +244,16 @@ class Booster(UsageReports):
         count, has_copies = self.tokens.count_documents, not self.settings.dedup.enabled
         return Retrieved.of(query, values, prompt_prefix, count=count, has_copies=has_copies)
 
-    def _order_alone(self, retrieved: Retrieved, *, ratio: float | None = None) -> Order:
+    def _order_alone(
+        self, retrieved: Retrieved, *, ratio: float | None = None, has_tail: bool = True
+    ) -> Order:
+        policy = self._policy if ratio is None else self._reuse_policy
         return order_documents(
             self.index,
             retrieved.elements,
             retrieved.tokens,
             settings=self.settings.ordering,
-            policy=self._policy if ratio is None else self._reuse_policy,
+            policy=policy if has_tail else None,  # nothing behind the prefix is cached
         )
 
     def _boost(

@@ -1,6 +1,7 @@
 """Keep tenants apart: one per model, cache salt and team.
 
-Each backend has a prefix cache of its own, so that a tenant has a Booster per backend.
+Each backend has a prefix cache of its own, so that a tenant has a Booster per backend, and a
+directory of what all of them hold.
 """
 
 import asyncio
@@ -9,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.booster.booster import Booster
+from ragboost.booster.compose import Retrieved
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import DedupSettings, OrderingSettings, Settings
-from ragboost.index import EvictionForecast
-from ragboost.ordering import CorpusPrior, read_prior
+from ragboost.index import EvictionForecast, Holders, PrefixDirectory, Seat
+from ragboost.ordering import CorpusPrior, make_order_policy, read_prior
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
+from ragboost.types import DocumentLike
 
 _MAX_MODELS = 64
 _MAX_NAME = 256
@@ -50,14 +53,22 @@ class CacheMode(NamedTuple):
     eviction_forecast: EvictionForecast | None = None
 
 
+class Residents(NamedTuple):
+    """The backends that hold a request's documents, as bits of their numbers."""
+
+    cached: Sequence[Holders]  # of the longest prefix that the documents can have there
+    recent: Sequence[Holders]  # of each document, wherever it stood; may name a backend repeatedly
+
+
 class Tenant:
     """A Booster per backend, and the lock under which they are used.
 
     The lock keeps the event loop from waiting for a worker thread that boosts a large request.
 
     Args:
+        numbers: of the backends, by name; grows. None: there is one, and no directory.
         tokens: lengths of documents, for all its Boosters; None: its own.
-        prior: of the popularity tail, for all its Boosters; None: each reads it.
+        prior: of the popularity tail; None: it is read.
     """
 
     def __init__(
@@ -66,6 +77,7 @@ class Tenant:
         settings: Settings,
         modes: Mapping[str, CacheMode] | None = None,
         *,
+        numbers: dict[str, int] | None = None,
         tokens: TokenCounter | None = None,
         prior: CorpusPrior | None = None,
     ) -> None:
@@ -74,14 +86,31 @@ class Tenant:
         self.lock = asyncio.Lock()
         self._modes = {} if modes is None else modes
         self._settings = settings
+        self.numbers = {} if numbers is None else numbers  # of the backends' bits, by name
+        self._directory: PrefixDirectory | None = None
+        if numbers is not None:
+            self._directory = PrefixDirectory(max_visits=settings.index.max_visits)
         self._prior = prior
+        self._policy = make_order_policy(settings.ordering, prior)
         self._boosters: dict[str, Booster] = {}
+        self._forgotten: list[Booster] = []  # not yet out of the directory
         self._originals: dict[str, Booster] = {}
 
     def booster(self, backend: str) -> Booster:
+        self._leave_directory()
         booster = self._boosters.get(backend)
         if booster is None:
-            booster = Booster(self._settings, tokens=self.tokens, prior=self._prior)
+            seat = None
+            if self._directory is not None:
+                number = self.numbers.setdefault(backend, len(self.numbers))
+                seat = Seat(self._directory, 1 << number)
+            booster = Booster(
+                self._settings,
+                tokens=self.tokens,
+                prior=self._prior,
+                policy=self._policy,
+                seat=seat,
+            )
             booster.residency.follow(**self._modes.get(backend, CacheMode())._asdict())
             self._boosters[backend] = booster
         return booster
@@ -89,6 +118,35 @@ class Tenant:
     @property
     def boosters(self) -> Mapping[str, Booster]:
         return self._boosters
+
+    def residents(self, documents: Sequence[DocumentLike], *, prompt_prefix: str = "") -> Residents:
+        """Find the backends that hold a request's documents, under the lock.
+
+        One search for any number of backends. `Booster.cached_tokens` says exactly what one of them
+        holds: part of a prefix may be evicted, or about to be.
+
+        Raises:
+            InvalidDocumentError: bad input.
+        """
+        if self._directory is None:
+            return Residents((), ())
+        self._leave_directory()
+        if self._settings.index.ttl_s is not None:
+            for booster in self._boosters.values():
+                booster.residency.expire()
+        settings = self._settings.ordering
+        count, has_copies = self.tokens.count_documents, not self._settings.dedup.enabled
+        _, _, _, elements, tokens, _ = Retrieved.of(
+            "", documents, prompt_prefix, count=count, has_copies=has_copies
+        )
+        find, keep = self._directory.search, settings.keep_last
+        if not settings.enabled:
+            find, keep = self._directory.search_in_order, 0
+        recent = zip(tokens, self._directory.recent(elements), strict=True)
+        return Residents(
+            find(elements[keep:], tokens[keep:]),
+            [Holders(length, members) for length, members in recent if members],
+        )
 
     def original(self, backend: str, *, share: float = 1.0) -> Booster:
         """Return a Booster that models the backend's cache as it would be without boosting.
@@ -111,8 +169,16 @@ class Tenant:
         return booster
 
     def forget(self, backend: str) -> None:
-        self._boosters.pop(backend, None)
+        booster = self._boosters.pop(backend, None)
+        if booster is not None:
+            self._forgotten.append(booster)
+        if not self.lock.locked():  # a thread may be using the index
+            self._leave_directory()
         self._originals.pop(backend, None)
+
+    def _leave_directory(self) -> None:
+        while self._forgotten:
+            self._forgotten.pop().index.leave_directory()
 
     @property
     def num_nodes(self) -> int:
@@ -123,6 +189,8 @@ class Tenants:
     """All tenants; the least recently used are evicted."""
 
     def __init__(self, settings: Settings) -> None:
+        # The backends' numbers by name: their bits in all directories.
+        self.numbers: dict[str, int] = {}
         # By name of the backend; they hold for Boosters that are made from then on.
         self.modes: dict[str, CacheMode] = {}
         # Documents that new counters estimate are counted in the background.
@@ -145,7 +213,12 @@ class Tenants:
         tenant = self._tenants.get(key)
         if tenant is None:
             tenant = Tenant(
-                key, self._settings, self.modes, tokens=self._counter(key.model), prior=self._prior
+                key,
+                self._settings,
+                self.modes,
+                numbers=self.numbers if self._settings.num_backends > 1 else None,
+                tokens=self._counter(key.model),
+                prior=self._prior,
             )
             self._tenants.put(key, tenant)
         return tenant

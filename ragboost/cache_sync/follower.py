@@ -285,14 +285,16 @@ class CacheFollower:
         self._mode = self._tenants.modes[self.name] = mode
         for tenant in self._tenants.all():
             async with tenant.lock:
-                tenant.booster(self.name).residency.follow(**mode._asdict())
+                if (booster := tenant.boosters.get(self.name)) is not None:
+                    booster.residency.follow(**mode._asdict())
         if becomes_exact:  # drop what the model assumed
             await self._clear()
 
     async def _clear(self) -> None:
         for tenant in self._tenants.all():
             async with tenant.lock:
-                tenant.booster(self.name).residency.clear()
+                if (booster := tenant.boosters.get(self.name)) is not None:
+                    booster.residency.clear()
         # Caches of other ranks, and blocks stored again in the meantime.
         resident = {name: self._resident_tokens(name) for name in list(self._layouts)}
         for name, layout in self._layouts.items():

@@ -1,7 +1,8 @@
 """The commands `batch`, `simulate`, `warm` and `demo`."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,13 @@ _CACHE_TOKENS: int | None = typer.Option(
     min=0,
     help="Capacity of the prefix cache in tokens, for the prediction; by default "
     "index.capacity_tokens, else unbounded.",
+)
+_MEMORY: int = typer.Option(
+    4000,
+    "--memory",
+    min=1,
+    metavar="MB",
+    help="Memory for the plan; a larger file has several windows.",
 )
 _RAY: bool = typer.Option(
     False, "--ray", help="Plan the windows in a Ray cluster; needs --window and the extra ray."
@@ -44,9 +52,7 @@ def batch(
     window: int | None = typer.Option(
         None, min=1, metavar="LINES", help="Plan so many requests together; by default all."
     ),
-    memory: int = typer.Option(
-        4000, min=1, metavar="MB", help="Memory for the plan; a larger file has several windows."
-    ),
+    memory: int = _MEMORY,
     resume: bool = typer.Option(
         False, "--resume", help="Go on after the last complete window of an interrupted job."
     ),
@@ -73,7 +79,9 @@ def batch(
         from ragboost.integrations.ray import run_batch_on_ray
 
         plan = run_batch_on_ray
-    with progress_bar(progress) as on_progress:
+    if resume and _is_done(output):
+        return
+    with _interruptible(output), progress_bar(progress) as on_progress:
         summary = plan(
             source,
             output,
@@ -87,6 +95,39 @@ def batch(
             on_progress=on_progress,
         )
     _show(summary, output, as_json=as_json)
+
+
+def _is_done(output: Path) -> bool:
+    """Say where an interrupted job goes on; True if it had been finished."""
+    from ragboost.batch.checkpoint import last_checkpoint
+
+    checkpoint = last_checkpoint(output)
+    if checkpoint is not None:
+        place, summary = checkpoint
+        where = f"behind line {place.line:,}, with {summary.requests:,} requests written"
+        typer.echo(f"{output}: going on {where}", err=True)
+    elif output.exists():
+        typer.echo(f"{output} is complete; without --resume it is written anew", err=True)
+        return True
+    return False
+
+
+@contextmanager
+def _interruptible(output: Path) -> Iterator[None]:
+    """After Ctrl-C, say how the job goes on, and exit as shells expect it."""
+    from ragboost.batch.checkpoint import last_checkpoint
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        checkpoint = last_checkpoint(output)
+        said = "interrupted in the first window: nothing is kept"
+        if checkpoint is not None:
+            num = checkpoint.summary.requests
+            said = f"interrupted with {num:,} requests written: the same command with --resume"
+            said += " goes on"
+        typer.echo(said, err=True)
+        raise typer.Exit(130) from None
 
 
 def _plan_here(
@@ -141,7 +182,13 @@ def simulate(
     \b
     ragboost simulate trace.jsonl --cache-tokens 100000 --cache-tokens 400000
     """
-    from ragboost.batch.display import forecast_sentence, forecast_table, progress_bar, write_plot
+    from ragboost.batch.display import (
+        ESTIMATED,
+        forecast_sentence,
+        forecast_table,
+        progress_bar,
+        write_plot,
+    )
     from ragboost.batch.forecast import forecast
     from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
@@ -161,6 +208,8 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
+        if not result.is_counted:
+            typer.echo(ESTIMATED)
         Console().print(forecast_table(result))
         typer.echo(forecast_sentence(result))
 

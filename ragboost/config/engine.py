@@ -109,6 +109,11 @@ class EngineSettings(Section):
     reuse_disk_bytes: int = Field(
         64 << 30, ge=1, description="Largest size of `reuse_directory`, for all engines together."
     )
+    reuse_remote: SecretStr | None = Field(
+        None,
+        description="Remote store for the KV of stored chunks, shared by several engines: "
+        "redis://[[USER]:PASSWORD@]HOST:PORT or mooncake://HOST:PORT. None: none.",
+    )
     reuse_host_bytes: int = Field(
         8 << 30,
         ge=1,

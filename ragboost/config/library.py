@@ -217,6 +217,12 @@ class FormatSettings(Section):
     in_text: bool = Field(
         True, description="Detect documents in the text of messages and in tool results."
     )
+    learn_boundaries: bool = Field(
+        False,
+        description="Learn where documents end that only blank lines separate: paragraphs that "
+        "return whole, in three other orders, from requests of one tenant that begin alike. Needs "
+        "one worker.",
+    )
     numbers: Literal["label", "keep"] = Field(
         "label",
         description="Documents numbered by position, such as Document 1. label: replace the "

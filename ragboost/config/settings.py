@@ -57,3 +57,9 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     engine: EngineSettings = EngineSettings()
     engine_hooks: EngineHookSettings = EngineHookSettings()
+
+    @property
+    def num_backends(self) -> int:
+        """The number of prefix caches: each data-parallel rank has one of its own."""
+        default = self.backend.data_parallel_size
+        return sum(each.data_parallel_size or default for each in self.backends) or default

@@ -16,6 +16,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.remote import join_remote
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import find_model
@@ -214,10 +215,13 @@ def _chunk_store(device: torch.device, settings: EngineSettings) -> TieredStore:
     disk = None
     if settings.reuse_directory is not None:
         disk = DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes)
+    address = settings.reuse_remote
     return TieredStore(
         accelerator_bytes=0 if is_cpu else fastest,
         host_bytes=fastest if is_cpu else settings.reuse_host_bytes,
         disk=disk,
+        remote=None if address is None else join_remote(address.get_secret_value()),
+        waits=False,
         device=device,
     )
 

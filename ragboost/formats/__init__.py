@@ -10,16 +10,21 @@ from ragboost.formats.documents import (
     find_format,
 )
 from ragboost.formats.documents_field import DocumentsField
+from ragboost.formats.learnt_boundaries import BoundaryLearner
 from ragboost.formats.messages import Messages
 from ragboost.formats.ragboost_object import RagboostObject
+from ragboost.formats.unmarked import UnmarkedDocuments, UnmarkedDocumentsError
 
 __all__ = [
     "Format",
     "FoundDocuments",
     "TooManyDocumentsError",
     "UnknownShapeError",
+    "UnmarkedDocuments",
+    "UnmarkedDocumentsError",
     "find_format",
     "make_formats",
+    "make_unmarked",
 ]
 
 
@@ -36,3 +41,14 @@ def make_formats(settings: Settings) -> tuple[Format, ...]:
         DocumentsField(hints, max_documents=limit, parent="chat_template_kwargs"),
         Messages(settings, pool=pool),
     )
+
+
+def make_unmarked(settings: Settings, *, is_single: bool) -> UnmarkedDocuments:
+    """Return the shape for bodies without any other.
+
+    Args:
+        is_single: no other worker learns, which would cut the later turns of a conversation
+            differently.
+    """
+    learner = BoundaryLearner() if settings.formats.learn_boundaries and is_single else None
+    return UnmarkedDocuments(settings, pool=DocumentPool(), learner=learner)

@@ -6,6 +6,7 @@ In later ones a text that occurred before becomes a reference. None leaves its t
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ragboost.config import Settings
@@ -71,16 +72,17 @@ class Messages:
             return FoundDocuments(
                 "", (), None, num_repeated=num_repeated, num_later=num_later, layout=layout
             )
-        slot, group = leading
+        found = self._leading(*leading)
+        return replace(found, num_repeated=num_repeated, num_later=num_later, layout=layout)
+
+    def _leading(self, slot: Slot, group: Group) -> FoundDocuments:
         return FoundDocuments(
             query="",
             documents=tuple([self._pool.of(group.identity(block)) for block in group.blocks]),
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,
-            num_repeated=num_repeated,
-            num_later=num_later,
-            layout=layout,
+            layout=_Layout(_Place(slot, group), {}),
         )
 
     def replace(

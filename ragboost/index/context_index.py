@@ -8,8 +8,9 @@ thread-safe: the caller holds a lock.
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ragboost.index.context_tree import ContextTree, Documents, Tokens
-from ragboost.index.node import Node, common_length
+from ragboost.index.branch import common_length
+from ragboost.index.context_tree import ContextTree, Documents, Seat, Tokens
+from ragboost.index.node import Node
 from ragboost.index.search import CachedPrefix, PrefixMatch, cached_prefix, search
 
 
@@ -40,9 +41,14 @@ class ContextIndex(ContextTree):
     """
 
     def __init__(
-        self, *, capacity_tokens: int | None = None, max_nodes: int = 200_000, max_visits: int = 32
+        self,
+        *,
+        capacity_tokens: int | None = None,
+        max_nodes: int = 200_000,
+        max_visits: int = 32,
+        seat: Seat | None = None,
     ) -> None:
-        super().__init__(capacity_tokens=capacity_tokens, max_nodes=max_nodes)
+        super().__init__(capacity_tokens=capacity_tokens, max_nodes=max_nodes, seat=seat)
         self.max_visits = max_visits
 
     def search(self, documents: Documents, tokens: Tokens) -> PrefixMatch:

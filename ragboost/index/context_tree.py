@@ -6,10 +6,13 @@ hashable keys with lengths in tokens; does not know requests or engines.
 
 import sys
 from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 from ragboost.errors import ContextIndexError
+from ragboost.index.branch import common_length
+from ragboost.index.directory import PrefixDirectory
 from ragboost.index.eviction import EvictionForecast, EvictionQueue, TokenAges
-from ragboost.index.node import Node, common_length
+from ragboost.index.node import Node
 
 Documents = Sequence[Hashable]
 Tokens = Sequence[int]
@@ -17,21 +20,36 @@ Tokens = Sequence[int]
 _UNLINKED_PER_INSERT = 64  # an insertion adds at most 2 nodes
 
 
+class Seat(NamedTuple):
+    """An index's place in a directory, which is told what the index inserts and removes."""
+
+    directory: PrefixDirectory
+    bit: int  # of the index
+
+
 class ContextTree:
     """The nodes, their resident tokens and their eviction order."""
 
-    def __init__(self, *, capacity_tokens: int | None = None, max_nodes: int = 200_000) -> None:
+    def __init__(
+        self,
+        *,
+        capacity_tokens: int | None = None,
+        max_nodes: int = 200_000,
+        seat: Seat | None = None,
+    ) -> None:
         # What requests in flight are about to evict; searches count it as evicted. None: nothing.
         self.eviction_forecast: EvictionForecast | None = None
         self.capacity_tokens = capacity_tokens  # inserting more evicts; None: unbounded
         self.max_nodes = max_nodes  # least recently used leaves are evicted beyond it
         self._tick = 0  # never decreases
-        self._retired: list[Node] = []  # of trees that were cleared, not yet taken apart
+        self._seat = seat
+        self._retired: list[_Retired] = []  # not yet taken apart
         self.root = Node()
-        self.clear()
+        self._empty()
 
     def __del__(self) -> None:
-        self._retired.append(self.root)
+        self._retired.append(_Retired([self.root]))
+        self._retired = [retired._replace(seat=None) for retired in self._retired]
         self._unlink_retired(sys.maxsize)
 
     def __repr__(self) -> str:
@@ -42,8 +60,21 @@ class ContextTree:
 
         Takes the same time for any number of nodes: later insertions take the old tree apart.
         """
-        self._retired.append(self.root)
+        seat = self._seat
+        cleared = seat.directory.clear(seat.bit) if seat is not None else 0
+        self._retired.append(_Retired([self.root], seat, cleared))
+        self._empty()
+
+    def leave_directory(self) -> None:
+        """Remove everything, and say nothing to the directory from then on."""
+        self.clear()
+        self._unlink_retired(sys.maxsize)
+        self._seat = self.root.branch = None
+
+    def _empty(self) -> None:
         self.root = Node()
+        if self._seat is not None:
+            self.root.branch = self._seat.directory.root
         self.num_nodes = 0
         self.num_tokens = 0
         self._serial = 0
@@ -83,6 +114,8 @@ class ContextTree:
         _check_sequence(documents, tokens)
         self._unlink_retired(_UNLINKED_PER_INSERT)
         self._tick += 1
+        if self._seat is not None and is_use:
+            self._seat.directory.note(documents, self._seat.bit)
         node, at = self.root, 0
         while at < len(documents):
             child = node.children.get(documents[at])
@@ -236,6 +269,11 @@ class ContextTree:
             batch=forecast.next_batch if is_use and forecast is not None else 0,
         )
         parent.attach(node)
+        if self._seat is not None:
+            assert parent.branch is not None, "nodes have branches while there is a directory"
+            node.branch = self._seat.directory.add(parent.branch, documents, self._seat.bit)
+            if not is_use:  # another proxy sent it
+                self._seat.directory.note(documents, self._seat.bit)
         self.num_nodes += 1
         self.num_tokens += node.num_tokens
         self._ages.add(tick, node.num_tokens)
@@ -262,6 +300,9 @@ class ContextTree:
         node.confirmed_tokens -= upper.confirmed_tokens
         node.documents, node.tokens = node.documents[count:], node.tokens[count:]
         node.num_tokens -= upper.num_tokens
+        if self._seat is not None:
+            assert node.branch is not None, "nodes have branches while there is a directory"
+            upper.branch = self._seat.directory.end_before(node.branch, len(node.documents))
         if node.num_tokens:
             node.parent, node.slot = upper, 0
             upper.attach(node)
@@ -272,6 +313,7 @@ class ContextTree:
                 self.touch(upper)
         else:  # no token of the lower part is resident
             node.parent = None
+            self._withdraw(node)
             self._leaves.discard(node)
             self._leaves.push(upper)
         return upper
@@ -302,10 +344,20 @@ class ContextTree:
 
     def _unlink_retired(self, num_nodes: int) -> None:
         """Take nodes of cleared trees apart: parents and children refer to each other."""
-        retired = self._retired
-        while retired and num_nodes:
-            retired += retired.pop().unlink()
+        while self._retired and num_nodes:
+            nodes, seat, cleared = self._retired[-1]
+            if not nodes:
+                self._retired.pop()
+                continue
+            node = nodes.pop()
+            if seat is not None and node.branch is not None:
+                seat.directory.remove(node.branch, len(node.documents), seat.bit, cleared=cleared)
+            nodes += node.unlink()
             num_nodes -= 1
+
+    def _withdraw(self, node: Node) -> None:
+        if self._seat is not None and node.branch is not None:
+            self._seat.directory.remove(node.branch, len(node.documents), self._seat.bit)
 
     def _shrink(self) -> None:
         while self.num_nodes > self.max_nodes:
@@ -322,9 +374,18 @@ class ContextTree:
         self.num_tokens -= leaf.num_tokens
         self._ages.add(leaf.last_used, -leaf.num_tokens)
         leaf.detach()
+        self._withdraw(leaf)
         self._leaves.discard(leaf)
         if parent.parent is not None and not parent.children:
             self._leaves.push(parent)
+
+
+class _Retired(NamedTuple):
+    """Nodes of a tree that was cleared, and its place in a directory that still has them."""
+
+    nodes: list[Node]
+    seat: Seat | None = None
+    cleared: int = 0  # tick of the directory
 
 
 def _check_sequence(documents: Documents, tokens: Tokens) -> None:

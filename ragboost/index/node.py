@@ -3,10 +3,11 @@
 Knows its place in the tree. Does not know tokenizers, caches or its users.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Optional
 
 from ragboost.errors import ContextIndexError
+from ragboost.index.branch import Branch
 
 _NO_CHILDREN: Mapping[Hashable, "Node"] = {}
 """Of all leaves, which are most of a tree: an empty dict for each would be a tenth of it."""
@@ -21,6 +22,7 @@ class Node:
     __slots__ = (
         "_by_slot",
         "batch",
+        "branch",
         "children",
         "confirmed_tokens",
         "documents",
@@ -63,6 +65,8 @@ class Node:
         self.children: Mapping[Hashable, Node] = _NO_CHILDREN
         self._by_slot: dict[int, Node] | None = None  # made by the first `attach`, as `children`
         self.next_slot = 0
+        # Where its context ends in the directory, if there is one.
+        self.branch: Branch | None = None
         # Resident tokens of this node, at most `sum(tokens) + generated_tokens`; fewer after the
         # end has been evicted.
         self.num_tokens = sum(tokens)
@@ -166,12 +170,3 @@ class Node:
         for invariant, holds in invariants.items():
             if not holds:
                 raise ContextIndexError(f"{self!r}: invariant violated: {invariant}")
-
-
-def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
-    """Count the leading documents that `run` and `documents[at:]` share; their first are equal."""
-    count = 1
-    limit = min(len(run), len(documents) - at)
-    while count < limit and run[count] == documents[at + count]:
-        count += 1
-    return count

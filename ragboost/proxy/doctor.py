@@ -41,6 +41,10 @@ _PREFIX_CACHING = re.compile(
     r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', re.MULTILINE
 )
 
+_NUM_UNMARKED = re.compile(
+    r'^ragboost_bypass_total\{reason="unmarked_documents"\} ([1-9][\d.e+]*)$', re.MULTILINE
+)
+
 # What to change, by check and by engine; "" is any other engine.
 _FIXES: Mapping[str, Mapping[str, str]] = {
     "usage": {
@@ -172,6 +176,7 @@ class _Examination:
             found = "this is a RAGBoost proxy: the other checks see its backend through it"
             fix = "give the engine's own address for the rest: --backend URL"
             self._add("engine", "advice", found, fix=fix)
+            await self._unmarked_documents()
             return reuse
         answers = {path: await self._call(path) for path in ("/health", "/metrics", "/server_info")}
         if not self._engine and all(status != 200 for status, _ in answers.values()):
@@ -185,6 +190,15 @@ class _Examination:
         elif isinstance(info, dict) and isinstance(info.get("page_size"), int):
             self._block_size = info["page_size"]
         return reuse
+
+    async def _unmarked_documents(self) -> None:
+        """Say that the proxy was sent documents without boundaries."""
+        _, metrics = await self._call("/metrics")
+        num = _NUM_UNMARKED.search(metrics) if isinstance(metrics, str) else None
+        if num is not None:
+            found = f"{float(num[1]):.0f} requests seem to hold documents without boundaries"
+            fix = "wrap the retriever (two lines), or set formats.learn_boundaries"
+            self._add("documents", "advice", found, fix=fix)
 
     async def _completion(self) -> bool:
         """Send two requests with the same long beginning; the second shows the prefix cache."""

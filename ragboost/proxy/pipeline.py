@@ -20,7 +20,7 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
-from ragboost.formats import make_formats
+from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import CacheMarker
 from ragboost.hosted.stable_order import StableOrder
@@ -81,8 +81,12 @@ class BoostPipeline:
         self._shadow = shadow
         self._share = settings.boost.share if shadow is None else 1.0
         self._orders = OrderComparison(metrics)
-        formats, recognises = make_formats(settings), settings.session.stateless
-        self._parse = partial(parse_request, formats=formats, recognises=recognises)
+        self._parse = partial(
+            parse_request,
+            formats=make_formats(settings),
+            unmarked=make_unmarked(settings, is_single=workers is None),
+            recognises=settings.session.stateless,
+        )
         style = settings.backend.cache_marks
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
@@ -213,10 +217,11 @@ class BoostPipeline:
         """Return True if there is nothing to rewrite, so that the body is forwarded as it came."""
         if conversation is None and request.session is not None:
             return False  # what was sent for a named conversation is read under the tenant's lock
+        error = request.bypass.error if request.bypass is not None else None
         has_documents = (
             request.found is not None
             or FIELD in request.body.fields
-            or (request.bypass is not None and request.bypass.error is not None)
+            or (error is not None and not isinstance(error, UnmarkedDocumentsError))
         )
         has_history = conversation is not None and bool(conversation.forms)
         is_marked = self._marker is not None

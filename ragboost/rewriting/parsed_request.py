@@ -15,6 +15,8 @@ from ragboost.formats import (
     FoundDocuments,
     TooManyDocumentsError,
     UnknownShapeError,
+    UnmarkedDocuments,
+    UnmarkedDocumentsError,
     find_format,
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
@@ -36,6 +38,7 @@ _END_USER = ("user", "safety_identifier")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
     TooManyDocumentsError: "too_many_documents",
+    UnmarkedDocumentsError: "unmarked_documents",
     UnknownShapeError: "unknown_shape",
     RequestError: "bad_documents",
     ContextIndexError: "context_index",
@@ -133,6 +136,7 @@ def parse_request(
     headers: RawHeaders,
     *,
     formats: tuple[Format, ...],
+    unmarked: UnmarkedDocuments | None = None,
     recognises: bool = False,
     user: str | None = None,
     session: str | None = None,
@@ -141,6 +145,7 @@ def parse_request(
     """Parse a completion request.
 
     Args:
+        unmarked: the shape for a body without documents of any of `formats`.
         recognises: find what recognises its conversation, if that has no name.
         user: under which its conversation is kept; None: the user of its credentials.
         session: unique name of its conversation; None: the one that the request names, if any.
@@ -159,7 +164,11 @@ def parse_request(
         session = f"{scope.hex()}/{name}"
     request.session = session
     try:
-        if (hit := find_format(formats, body.fields)) is not None:
+        hit = find_format(formats, body.fields)
+        if hit is None and unmarked is not None:
+            found = unmarked.find(body.fields, tenant="\n".join(request.tenant_key))
+            hit = None if found is None else (unmarked, found)
+        if hit is not None:
             request.shape, request.found = hit
             if session is None and recognises:
                 _set_links(request, *hit, scope=scope)

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from ragboost.batch.window import WindowJob
+from ragboost.cli import app
+
 ROOT = Path(__file__).parents[2]
 REQUESTS = [
     {"id": i, "question": "?", "doc_ids": names}
@@ -96,3 +99,39 @@ def test_a_file_is_planned_in_windows_on_request(source: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "planned in 2 windows" in done.stdout
+
+
+def test_a_finished_job_is_not_done_again_by_resume(source: Path) -> None:
+    output = source.parent / "out.jsonl"
+    output.write_text("written before\n")
+    done = ragboost(source, "-o", str(output), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "is complete; without --resume it is written anew" in done.stderr
+    assert output.read_text() == "written before\n"
+
+
+def test_an_interrupted_job_says_how_to_go_on_and_where_it_goes_on(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After Ctrl-C in the second window."""
+    output = source.parent / "out.jsonl"
+    command = ["batch", str(source), "-o", str(output), "--window", "1"]
+    command += ["--corpus", str(source.parent / "corpus.jsonl")]
+    write, windows = WindowJob.write, iter((False, True))
+
+    def interrupted(self: WindowJob, *arguments: Any, **options: Any) -> None:
+        if next(windows):
+            raise KeyboardInterrupt
+        write(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowJob, "write", interrupted)
+        with pytest.raises(SystemExit) as stopped:
+            app(command)
+    assert stopped.value.code == 130
+    shown = capsys.readouterr().err
+    assert "interrupted with 1 requests written: the same command with --resume goes on" in shown
+    done = ragboost(source, *command[2:], "--resume")
+    assert "going on behind line 1, with 1 requests written" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert len(output.read_text().splitlines()) == len(REQUESTS)

@@ -112,6 +112,7 @@ def test_the_command_prints_bars_json_and_writes_a_plot(tmp_path: Path) -> None:
     as_json = simulate(trace, "--json", "--cache-tokens", 100)
 
     assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("Token counts are estimated: name the model's tokenizer")
     assert "planned as a batch" in shown.stdout
     assert "█" in shown.stdout
     assert "1 malformed lines skipped" in shown.stdout

@@ -6,15 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.eventually import DEADLINE_S
+
 _TICK_S = 1e-6  # each look at the clock: a load is fast, and takes some time
 
 
 @pytest.fixture(autouse=True)
 def loads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let loading KV be faster than computing it, however busy the machine is."""
+    """Let loading KV be faster than computing it, however busy the machine is, and let requests
+    wait for it."""
     pytest.importorskip("torch")
-    from ragboost.chunk_cache.store import loader
+    from ragboost.chunk_cache.store import background, tiered
 
     ticks = count()
     clock = SimpleNamespace(perf_counter=lambda: next(ticks) * _TICK_S)
-    monkeypatch.setattr(loader, "time", clock)
+    monkeypatch.setattr(background, "time", clock)
+    monkeypatch.setattr(tiered, "MIN_WAIT_S", DEADLINE_S)
+    monkeypatch.setattr(tiered, "MAX_WAIT_S", DEADLINE_S)

@@ -266,6 +266,32 @@ def test_the_chart_refuses_replicas_and_redis_that_would_not_work(
         rendered({"apiKeysSecret": "keys", **values})
 
 
+def test_the_chart_scales_spreads_and_takes_an_environment() -> None:
+    values = {
+        "apiKeysSecret": "keys",
+        "replicas": 2,
+        "redis": {"enabled": True, "passwordSecret": "redis"},
+        "autoscaling": {"enabled": True, "maxReplicas": 6},
+        "podDisruptionBudget": {"enabled": True},
+        "imagePullSecrets": [{"name": "registry"}],
+        "extraEnv": [{"name": "RAGBOOST_HINTS__ORDER", "value": "false"}],
+    }
+    objects = rendered(values)
+    for kind in ("HorizontalPodAutoscaler", "PodDisruptionBudget", "Deployment"):
+        kubernetes.validate(objects[kind], kubernetes.latest_version(), strict=True)
+    scaling = objects["HorizontalPodAutoscaler"]["spec"]
+    assert (scaling["minReplicas"], scaling["maxReplicas"]) == (2, 6)
+    spec = objects["Deployment"]["spec"]
+    assert "replicas" not in spec
+    pod = spec["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    selector = pod["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"]
+    assert selector == objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+    container = container_of(objects["Deployment"])
+    assert "RAGBOOST_PROXY__API_KEYS" in secrets_of(container)
+    assert plain_of(container)["RAGBOOST_HINTS__ORDER"] == "false"
+
+
 def test_the_chart_accepts_any_client_only_if_told_to() -> None:
     with pytest.raises(helm.HelmError, match="set apiKeysSecret"):
         rendered({})

@@ -57,6 +57,7 @@ def python(kind: Kind) -> list[str]:
 def environment(kind: Kind, **extra: str) -> dict[str, str]:
     """Return environment variables that keep the engine on the CPU and offline."""
     paths = [str(ROOT), *([str(SCRIPTS / "sglang_cpu")] if kind == "sglang" else [])]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     names = {
         "PYTHONPATH": os.pathsep.join(paths),
         "HF_HUB_OFFLINE": "1",

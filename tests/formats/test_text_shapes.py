@@ -308,3 +308,12 @@ def test_documents_are_found_among_many_other_tags(num_before: int) -> None:
     (group,) = find_groups(text)
 
     assert [group.identity(block) for block in group.blocks] == documents
+
+
+def test_nodes_of_several_loaders_keep_their_metadata() -> None:
+    """A page has a label, a text file has none."""
+    text = LLAMA_QA.replace("page_label: 9\n", "title: Memo\n", 1)
+    found = find(user(text))
+    assert found is not None
+    assert [d.text.partition("\n")[0] for d in found.documents] == ["page_label: 4", "title: Memo"]
+    assert "Memo\nfile_path: docs/memo.pdf\n\nRent" in text_of(reorder(user(text), [1, 0]))

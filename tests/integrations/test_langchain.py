@@ -18,7 +18,7 @@ from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from langchain_core.tools import create_retriever_tool
@@ -190,6 +190,23 @@ def test_the_classic_chains_work_with_our_document_prompt() -> None:
     assert [d.id for d in answer["context"]] == ["lease", "pets", "parking"]
     assert words(model.asked[-1]) == ["lease", "pets", "parking"]
     assert "[Doc_pets] >> [Doc_parking] >> [Doc_lease]" in model.asked[-1]
+
+
+def test_the_applications_own_format_is_kept() -> None:
+    """With the source that its answers cite."""
+    template = PromptTemplate.from_template("<{source}> {page_content}")
+    found = [Document(f"Text {i}.", id=f"d{i}", metadata={"source": f"{i}.pdf"}) for i in (1, 2)]
+    boosted = BoostCompressor().compress_documents(found, "Who?")
+    text = "[Doc_d1]\n<1.pdf> Text 1.\n\n[Doc_d2]\n<2.pdf> Text 2."
+    assert format_documents(boosted, template) == text
+    assert format_documents(found, template) == text.replace("[Doc_d1]\n", "").replace(
+        "[Doc_d2]\n", ""
+    )
+    model = Recorder(asked=[])
+    prompt = DocumentPrompt(template=template)
+    combine = create_stuff_documents_chain(model, QA, document_prompt=prompt)
+    combine.invoke({"input": "Who?", "context": boosted})
+    assert text in model.asked[-1]
 
 
 def test_a_classic_chain_without_our_prompt_only_gets_another_order() -> None:

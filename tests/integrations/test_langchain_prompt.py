@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("langchain_openai", reason="comes with the dev extra")
 
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
@@ -16,7 +17,8 @@ from langchain_core.messages import (
     messages_from_dict,
     messages_to_dict,
 )
-from langchain_core.runnables import chain
+from langchain_core.runnables import RunnableConfig, chain
+from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_openai import ChatOpenAI
 
 from ragboost import Booster
@@ -57,6 +59,71 @@ def test_each_turn_extends_the_prefix_and_sends_documents_once(
     assert num_copies(prompts[-1]) == dict.fromkeys(("lease", "rent", "pets", "parking"), 1)
     assert "Please refer to [Doc_rent] in the previous conversation" in prompts[-1]
     assert all("ragboost" not in request.body.decode() for request in engine.completions)
+
+
+def converse(prompt: BoostPrompt, model: ChatOpenAI, session: str, *, found: str = "") -> None:
+    """Ask three questions in LangChain's own history, which keeps questions and answers only."""
+    histories: dict[str, InMemoryChatMessageHistory] = {}
+    chain = RunnableWithMessageHistory(
+        prompt | model,
+        lambda name: histories.setdefault(name, InMemoryChatMessageHistory()),
+        input_messages_key="question",
+        history_messages_key="history",
+    )
+    for question, names in TURNS:
+        given = {"question": question, "documents": documents((found,) if found else names)}
+        chain.invoke(given, config={"configurable": {"session_id": session}})
+    assert [m.text for m in histories[session].messages[::2]] == [turn[0] for turn in TURNS]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_langchains_own_history_is_sent_again_as_it_was_sent(
+    engine: FakeEngine, model: ChatOpenAI
+) -> None:
+    prompt = BoostPrompt(system="Be brief.")
+    converse(prompt, model, "a")
+    prompts = [request.prompt for request in engine.completions]
+    for earlier, later in pairwise(prompts):
+        assert later.startswith(earlier.removesuffix("<|assistant|>\n"))
+    assert num_copies(prompts[-1]) == dict.fromkeys(("lease", "rent", "pets", "parking"), 1)
+    assert engine.completions[-1].cached_tokens > 0.8 * engine.completions[-2].prompt_tokens
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_conversation_gets_nothing_of_another_with_the_same_questions(
+    engine: FakeEngine, model: ChatOpenAI
+) -> None:
+    prompt = BoostPrompt(system="Be brief.")
+    converse(prompt, model, "a")
+    num = len(engine.completions)
+    converse(prompt, model, "b", found="garden")
+    for request in engine.completions[num:]:
+        assert num_copies(request.prompt) == {"garden": 1}
+
+
+async def test_a_langgraph_thread_is_sent_again_as_it_was_sent(
+    engine: FakeEngine, model: ChatOpenAI
+) -> None:
+    graphs = pytest.importorskip("langgraph.graph", reason="needs the extra langchain")
+    savers = pytest.importorskip("langgraph.checkpoint.memory")
+    prompt, found = BoostPrompt(system="Be brief."), dict(TURNS)
+
+    async def answer(state: dict[str, list[BaseMessage]]) -> dict[str, list[BaseMessage]]:
+        *history, question = state["messages"]
+        given = {"question": question.text, "documents": documents(found[question.text])}
+        return {"messages": [await (prompt | model).ainvoke({**given, "history": history})]}
+
+    builder = graphs.StateGraph(graphs.MessagesState)
+    builder.add_node("answer", answer)
+    builder.add_edge(graphs.START, "answer")
+    graph = builder.compile(checkpointer=savers.InMemorySaver())
+    for question, _ in TURNS:
+        config: RunnableConfig = {"configurable": {"thread_id": "7"}}
+        await graph.ainvoke({"messages": [("user", question)]}, config)
+
+    prompts = [request.prompt for request in engine.completions]
+    for earlier, later in pairwise(prompts):
+        assert later.startswith(earlier.removesuffix("<|assistant|>\n"))
 
 
 async def test_the_prompt_works_asynchronously_and_without_a_system_message() -> None:

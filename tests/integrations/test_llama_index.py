@@ -22,6 +22,7 @@ from ragboost.integrations.llama_index import (
     BoostChatEngine,
     BoostNodeRetriever,
     BoostPostprocessor,
+    by_relevance,
     extra_body,
 )
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
@@ -89,6 +90,8 @@ def test_a_query_engine_shares_the_prefix_and_tells_the_relevance_order(mode: st
 
     assert str(answer) == "yes"
     assert texts(answer.source_nodes) == ["lease", "pets", "parking"]
+    assert texts(by_relevance(answer.source_nodes)) == ["pets", "parking", "lease"]
+    assert "ragboost_rank" not in "".join(llm.asked)
     first, second = llm.asked
     start = first[: first.index(TEXTS["lease"].strip()) + len(TEXTS["lease"].strip())]
     assert start.endswith(f"ragboost: [Doc_lease]\n\n{TEXTS['lease'].strip()}")

@@ -103,3 +103,23 @@ def test_documents_go_to_the_proxy_beside_the_messages(engine: FakeEngine, llm: 
         history.append(llm.chat(history, extra_body=body).message)
 
     check_conversation(engine)
+
+
+def test_the_stock_query_engine_is_boosted_at_once(engine: FakeEngine, llm: OpenAILike) -> None:
+    """Its default template, with nodes as its directory reader makes them."""
+
+    class Files(BaseRetriever):
+        def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            found = nodes(*FINDS[query_bundle.query_str])
+            for at, hit in enumerate(found):
+                hit.node.metadata = {"file_path": f"{hit.node.node_id}.txt"}
+                if hit.node.node_id == "rent":
+                    hit.node.metadata["page_label"] = f"{at}"
+            return found
+
+    queries = RetrieverQueryEngine.from_args(Files(), llm=llm)
+    for name in ("first", "second"):
+        queries.query(name)
+        sent = str(engine.requests[-1].json["messages"][-1]["content"])
+        assert num_copies(sent) == dict.fromkeys(FINDS[name], 1)
+    assert engine.requests[-1].cached_tokens > 0.3 * engine.requests[-1].prompt_tokens

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from aiohttp import web
@@ -209,6 +210,18 @@ def test_a_ragboost_proxy_says_that_it_is_one(proxy: ProxyServer) -> None:
     assert "engine's own address" in found["engine"]["fix"]
     checks = ["reachable", "engine", "completion", "usage", "prefix cache"]
     assert list(found) == checks
+
+
+def test_a_proxy_that_gets_documents_without_boundaries_says_what_to_do(proxy: ProxyServer) -> None:
+    text = "Context information is below.\n-----\nOne.\n\nTwo.\n-----\nQuery: which?"
+    messages = [{"role": "user", "content": text}]
+    for _ in range(2):
+        url = f"{proxy.url}/v1/chat/completions"
+        httpx.post(url, json={"model": "fake-model", "messages": messages}).raise_for_status()
+    _, found = doctor("--backend", proxy.url)
+    assert found["documents"]["status"] == "advice"
+    assert found["documents"]["message"].startswith("2 requests")
+    assert "wrap the retriever" in found["documents"]["fix"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ vLLM: `kv_connector_extra_config` of `--kv-transfer-config`; SGLang:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ragboost.chunk_cache.core.request import SERVED_POLICIES, EngineChunkReques
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.remote import check_address, join_remote
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ConfigError
 
@@ -27,6 +28,9 @@ class EngineChunkSettings:
     reuse: str = "exact"
     host_bytes: int = 4 * _GIB  # capacity of the store in host memory
     directory: str = ""  # folder of the store's disk tier; empty for none
+    # remote store that several engines may share, such as redis://HOST:6379 or
+    # mooncake://HOST:50051; empty for none
+    remote: str = field(default="", repr=False)  # it may hold a password
     disk_bytes: int = 64 * _GIB  # capacity of the disk tier
     eviction: str = "heat"  # eviction policy of the store, see `EVICTION_POLICIES`
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
@@ -59,12 +63,19 @@ class EngineChunkSettings:
                 f"`policy` must be one of {', '.join(SERVED_POLICIES)}, got {settings.policy!r}"
             )
         make_eviction_policy(settings.eviction)
+        if settings.remote:
+            check_address(settings.remote)
         if not 0.0 <= settings.ratio <= 1.0:
             raise ConfigError(f"`ratio` must be in [0, 1], got {settings.ratio}")
         for name in ("host_bytes", "disk_bytes", "granularity"):
             if getattr(settings, name) < 1:
                 raise ConfigError(f"`{name}` must be at least 1, got {getattr(settings, name)}")
         return settings
+
+    @property
+    def has_more_than_memory(self) -> bool:
+        """True if chunks may have to be loaded."""
+        return bool(self.directory or self.remote)
 
     @property
     def defaults(self) -> EngineChunkRequest:
@@ -74,12 +85,14 @@ class EngineChunkSettings:
         )
 
     def make_store(self) -> TieredStore:
-        """Create the store. A disk tier keeps its chunks over restarts of the engine."""
+        """Create the store. What it has on disk and in the remote store outlives the engine."""
         disk = None
         if self.directory:
             disk = DiskTier(Path(self.directory), capacity_bytes=self.disk_bytes)
         return TieredStore(
             host_bytes=self.host_bytes,
             disk=disk,
+            remote=join_remote(self.remote),
+            waits=False,
             make_policy=lambda: make_eviction_policy(self.eviction),
         )

@@ -8,8 +8,10 @@ routes. Does not know the engine: a subclass says what it offers and what its ro
 
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +30,7 @@ from ragboost.chunk_cache.core.options import (
 )
 from ragboost.chunk_cache.core.request import PARAMS_KEY, SERVED_POLICIES, VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.http.announcements import Announcer
 from ragboost.chunk_cache.http.asgi import (
     MAX_BODY_BYTES,
     App,
@@ -46,9 +49,14 @@ from ragboost.chunk_cache.http.metrics import ReuseMetrics
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder
 from ragboost.chunk_cache.http.usage import UsageWriter
+from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
 from ragboost.errors import RequestError
 
+logger = logging.getLogger(__name__)
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_PREFETCHES = MappingProxyType({f"/chunk_prefetch{path}": path for path in (CHAT, COMPLETIONS)})
+_LOAD_TIMEOUT_S = MAX_WAIT_S + 1.0  # the engine answers earlier
 _MARK = f'"{FIELD}"'.encode()
 
 
@@ -61,10 +69,25 @@ class StartedEngine(NamedTuple):
 
     settings: EngineChunkSettings
     name: str  # under which it publishes whether it can reuse chunks
+    num_ranks: int = 1  # processes that take announcements of chunks
+
+
+class FoundChunks(NamedTuple):
+    """The chunks of a request in its prompt."""
+
+    tokens: Sequence[int]  # of the prompt
+    spans: Sequence[tuple[int, int] | None]  # of each chunk; None: it is not there
+
+    @property
+    def present(self) -> list[tuple[int, int]]:
+        """Positions of the chunks that are there."""
+        return [span for span in self.spans if span is not None]
 
 
 class ReuseMiddleware(ABC):
     params_field: str  # of a body, in which the engine reads the plan
+
+    loads_first = False  # requests wait here, not in the engine, until their chunks are in memory
 
     def __init__(self, app: App, *, registry: CollectorRegistry = REGISTRY) -> None:
         self._app = app
@@ -72,6 +95,7 @@ class ReuseMiddleware(ABC):
         self._metrics = ReuseMetrics(registry)
         self._defaults: ReuseDefaults | None = None  # once the engine has checked itself
         self._inbox: ReportInbox | None = None
+        self._announcer: Announcer | None = None  # if the engine has more than memory
 
     @abstractmethod
     def engine(self, scope: Scope) -> StartedEngine | str:
@@ -90,6 +114,11 @@ class ReuseMiddleware(ABC):
             ExactError: the body cannot carry a plan.
         """
 
+    def namespace(self, fields: Mapping[str, Any]) -> list[str | None]:
+        """Return what keeps a request apart in the engine's prefix cache."""
+        salt = fields.get("cache_salt")
+        return [salt if isinstance(salt, str) else None]
+
     def defaults(self, scope: Scope) -> ReuseDefaults:
         """Return the chunk reuse of requests that do not ask for it."""
         if self._defaults is not None:
@@ -106,6 +135,8 @@ class ReuseMiddleware(ABC):
         )
         if defaults.refusal != STARTING:
             self._defaults = defaults
+            if defaults.refusal is None and settings.has_more_than_memory:
+                self._announcer = Announcer(engine.name, num_ranks=engine.num_ranks)
         return defaults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,6 +148,8 @@ class ReuseMiddleware(ABC):
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
             await respond(send, 200, self.defaults(scope).describe())
+        elif method == "POST" and path in _PREFETCHES:
+            await self._prefetch({**scope, "path": _PREFETCHES[path]}, receive, send)
         elif method == "POST" and path in (CHAT, COMPLETIONS):
             await self._complete(scope, receive, send)
         else:
@@ -128,6 +161,8 @@ class ReuseMiddleware(ABC):
         finally:
             if self._inbox is not None:
                 self._inbox.close()
+            if self._announcer is not None:
+                self._announcer.close()
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
@@ -224,10 +259,12 @@ class ReuseMiddleware(ABC):
         if not positions:
             raise ExactError("no_chunks")
         found = await self._find(scope, fields, positions)
-        spans = [span for span in found if span is not None]
+        spans = found.present
         if not spans:
             raise ExactError("not_found")
-        exact = [span for span in found[:num_exact] if span is not None]
+        if options is not None and self.loads_first:
+            await self._announce(found, fields, tenant=tenant, waits=True)
+        exact = [span for span in found.spans[:num_exact] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
             plan |= {"policy": options.policy, "ratio": options.ratio}
@@ -241,11 +278,12 @@ class ReuseMiddleware(ABC):
 
     async def _find(
         self, scope: Scope, fields: Mapping[str, Any], positions: Sequence[ChunkPosition]
-    ) -> Sequence[tuple[int, int] | None]:
+    ) -> FoundChunks:
         is_chat, prompt = scope["path"] == CHAT, fields.get("prompt")
         if not is_chat and isinstance(prompt, list):
             is_ids = all(type(token) is int for token in prompt)
-            return [(start, stop) for _, start, stop in positions] if is_ids else []
+            spans = [(start, stop) for _, start, stop in positions]
+            return FoundChunks(prompt, spans if is_ids else [])
         ids = await self._tokenize(scope, self.prompt_body(fields, is_chat=is_chat))
         if ids is None:
             raise ExactError("not_rendered")
@@ -253,7 +291,49 @@ class ReuseMiddleware(ABC):
         async def tokenize(text: str) -> Sequence[int] | None:
             return await self._tokenize(scope, {"prompt": text, "add_special_tokens": False})
 
-        return await self._finder.find(ids, _chunk_texts(fields, positions), tokenize=tokenize)
+        texts = _chunk_texts(fields, positions)
+        return FoundChunks(ids, await self._finder.find(ids, texts, tokenize=tokenize))
+
+    async def _announce(
+        self, found: FoundChunks, fields: Mapping[str, Any], *, tenant: str, waits: bool
+    ) -> None:
+        """Let the engine load stored chunks; wait until it has, or computing them is faster."""
+        announcer, inbox = self._announcer, self._inbox
+        if announcer is None:
+            return
+        chunks = [found.tokens[start:stop] for start, stop in found.present]
+        names = self.namespace(fields)
+        if inbox is None or not waits:
+            announcer.send(chunks, tenant=tenant, namespace=names)
+            return
+        tickets = [inbox.expect() for _ in range(announcer.num_ranks)]
+        replies_to = [(inbox.name, ticket) for ticket in tickets]
+        announcer.send(chunks, tenant=tenant, namespace=names, replies_to=replies_to)
+        for ticket in tickets:
+            await inbox.take(ticket, timeout_s=_LOAD_TIMEOUT_S)
+            inbox.forget(ticket)
+
+    async def _prefetch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the engine load the stored chunks of a request that will come: one with the same
+        body at the path without the prefix. Answers before they are loaded."""
+        body = await read_body(receive)
+        fields = read_json(body.data) if body.is_whole else None
+        extension = (fields or {}).get(FIELD)
+        found = FoundChunks((), ())
+        if fields is not None and isinstance(extension, dict):
+            self.defaults(scope)
+            try:
+                positions = read_positions(extension, is_chat=scope["path"] == CHAT)
+                if positions and self._announcer is not None:
+                    found = await self._find(scope, fields, positions)
+                    tenant = _tenant(extension, fields)
+                    await self._announce(found, fields, tenant=tenant, waits=False)
+            except RequestError as error:
+                await respond(send, error.status, _error(error))
+                return
+            except ExactError as reason:
+                logger.debug("chunks are not announced: %s", reason)
+        await respond(send, 202, {"chunks": len(found.present)})
 
     async def _tokenize(self, scope: Scope, body: Mapping[str, Any]) -> Sequence[int] | None:
         """Return the ids that the server's own route gives; None if it refuses."""

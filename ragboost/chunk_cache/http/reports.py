@@ -33,7 +33,8 @@ _MAX_EXPECTED = 65_536
 _MAX_SENDERS = 64
 _MAX_QUEUED = 1_000
 _MAX_BYTES = 4096
-_ReplyTo = tuple[str, Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
+ReplyTo = tuple[str, Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
+"""Name of an inbox, and a ticket there."""
 
 
 def start_failure(error: Exception) -> str:
@@ -140,7 +141,7 @@ class ReportSender:
     def send(self, reply_to: Any, report: PromptReport) -> None:
         """Send a report to `[name, ticket]` of an inbox; anything else is ignored."""
         try:
-            name, ticket = msgspec.convert(reply_to, _ReplyTo)
+            name, ticket = msgspec.convert(reply_to, ReplyTo)
         except msgspec.ValidationError:
             return
         if not _INBOX.fullmatch(name) or not Path(tempfile.gettempdir(), name).is_dir():

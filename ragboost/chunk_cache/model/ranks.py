@@ -21,6 +21,7 @@ class Ranks(Protocol):
     """The ranks of one model. All of them call every method in the same order."""
 
     size: int
+    rank: int  # of this process
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over the ranks, equal on all of them."""
@@ -34,11 +35,15 @@ class Ranks(Protocol):
         """Return True on every rank if the value has the same `repr` on all."""
         ...
 
+    def joined(self, digest: str) -> str:
+        """Return a digest of the digests of all ranks, equal on all of them."""
+        ...
+
 
 class OneRank:
     """The ranks of a model in one process."""
 
-    size = 1
+    size, rank = 1, 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values
@@ -48,6 +53,9 @@ class OneRank:
 
     def same(self, value: object) -> bool:
         return True
+
+    def joined(self, digest: str) -> str:
+        return digest
 
 
 class GroupRanks:
@@ -59,6 +67,7 @@ class GroupRanks:
 
     def __init__(self, group: Any) -> None:
         self.size = int(distributed.get_world_size(group))
+        self.rank = int(distributed.get_rank(group))
         self._group = group
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -74,6 +83,14 @@ class GroupRanks:
         number = int.from_bytes(digest[:7])
         lowest, negated_highest = self._lowest([number, -number])
         return lowest == -negated_highest
+
+    def joined(self, digest: str) -> str:
+        mine = hashlib.sha256(digest.encode()).digest()
+        words = torch.frombuffer(bytearray(mine), dtype=torch.int64)
+        table = torch.zeros(self.size, len(words), dtype=torch.int64)
+        table[self.rank] = words
+        distributed.all_reduce(table, group=self._group)
+        return hashlib.sha256(table.numpy().tobytes()).hexdigest()[:32]
 
     def _lowest(self, numbers: list[int]) -> list[int]:
         found = torch.tensor(numbers)

@@ -86,8 +86,9 @@ class ReusableModel(ABC):
         return self._last_regime[1]
 
     def fingerprint(self) -> str:
-        """Return a digest of the configuration and of all weights, see `weights_digest`."""
-        return weights_digest(self.config_text(), self.model.named_parameters())
+        """Return a digest of the configuration and of the weights of all ranks, see
+        `weights_digest`: every rank's KV depends on all of them."""
+        return self.ranks.joined(weights_digest(self.config_text(), self.model.named_parameters()))
 
     def empty_cache(self, length: int) -> RequestCache:
         """Return a cache with `length` zeroed slots."""

@@ -23,6 +23,7 @@ from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.fill import FilledPrompt
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.http.announcements import AnnouncementInbox
 from ragboost.chunk_cache.http.reports import ReportSender, start_failure
 from ragboost.chunk_cache.sglang.compat import (
     allocate_slots,
@@ -31,7 +32,7 @@ from ragboost.chunk_cache.sglang.compat import (
     prompt_slots,
     refusal,
 )
-from ragboost.chunk_cache.sglang.flags import publish, read_settings
+from ragboost.chunk_cache.sglang.flags import instance, publish, read_settings
 from ragboost.chunk_cache.sglang.scheduler import PoolRequest, PoolScheduler
 from ragboost.chunk_cache.sglang.worker import PoolFiller, make_filler
 
@@ -56,6 +57,13 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         self.scheduler = PoolScheduler(
             self._filler, settings=settings, page_size=self.page_size, step_tokens=rows
         )
+        if settings.has_more_than_memory:
+            inbox = AnnouncementInbox(
+                instance(context.server_args.port),
+                rank=context.tp_rank,
+                library=lambda: self._filler.library,
+            )
+            atexit.register(inbox.close)
         atexit.register(self._filler.close)
 
     def reset(self) -> None:

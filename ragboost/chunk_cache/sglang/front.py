@@ -18,13 +18,24 @@ _NOT_RENDERED = ("stream", "stream_options", "n", _PARAMS)
 
 
 class SGLangFront(ReuseMiddleware):
+    """Middleware of SGLang's API server.
+
+    SGLang's scheduler has no answer "ask again" for a request whose chunks are on their way: one
+    that is not admitted holds up those behind it. So requests wait here.
+    """
+
+    loads_first = True
     params_field = _PARAMS
 
     def engine(self, scope: Scope) -> StartedEngine | str:
         args = getattr(scope["app"], "server_args", None)
         if args is None:
             return "SGLang was started with several tokenizer workers"
-        return StartedEngine(read_settings(args), instance(args.port))
+        return StartedEngine(read_settings(args), instance(args.port), args.tp_size)
+
+    def namespace(self, fields: Mapping[str, Any]) -> list[str | None]:
+        names = (fields.get(name) for name in ("extra_key", "cache_salt"))
+        return [name if isinstance(name, str) else None for name in names]
 
     def prompt_body(self, fields: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
         if is_chat:  # the template may depend on any field

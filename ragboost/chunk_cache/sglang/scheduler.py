@@ -5,6 +5,7 @@ KV or the tree.
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ class PoolRequest(ReusingRequest):
 
     exact_stop: int | None = None  # tokens before the first page with approximate KV
     filled: FilledPrompt | None = None
+    looked_up_at: float = 0.0  # last time; from then on SGLang computes the rest of the prompt
     hit: int = 0  # tokens that reuse fills behind the prefix
     hit_for: tuple[int, int] | None = None  # what `hit` was determined for
     begun: PromptPlan | None = None  # of a filling that takes several steps
@@ -88,7 +90,7 @@ class PoolScheduler:
             prefix_tokens: whose KV the tree holds.
             limit: leading tokens that SGLang does not need to compute.
         """
-        request.prefix_tokens = prefix_tokens
+        request.prefix_tokens, request.looked_up_at = prefix_tokens, time.perf_counter()
         if request.begun is not None:
             if prefix_tokens < request.begun.stop <= limit:
                 return request.begun.stop - prefix_tokens
@@ -118,8 +120,8 @@ class PoolScheduler:
         if not isinstance(plan, str):
             plan = align_plan(plan, self._page_size)
         if not self._filler.model.ranks.same(_identity(plan)):
-            for key in request.keys.values():  # all ranks take them out of this request, alike
-                self._filler.library.store.discard(key)
+            # All ranks take them out of this request, alike.
+            self._filler.forget(list(request.keys.values()))
             plan = "ranks_differ"
         request.reason = plan if isinstance(plan, str) else None
         return plan
@@ -198,6 +200,9 @@ class PoolScheduler:
         if num_computed < len(request.tokens):
             return []
         self._captured += bool(request.uncaptured)  # the same on every rank, whatever it stores
+        num_filled = 0 if request.filled is None else request.hit
+        num_own = num_computed - request.prefix_tokens - num_filled
+        self._filler.note_pass(num_own, began=request.looked_up_at)
         return request.take_captures(
             self._filler.library, num_computed=num_computed, exact_stop=request.exact_stop
         )

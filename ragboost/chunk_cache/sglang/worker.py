@@ -4,8 +4,8 @@ Knows the model, the pool and the store. Does not know requests or the radix tre
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,16 +38,17 @@ class PoolFiller(SlotFiller):
     def __init__(
         self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
     ) -> None:
-        if ranks.size > 1 and settings.directory:
-            logger.warning("several ranks keep chunks in memory only, not in `directory`")
-            settings = replace(settings, directory="")  # what is loaded in time must be equal
         self._runner, model = runner, SGLangModel(runner, ranks=ranks)
-        self._layers = model.layers
-        super().__init__(model, settings.make_store(), backend=settings.backend, rows=rows)
+        self._layers, self._store = model.layers, settings.make_store()
+        super().__init__(model, self._store, backend=settings.backend, rows=rows)
 
     @property
     def num_passes(self) -> int:
         return num_passes(self._runner)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Remove chunks from memory, such as those that not all ranks have."""
+        self._store.forget(keys)
 
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
         return read_pool(self._runner, number, slots)

@@ -1,9 +1,43 @@
-"""The interface of chunk KV stores: in memory, tiered, or remote."""
+"""The interfaces of chunk KV stores: one place, and the store of all places that engines see."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
+
+
+class ChunkTier(Protocol):
+    """One place that keeps chunk KV under keys: memory, a directory, or a remote store.
+
+    Four verbs. Beyond memory each may take any time, so that only background threads call it; such
+    a place is safe to use from several of them. The verbs of a remote store may raise
+    `StoreUnavailableError`.
+    """
+
+    def __contains__(self, key: str) -> bool:
+        """Return True if the KV seems to be there."""
+        ...
+
+    def load(self, key: str) -> ChunkKV | None:
+        """Return the KV and mark it as used; None if it is absent or damaged."""
+        ...
+
+    def save(self, key: str, chunk: ChunkKV) -> bool:
+        """Keep KV, replacing that of the same key, and evicting other KV as needed. Return False
+        if it does not fit."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Remove KV. Removing an absent key does nothing."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all KV, so that nothing stored before is found afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
 
 
 class KVStore(Protocol):
@@ -19,12 +53,12 @@ class KVStore(Protocol):
         ...
 
     def __contains__(self, key: str) -> bool:
-        """Return True if the KV is stored, without marking it as used."""
+        """Return True if the KV is known to be stored, without marking it as used."""
         ...
 
     def get(self, key: str) -> ChunkKV | None:
-        """Return the KV and mark it as used. None if it is not stored, or if loading it would take
-        longer than computing it. Called between two engine steps, which wait for it."""
+        """Return the KV and mark it as used; None if it is not stored. Engines call it between two
+        steps, which wait for it: their stores look in memory only."""
         ...
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
@@ -43,13 +77,21 @@ class KVStore(Protocol):
         """Remove KV. Removing an absent key does nothing."""
         ...
 
-    def prefetch(self, keys: Sequence[str]) -> None:
-        """Announce that a waiting request will `get` these keys soon. Returns immediately; a store
-        with a fast `get` does nothing."""
+    def prefetch(self, chunks: Mapping[str, int]) -> None:
+        """Announce that a waiting request will `get` these keys soon, each with the number of its
+        tokens. Returns immediately; a store with a fast `get` does nothing."""
         ...
 
-    def clear(self) -> None: ...
+    def is_loading(self, keys: Sequence[str]) -> bool:
+        """Return True while announced KV is on its way and waiting for it is expected to be faster
+        than computing it. Returns immediately."""
+        ...
+
+    def clear(self) -> None:
+        """Remove all KV: nothing that was stored before is found afterwards."""
+        ...
 
     def close(self) -> None:
-        """Flush persistent KV and stop background threads. No other method may follow."""
+        """Write what is only in memory, as far as the places answer, and stop background threads.
+        No other method may follow."""
         ...

@@ -72,10 +72,23 @@ class DiskTier:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
     def __contains__(self, key: str) -> bool:
-        return os.path.exists(self._path(key))  # False too if the disk fails
+        """Return True if there is a file whose header and size are valid. A corrupt or foreign file
+        is removed, but not if the disk fails."""
+        try:
+            ChunkFile(self._path(key), key).close()
+        except ChunkCacheError as error:
+            self.refuse(key, error)
+            return False
+        except OSError:
+            return False
+        return True
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.directory.glob(f"*{_SUFFIX}"))
+        return len(self.keys())
+
+    def keys(self) -> list[str]:
+        """Return the keys of all files, valid or not."""
+        return [path.stem for path in self.directory.glob(f"*{_SUFFIX}")]
 
     @property
     def size_bytes(self) -> int:
@@ -95,13 +108,6 @@ class DiskTier:
             return None
         self._touch(file)
         return file
-
-    def check(self, key: str) -> bool:
-        """Return True if there is a file whose header and size are valid, see `open`."""
-        file = self.open(key)
-        if file is not None:
-            file.close()
-        return file is not None
 
     def load(self, key: str) -> ChunkKV | None:
         """Read a chunk; None if there is no valid file."""
@@ -157,6 +163,9 @@ class DiskTier:
                 reserved.total = 0
         except OSError as error:  # as above, or the directory is gone
             logger.warning("cannot remove the chunk files of %s: %s", self.directory, error)
+
+    def close(self) -> None:
+        """Do nothing: files are open only while they are read or written."""
 
     def _write(self, key: str, data: bytes, *, rank: float) -> None:
         path = self.directory / f"{uuid.uuid4().hex}{_UNFINISHED}"

@@ -145,23 +145,28 @@ class _ChunkFields(BaseModel):
 
 
 class ChunkFile:
-    """An open chunk file with a valid header.
+    """An open chunk file with a valid header, on disk or, from another store, in memory, which
+    belongs to the chunk from then on.
 
     Raises:
         ChunkCacheError: the file is not a valid file of this key; the message names the reason.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
-        self._path = path
+    def __init__(self, content: Path | bytearray, key: str) -> None:
+        self._content, self._name = content, key
         with ExitStack() as on_failure:
-            # Without O_NONBLOCK, opening a named pipe waits for its writer.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            on_failure.callback(os.close, descriptor)
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._refusal("it is no regular file")
-            self._file: BinaryIO = open(descriptor, "rb", buffering=0)  # noqa: SIM115
-            self.size_bytes = status.st_size
+            if isinstance(content, bytearray):
+                self.size_bytes = len(content)
+            else:
+                self._name = content.name
+                # Without O_NONBLOCK, opening a named pipe waits for its writer.
+                descriptor = os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    os.close(descriptor)
+                    raise self._refusal("it is no regular file")
+                self._file: BinaryIO = on_failure.enter_context(open(descriptor, "rb", buffering=0))
+                self.size_bytes = status.st_size
             self._read_header(key)
             on_failure.pop_all()
 
@@ -173,7 +178,8 @@ class ChunkFile:
 
     def close(self) -> None:
         """Close the file; no layer can be read afterwards."""
-        self._file.close()
+        if not isinstance(self._content, bytearray):
+            self._file.close()
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -200,8 +206,8 @@ class ChunkFile:
         names = [name for name in self._ranges if int(name[:4]) == number]
         for name in sorted(names):
             start, stop = self._ranges[name]
-            buffer = bytearray(stop - start)
-            if os.preadv(self._file.fileno(), [buffer], start) != len(buffer):
+            buffer = self._read(start, stop - start)
+            if len(buffer) != stop - start:
                 raise self._refusal("it is truncated")
             checksum = zlib.crc32(buffer, checksum)
             shape, dtype = self._fields.tensors[name]
@@ -241,11 +247,19 @@ class ChunkFile:
         self.num_tokens = len(self._fields.tokens)
         self.compute_s: float | None = self._fields.compute_s  # None if unmeasured
 
+    def _read(self, start: int, count: int) -> bytearray | memoryview:
+        """Return bytes, as many as there are: a copy of a file's, or those in memory."""
+        if isinstance(self._content, bytearray):
+            return memoryview(self._content)[start : start + count]
+        buffer = bytearray(count)
+        del buffer[os.preadv(self._file.fileno(), [buffer], start) :]
+        return buffer
+
     def _parse(self) -> tuple[dict[str, Any], int]:
-        (length,) = struct.unpack("<Q", os.pread(self._file.fileno(), 8, 0))
+        (length,) = struct.unpack("<Q", self._read(0, 8))
         if not 0 < length <= min(_MAX_HEADER_BYTES, self.size_bytes - 8):
             raise self._refusal(f"its header has an invalid size of {length} bytes")
-        header = from_json(os.pread(self._file.fileno(), length, 8))  # of bounded depth
+        header = from_json(bytes(self._read(8, length)))  # of bounded depth
         return header, 8 + length
 
     def _check_ranges(self) -> None:
@@ -264,7 +278,7 @@ class ChunkFile:
             raise self._refusal(f"it has {self.size_bytes} bytes instead of {last}")
 
     def _refusal(self, reason: str) -> ChunkCacheError:
-        return ChunkCacheError(f"{self._path.name} cannot be used: {reason}")
+        return ChunkCacheError(f"{self._name} cannot be used: {reason}")
 
 
 def _dtype(name: str) -> torch.dtype:

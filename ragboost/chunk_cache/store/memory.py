@@ -1,11 +1,10 @@
 """Chunk KV in the memory of one device, bounded in bytes, with an eviction policy.
 
-Knows sizes, keys and a policy. Does not know where KV comes from or where it goes when evicted. Not
-thread-safe.
+A `ChunkTier` that is not thread-safe. Knows sizes, keys and a policy. Does not know where KV comes
+from or where it goes when evicted.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -18,13 +17,12 @@ PIN_S = 60.0
 _ASSUMED_S_PER_TOKEN = 1e-3
 
 
-class Evicted(NamedTuple):
-    key: str
-    chunk: ChunkKV
-
-
 class MemoryTier:
-    """A bounded map from keys to KV on one device."""
+    """A bounded map from keys to KV on one device.
+
+    Args:
+        on_evict: called with KV that was evicted, after that for which it had to go was stored.
+    """
 
     def __init__(
         self,
@@ -33,6 +31,7 @@ class MemoryTier:
         device: torch.device,
         policy: EvictionPolicy,
         clock: Callable[[], float],
+        on_evict: Callable[[str, ChunkKV], None],
     ) -> None:
         if capacity_bytes < 1:
             raise ChunkCacheError(f"capacity_bytes must be at least 1, got {capacity_bytes}")
@@ -40,7 +39,7 @@ class MemoryTier:
         self.device = device
         self.size_bytes = 0
         self.version = 0  # number of changes
-        self._policy, self._clock = policy, clock
+        self._policy, self._clock, self._on_evict = policy, clock, on_evict
         self._chunks: dict[str, ChunkKV] = {}
         self._pinned_until: dict[str, float] = {}
 
@@ -53,7 +52,11 @@ class MemoryTier:
     def items(self) -> list[tuple[str, ChunkKV]]:
         return list(self._chunks.items())
 
-    def get(self, key: str) -> ChunkKV | None:
+    def peek(self, key: str) -> ChunkKV | None:
+        """Return KV without marking it as used."""
+        return self._chunks.get(key)
+
+    def load(self, key: str) -> ChunkKV | None:
         """Return KV, mark it as used, and unpin it."""
         chunk = self._chunks.get(key)
         if chunk is not None:
@@ -61,19 +64,16 @@ class MemoryTier:
             self._policy.used(key, self._use(chunk, is_hit=True))
         return chunk
 
-    def put(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> list[Evicted] | None:
-        """Store KV on this tier's device, replacing that of the same key.
-
-        Returns:
-            The KV evicted for it; None if it does not fit beside pinned KV and was not stored.
-        """
+    def save(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> bool:
+        """Store KV on this tier's device, replacing that of the same key; return False if it does
+        not fit beside pinned KV."""
         old_size = self._chunks[key].size_bytes if key in self._chunks else 0
         victims = self._victims(chunk.size_bytes - old_size, keep=key)
         if victims is None:
-            return None
-        evicted = [Evicted(other, self._chunks[other]) for other in victims]
+            return False
+        evicted = [(other, self._chunks[other]) for other in victims]
         for other in victims:
-            self.discard(other)
+            self.remove(other)
         if key not in self._chunks:
             self._policy.used(key, self._use(chunk, is_hit=False))
         self._chunks[key] = chunk.to(self.device)
@@ -81,9 +81,11 @@ class MemoryTier:
         self.size_bytes += chunk.size_bytes - old_size
         if is_pinned:
             self._pinned_until[key] = self._clock() + PIN_S
-        return evicted
+        for other, displaced in evicted:
+            self._on_evict(other, displaced)
+        return True
 
-    def discard(self, key: str) -> None:
+    def remove(self, key: str) -> None:
         """Remove KV. Removing an absent key does nothing."""
         chunk = self._chunks.pop(key, None)
         if chunk is not None:
@@ -94,7 +96,10 @@ class MemoryTier:
 
     def clear(self) -> None:
         for key in list(self._chunks):
-            self.discard(key)
+            self.remove(key)
+
+    def close(self) -> None:
+        """Do nothing: memory needs no connections."""
 
     def check_integrity(self) -> None:
         """Check the recorded size."""

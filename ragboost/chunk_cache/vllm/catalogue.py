@@ -1,14 +1,16 @@
 """List the chunks that several workers in other processes hold, for the scheduler.
 
-The scheduler alone decides what is evicted, so that the ranks' stores stay equal. Knows reports.
-Does not touch KV.
+The scheduler alone decides what is evicted and what is loaded, so that the ranks' memories stay
+equal. Knows reports. Does not touch KV.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
@@ -16,19 +18,39 @@ from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.vllm.data import RankHello, RankReport
+from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
+from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
+
+_MAX_LOADS = 1 << 16
+
+
+class _RankLoad:
+    """A chunk that the ranks were told to load."""
+
+    def __init__(self, wait_until: float) -> None:
+        self.wait_until = wait_until
+        self.loaded: Counter[ListedChunk] = Counter()  # by the ranks that have it in memory
 
 
 class ListStore:
-    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds."""
+    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds.
 
-    def __init__(self, *, capacity_bytes: int, eviction: str) -> None:
-        self.dropped: list[str] = []  # keys that the ranks must remove
+    Args:
+        size: number of ranks.
+        is_backed: the ranks have a disk or a remote store to load from.
+    """
+
+    def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
+        self.dropped: list[str] = []  # keys that the ranks must remove from memory
+        self.wanted: dict[str, int] = {}  # chunks that they are to load, and their tokens
+        self._size, self._is_backed = size, is_backed
+        self._loads: BoundedMap[str, _RankLoad] = BoundedMap(max_entries=_MAX_LOADS)
         self._tier = MemoryTier(
             capacity_bytes=capacity_bytes,
             device=torch.device("cpu"),
             policy=make_eviction_policy(eviction),
             clock=time.monotonic,
+            on_evict=lambda key, _: self.dropped.append(key),
         )
 
     def __contains__(self, key: str) -> bool:
@@ -39,32 +61,64 @@ class ListStore:
         return self._tier.version
 
     def get(self, key: str) -> ChunkKV | None:
-        return self._tier.get(key)
+        return self._tier.load(key)
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
         if key in self._tier:
             return True
-        evicted = self._tier.put(key, chunk)
-        if evicted is None:
+        if not self._tier.save(key, chunk):
             self.dropped.append(key)
             return False
         self.dropped = [other for other in self.dropped if other != key]
-        self.dropped.extend(entry.key for entry in evicted)
         return True
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
-        if key in self._tier and self._tier.put(key, chunk) is None:
+        if key in self._tier and not self._tier.save(key, chunk):
             self.discard(key)
 
     def discard(self, key: str) -> None:
-        self._tier.discard(key)
+        self._tier.remove(key)
         self.dropped.append(key)  # also if it is not listed: a rank may have it
 
-    def prefetch(self, keys: Sequence[str]) -> None:
-        """Do nothing: the ranks hold everything in memory."""
+    def prefetch(self, chunks: Mapping[str, int]) -> None:
+        """Let all ranks load chunks that are not listed."""
+        now = time.monotonic()
+        for key, num_tokens in chunks.items() if self._is_backed else ():
+            load = self._loads.peek(key)
+            if key not in self._tier and (load is None or load.wait_until < now):
+                self._loads.put(key, _RankLoad(now + MAX_WAIT_S))
+                self.wanted[key] = num_tokens
+
+    def is_loading(self, keys: Sequence[str]) -> bool:
+        now = time.monotonic()
+        loads = [load for key in keys if (load := self._loads.peek(key)) is not None]
+        return any(load.wait_until > now for load in loads)
+
+    def note_loads(self, report: RankReport) -> None:
+        """List the chunks that all ranks have loaded, and forget the loads that failed on one."""
+        for chunk, count in report.loaded.items():
+            load = self._loads.peek(chunk.key)
+            if load is None:
+                self._drop_unlisted(chunk.key)
+                continue
+            load.loaded[chunk] += count
+            if load.loaded[chunk] == self._size:
+                self._loads.pop(chunk.key)
+                self.put(chunk.key, chunk)
+            elif load.loaded.total() >= self._size:  # of different versions
+                report.absent.add(chunk.key)
+        for key in report.absent:
+            if self._loads.pop(key) is not None:
+                self._drop_unlisted(key)
+
+    def _drop_unlisted(self, key: str) -> None:
+        if key not in self._tier:
+            self.dropped.append(key)
 
     def clear(self) -> None:
         self._tier.clear()
+        self._loads = BoundedMap(max_entries=_MAX_LOADS)
+        self.wanted.clear()
 
     def close(self) -> None:
         """Do nothing: nothing is persistent."""
@@ -83,13 +137,22 @@ class RankCatalogue:
         self.failed_requests: set[str] = set()
         self.num_layers, self.block_size = hello.num_layers, block_size
         self._size, self._regime, self._generation = size, hello.regime, 0
-        self._num_resets, self._is_reset = 0, False
-        self._store = ListStore(capacity_bytes=settings.host_bytes, eviction=settings.eviction)
+        self._weights, self._num_resets, self._is_reset = hello.weights, 0, False
+        self._store = ListStore(
+            capacity_bytes=settings.host_bytes,
+            eviction=settings.eviction,
+            size=size,
+            is_backed=settings.has_more_than_memory,
+        )
         self.library = self._make_library()
 
     def take_dropped(self) -> list[str]:
         dropped, self._store.dropped = self._store.dropped, []
         return dropped
+
+    def take_wanted(self) -> dict[str, int]:
+        wanted, self._store.wanted = self._store.wanted, {}
+        return wanted
 
     def take_reset(self) -> bool:
         is_reset, self._is_reset = self._is_reset, False
@@ -113,11 +176,12 @@ class RankCatalogue:
             self.outcomes.pop(request_id, None)
         is_new = report.generation != self._generation
         if is_new:  # the ranks have emptied their stores
-            self._generation = report.generation
+            self._generation, self._weights = report.generation, report.weights
             self._store.clear()
             self.library = self._make_library()
         for key in report.lost:
             self._store.discard(key)
+        self._store.note_loads(RankReport() if is_new else report)
         for (chunk, is_first), count in report.captured.items():
             if is_new or count != self._size:
                 self._store.discard(chunk.key)
@@ -126,5 +190,5 @@ class RankCatalogue:
 
     def _make_library(self) -> ChunkLibrary:
         """Return the library of the present weights, whose keys are no others' keys."""
-        identity = Identity(model=f"ranks {self._generation} {self._num_resets}")
+        identity = Identity(model=f"ranks {self._weights} {self._num_resets}")
         return ChunkLibrary(self._store, identity=identity, regime=self._regime)

@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.http.announcements import AnnouncementInbox
 from ragboost.chunk_cache.http.reports import (
     ReportSender,
     remove_status,
@@ -77,6 +78,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._catalogue: RankCatalogue | None = None  # of workers in other processes
         self._cache_manager: Any = None
         self._reports = ReportSender()
+        self._announced: AnnouncementInbox | None = None
         self._prefixes: dict[str, int] = {}  # cached tokens of each request, if reuse is off
         try:
             self.off_reason = refusal(vllm_config, kv_cache_config)
@@ -113,6 +115,10 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             self.scheduler = ChunkScheduler(worker, self._vllm_config, settings=self._settings)
             self.scheduler.cache_manager = self._cache_manager
+            if self._settings.has_more_than_memory and self._num_ranks == 1:
+                self._announced = AnnouncementInbox(
+                    self._vllm_config.instance_id, rank=0, library=lambda: worker.library
+                )
         except Exception as error:
             self._stay_off(error)
 
@@ -255,6 +261,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         self._reports.close()
+        if self._announced is not None:
+            self._announced.close()
         if self._role == KVConnectorRole.SCHEDULER:
             remove_status(self._vllm_config.instance_id)
         if self.filler is not None:

@@ -42,6 +42,9 @@ class StepWork:
     rows: int = 0  # tokens that paced fillings may compute
     dropped: list[str] = field(default_factory=list)  # keys to remove from the stores of ranks
     is_reset: bool = False  # ranks forget all chunks before anything else
+    # Chunks that ranks are to load from disk or the remote store, and their numbers of tokens.
+    wanted: dict[str, int] = field(default_factory=dict)
+    num_tokens: int = 0  # that the step computes, of all requests
 
 
 class WorkerView(Protocol):
@@ -61,6 +64,10 @@ class WorkerView(Protocol):
 
     def take_reset(self) -> bool:
         """Return True if the ranks must forget all chunks, once."""
+        ...
+
+    def take_wanted(self) -> dict[str, int]:
+        """Return the chunks that the ranks are to load, once, see `StepWork.wanted`."""
         ...
 
     def forget_chunks(self) -> None:
@@ -110,6 +117,7 @@ class RankHello(NamedTuple):
     refusal: str | None  # why chunks cannot be reused
     num_layers: int = 0
     regime: str = ""  # identity of the model's RoPE frequencies
+    weights: str = ""  # digest of the weights of all ranks
 
 
 @dataclass(slots=True)
@@ -117,16 +125,21 @@ class RankReport:
     """Report of the ranks on one step."""
 
     captured: Counter[CapturedChunk] = field(default_factory=Counter)  # by the ranks that did
+    loaded: Counter[ListedChunk] = field(default_factory=Counter)  # likewise
+    absent: set[str] = field(default_factory=set)  # keys that a rank was to load and did not
     outcomes: dict[str, TokenOrigins] = field(default_factory=dict)  # of filled requests
     failed: set[str] = field(default_factory=set)  # requests whose filling failed on a rank
     lost: set[str] = field(default_factory=set)  # keys that a rank did not have as listed
     generation: int = 0  # number of times that the weights have changed
+    weights: str = ""  # their digest; empty: as at the start
 
     def merged(self, other: "RankReport") -> "RankReport":
         return RankReport(
             self.captured + other.captured,
+            self.loaded + other.loaded,
+            self.absent | other.absent,
             {**self.outcomes, **other.outcomes},
             self.failed | other.failed,
             self.lost | other.lost,
-            max(self.generation, other.generation),
+            *max((self.generation, self.weights), (other.generation, other.weights)),
         )

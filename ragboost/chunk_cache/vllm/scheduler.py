@@ -131,6 +131,10 @@ class ChunkScheduler:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return Match(0)
+        is_possible = self._find_reason(tracked) is None
+        if is_possible and tracked.asked.awaits_chunks(self._library, prefix_tokens=prefix_tokens):
+            self._propose_salt(tracked, None)
+            return Match(None)
         plan = self._plan(tracked, prefix_tokens)
         match = Match(0) if isinstance(plan, str) else self._fit(request, plan)
         first = None
@@ -185,7 +189,8 @@ class ChunkScheduler:
         self._drop_old_plans()
         work, self._work = self._work, StepWork()
         work.dropped, work.is_reset = self._worker.take_dropped(), self._worker.take_reset()
-        work.rows = self._budget.rows_left(sum(num_scheduled.values()))
+        work.wanted, work.num_tokens = self._worker.take_wanted(), sum(num_scheduled.values())
+        work.rows = self._budget.rows_left(work.num_tokens)
         self._budget.next_step()
         return work
 

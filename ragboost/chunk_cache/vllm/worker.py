@@ -7,6 +7,7 @@ steps. Does not know how requests are scheduled.
 """
 
 import logging
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,6 @@ from ragboost.chunk_cache.model.ranks import Ranks, together
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.codec import KV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm.compat import engine_forward, find_ranks, paged_layer
 from ragboost.chunk_cache.vllm.connector import ChunkConnector
 from ragboost.chunk_cache.vllm.data import (
@@ -109,6 +109,10 @@ class BlockFiller(SlotFiller):
         """Return False: the store was emptied at once."""
         return False
 
+    def take_wanted(self) -> dict[str, int]:
+        """Return nothing: the store loads by itself."""
+        return {}
+
     def forget_chunks(self) -> None:
         """Forget all stored chunks; later ones are those of the present weights."""
         self.library.store.clear()
@@ -136,6 +140,7 @@ class BlockFiller(SlotFiller):
             fill = next(iter(self._paced.values()))
             if self._advance(fill, rows=work.rows):
                 self._end(fill.request_id)
+        self.note_pass(work.num_tokens, began=time.perf_counter())
 
     def capture_step(self, work: StepWork) -> None:
         """Copy the chunks that a step has computed into the store. A chunk that was computed over
@@ -212,16 +217,19 @@ class RankFiller(BlockFiller):
         super().__init__(runner, config, ranks=ranks, settings=settings)
         self._generation = self._reported_generation = 0
         self._report = RankReport()
+        self._loading: set[str] = set()  # keys that the scheduler wants to have loaded
 
     def hello(self) -> RankHello:
         """Return what the scheduler needs to know at the start."""
-        return RankHello(None, self.num_layers, self.library.regime)
+        return RankHello(None, self.num_layers, self.library.regime, self.library.identity.model)
 
     def take_report(self) -> RankReport | None:
         """Return what was done since the last report; None: nothing."""
-        report, self._report = self._report, RankReport(generation=self._generation)
+        self._note_loads()
+        report, self._report = self._report, self._new_report()
         report.outcomes, self.outcomes = self.outcomes, {}
-        if report == RankReport(generation=self._reported_generation):
+        is_new = report.generation != self._reported_generation
+        if not is_new and report == self._new_report():
             return None
         self._reported_generation = report.generation
         return report
@@ -229,26 +237,47 @@ class RankFiller(BlockFiller):
     def fill_step(self, work: StepWork) -> None:
         if work.is_reset:
             self.library.store.clear()
+        if work.wanted:
+            self.library.store.prefetch({self._own(key): n for key, n in work.wanted.items()})
+            self._loading |= work.wanted.keys()
         fills = [self._with_kv(fill) for fill in work.fills]
         super().fill_step(replace(work, fills=[fill for fill in fills if fill is not None]))
-        for key in work.dropped:
-            self.library.store.discard(key)
+        self._store.forget([self._own(key) for key in work.dropped])
 
     def check_weights(self) -> bool:
         """After new weights on any rank, forget all chunks."""
         is_same = super().check_weights()
         if not is_same:
-            self.library.store.clear()
+            self._store.forget()
+            self._loading.clear()
             self._generation += 1
-            self._report = RankReport(generation=self._generation)
+            self._report = self._new_report()
         return is_same
 
     def _make_store(self, settings: EngineChunkSettings) -> KVStore:
-        if settings.directory:
-            logger.warning("several workers keep chunks in memory only, not in `directory`")
-        # The scheduler bounds the store; twice as much leaves room for a step's chunks, and bounds
+        # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
         # what is left of a report that got lost.
-        return TieredStore(host_bytes=2 * settings.host_bytes)
+        self._store = replace(settings, host_bytes=2 * settings.host_bytes).make_store()
+        return self._store
+
+    def _new_report(self) -> RankReport:
+        weights = self.library.identity.model if self._generation else ""
+        return RankReport(generation=self._generation, weights=weights)
+
+    def _own(self, key: str) -> str:
+        """Return the key of this rank's part of a chunk."""
+        return f"{key}-{self.model.ranks.rank}"
+
+    def _note_loads(self) -> None:
+        """Report the loads that have ended, or take longer than computing."""
+        for key in list(self._loading):
+            if not self._store.is_loading([self._own(key)]):
+                self._loading.discard(key)
+                kv = self._store.get(self._own(key))
+                if kv is None:
+                    self._report.absent.add(key)
+                else:
+                    self._report.loaded[ListedChunk.of(key, kv)] = 1
 
     def _with_kv(self, fill: PromptFill) -> PromptFill | None:
         """Return a filling with this rank's KV in its plan; None if it fails on a rank."""
@@ -272,7 +301,7 @@ class RankFiller(BlockFiller):
         for listed in plan.stored:
             kv = None
             if isinstance(listed, ListedChunk):
-                kv = self.library.store.get(listed.key)
+                kv = self.library.store.get(self._own(listed.key))
                 if kv is None or (kv.base, kv.exact_after) != (listed.base, listed.exact_after):
                     lost.add(listed.key)
             stored.append(kv)
@@ -286,7 +315,9 @@ class RankFiller(BlockFiller):
         self._report.failed.add(fill.request_id)
 
     def _capture(self, capture: BlockCapture) -> ChunkKV:
-        kv, chunk = super()._capture(capture), capture.chunk
+        chunk = capture.chunk
+        own = chunk._replace(key=self._own(chunk.key))
+        kv = super()._capture(capture._replace(chunk=own))
         self._report.captured[CapturedChunk(ListedChunk.of(chunk.key, kv), chunk.is_first)] = 1
         return kv
 

@@ -38,21 +38,29 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         self.num_stored = self.num_evicted = 0
 
     def add(self, request: EngineRequest) -> None:
-        """Find the chunks of a request that begins to wait; KV that is only on disk is loaded
+        """Find the chunks of a request that begins to wait; KV that is not in memory is loaded
         meanwhile."""
         if request.chunks is None:
             return
         options = request.chunks = in_namespace(request.chunks, request.salt)
         library, tokens = self.reuse.library, request.prompt.token_ids
         request.chunk_keys = find_chunks(options, tokens, library)
-        keys = [library.key(tokens[: options.beginning], tenant=options.tenant)]
+        beginning = library.key(tokens[: options.beginning], tenant=options.tenant)
+        lengths = {beginning: options.beginning}
         for number, key in request.chunk_keys.items():
             start, stop = options.chunks[number]
-            keys += library.keys(key, tokens[start:stop], is_first=number == 0)
+            keys = library.keys(key, tokens[start:stop], is_first=number == 0)
+            lengths |= dict.fromkeys(keys, stop - start)
+        request.awaited_keys = list(lengths)
         try:
-            self.reuse.store.prefetch(keys)
+            self.reuse.store.prefetch(lengths)
         except COMPUTE_ERRORS as error:  # such as no room for a thread
             logger.warning("stored chunks are not loaded ahead: %s", error)
+
+    def is_loading(self, request: EngineRequest) -> bool:
+        """Return True while stored chunks of a request are on their way into memory, and waiting is
+        expected to be faster than computing."""
+        return self.reuse.store.is_loading(request.awaited_keys)
 
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:
         options, tokens = request.chunks, request.prompt.token_ids

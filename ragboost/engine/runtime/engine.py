@@ -13,6 +13,8 @@ from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.scheduler import Scheduler
 
+_LOOK_AGAIN_S = 0.001
+
 
 class Engine:
     """A model served by one thread.
@@ -106,11 +108,13 @@ class Engine:
             self._close()
 
     def _run_commands(self) -> None:
-        """Run the queued commands, waiting for more while there is nothing to compute."""
+        """Run the queued commands, waiting for more while there is nothing to compute: for a moment
+        only if requests wait for stored KV."""
         while True:
             has_work = self.scheduler.has_work or self._is_stopping
+            timeout_s = _LOOK_AGAIN_S if self.scheduler.waiting else None
             try:
-                command = self._commands.get(block=not has_work)
+                command = self._commands.get(block=not has_work, timeout=timeout_s)
             except queue.Empty:
                 return
             command()

@@ -94,8 +94,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if `step` has anything to compute."""
-        return bool(self.waiting or self.running)
+        """True if `step` has anything to compute: not while all requests wait for stored KV."""
+        return bool(self.running) or self._next_waiting() is not None
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request."""
@@ -213,13 +213,21 @@ class Scheduler:
     def _next_prefill(self, prefilling: deque[EngineRequest]) -> EngineRequest | None:
         if prefilling:
             return prefilling.popleft()
-        if not self.waiting or not self._has_room(self.waiting[0]):
+        request = self._next_waiting()
+        if request is None or not self._has_room(request):
             return None
-        request = self.waiting.popleft()
+        self.waiting.remove(request)
         self._has_queue_changed = True
         self.store.queried_tokens += request.num_prompt_tokens
         self.running.append(request)
         return request
+
+    def _next_waiting(self) -> EngineRequest | None:
+        """Return the first request whose stored KV is not on its way."""
+        if self.chunk_filler is None:
+            return self.waiting[0] if self.waiting else None
+        is_loading = self.chunk_filler.is_loading
+        return next((request for request in self.waiting if not is_loading(request)), None)
 
     def _has_room(self, request: EngineRequest) -> bool:
         if not self.running:

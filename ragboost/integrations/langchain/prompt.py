@@ -1,16 +1,27 @@
 """A chat prompt that boosts its documents, for single questions and conversations."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.prompts.chat import BaseChatPromptTemplate
-from pydantic import ConfigDict, Field
+from langchain_core.runnables import ensure_config
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from ragboost.booster.booster import Booster
+from ragboost.bounded_map import BoundedMap
 from ragboost.integrations.langchain.documents import KEY, as_document
 from ragboost.integrations.turns import boost_turn
+
+_NAMES = ("user_id", "session_id", "conversation_id", "thread_id")
+_MAX_QUESTIONS = 10_000
+_MAX_BYTES = 64 * 1024 * 1024
+_MESSAGE_BYTES = 2_000  # of a message and its record, beside the text
+
+_Names = tuple[tuple[str, str], ...]
 
 
 class BoostPrompt(BaseChatPromptTemplate):
@@ -20,6 +31,10 @@ class BoostPrompt(BaseChatPromptTemplate):
     the history of the next turn: its documents are then referred to by location hints instead of
     sent again. Their record is part of the message's `additional_kwargs`, so that the history can
     be kept anywhere and shortened by whole messages.
+
+    `RunnableWithMessageHistory` and most LangGraph graphs keep the bare question instead. In a run
+    whose configuration names the conversation (`session_id`, `thread_id`), the question is sent
+    again as it was sent, if this process sent it.
     """
 
     # One per backend and model, shared by all chains that use them.
@@ -28,13 +43,20 @@ class BoostPrompt(BaseChatPromptTemplate):
     input_variables: list[str] = ["question", "documents"]  # noqa: RUF012
     optional_variables: list[str] = ["history"]  # noqa: RUF012
 
+    # What was sent in place of a question, by conversation and digest of the messages up to it.
+    _sent: BoundedMap[tuple[_Names, bytes], HumanMessage] = PrivateAttr(
+        default_factory=lambda: BoundedMap(max_entries=_MAX_QUESTIONS, max_size=_MAX_BYTES)
+    )
+    _lock: Any = PrivateAttr(default_factory=Lock)
+
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def format_messages(self, **kwargs: Any) -> list[BaseMessage]:
         history: Sequence[BaseMessage] = kwargs.get("history") or ()
         documents: Sequence[LangChainDocument] = kwargs["documents"]
         before = [] if self.system is None else [SystemMessage(self.system)]
-        messages: list[BaseMessage] = [*before, *history]
+        names, plain = _conversation(), [*before, *history]
+        messages: list[BaseMessage] = self._as_sent(plain, names) if names else plain
         past = [message.additional_kwargs[KEY] for message in messages if _is_boosted(message)]
         at = next((i for i, m in enumerate(messages) if _is_boosted(m)), len(messages))
         converted = (as_document(document) for document in documents)
@@ -46,10 +68,45 @@ class BoostPrompt(BaseChatPromptTemplate):
             before=[f"{message.type}:{message.text}" for message in messages[:at]],
         )
         content = turn.context.render()
-        return [*messages, HumanMessage(content, additional_kwargs={KEY: turn.record})]
+        message = HumanMessage(content, additional_kwargs={KEY: turn.record})
+        if names:
+            links = list(_links([*plain, HumanMessage(kwargs["question"])]))
+            with self._lock:
+                self._sent.put((names, links[-1]), message, size=_size(message))
+        return [*messages, message]
+
+    def _as_sent(self, messages: list[BaseMessage], names: _Names) -> list[BaseMessage]:
+        """Put the messages that were sent in place of the questions that the history has."""
+        with self._lock:
+            return [
+                (self._sent.get((names, link)) if isinstance(message, HumanMessage) else None)
+                or message
+                for message, link in zip(messages, _links(messages), strict=True)
+            ]
 
     def pretty_repr(self, html: bool = False) -> str:
         return f"{self.system or ''}\n\n{{history}}\n\n{{documents}}\n\n{{question}}"
+
+
+def _conversation() -> _Names:
+    """Return what the running chain's configuration calls the conversation; empty if nothing."""
+    fields = ensure_config().get("configurable", {})
+    names = tuple([(name, str(fields[name])) for name in _NAMES if fields.get(name)])
+    return names if {name for name, _ in names} - {"user_id"} else ()
+
+
+def _links(messages: Sequence[BaseMessage]) -> Iterator[bytes]:
+    """Yield for each message a digest of it and of all before it."""
+    digest = hashlib.sha256()
+    for message in messages:
+        text = message.text.encode("utf-8", "surrogatepass")
+        digest.update(b"%s %d " % (message.type.encode(), len(text)))
+        digest.update(text)
+        yield digest.digest()
+
+
+def _size(message: HumanMessage) -> int:
+    return 2 * len(message.text) + _MESSAGE_BYTES
 
 
 def _is_boosted(message: BaseMessage) -> bool:

@@ -7,6 +7,7 @@ from ragboost.errors import import_extra
 
 if TYPE_CHECKING:
     from ragboost.integrations.llama_index.chat_engine import BoostChatEngine as BoostChatEngine
+    from ragboost.integrations.llama_index.nodes import by_relevance as by_relevance
     from ragboost.integrations.llama_index.nodes import extra_body as extra_body
     from ragboost.integrations.llama_index.postprocessor import (
         BoostPostprocessor as BoostPostprocessor,
@@ -19,9 +20,16 @@ _HOME = {
     "BoostChatEngine": "chat_engine",
     "BoostPostprocessor": "postprocessor",
     "BoostNodeRetriever": "retriever",
+    "by_relevance": "nodes",
     "extra_body": "nodes",
 }
-__all__ = ["BoostChatEngine", "BoostNodeRetriever", "BoostPostprocessor", "extra_body"]
+__all__ = [
+    "BoostChatEngine",
+    "BoostNodeRetriever",
+    "BoostPostprocessor",
+    "by_relevance",
+    "extra_body",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from ragboost.types import Document
 
 KEY = "ragboost"
 DUPLICATES = "ragboost_duplicates"
+RANK = "ragboost_rank"
 
 
 def as_document(node: NodeWithScore) -> Document | None:
@@ -28,8 +29,9 @@ def boosted_nodes(
 ) -> list[NodeWithScore]:
     """Return ordered and de-duplicated copies of nodes; those without text come last.
 
-    Their metadata has the label under `ragboost`, visible to the model, and the ids of nodes with
-    the same text under `ragboost_duplicates`, hidden from it. Nodes that were boosted before are
+    Their metadata has the label under `ragboost`, visible to the model, and hidden from it the
+    rank under `ragboost_rank` and the ids of nodes with the same text under
+    `ragboost_duplicates`. Nodes that were boosted before are
     returned unchanged.
     """
     if any(KEY in node.node.metadata for node in nodes):
@@ -43,6 +45,12 @@ def boosted_nodes(
     return [*copies, *placement.blank]
 
 
+def by_relevance(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return boosted nodes, such as a response's `source_nodes`, in the order of the retriever."""
+    last = len(nodes)
+    return sorted(nodes, key=lambda node: node.node.metadata.get(RANK, last))
+
+
 def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None) -> dict[str, Any]:
     """Return the `extra_body` of a call through the proxy: `llm.chat(messages, extra_body=...)`.
 
@@ -54,11 +62,11 @@ def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None)
 
 def _copy(placed: Placed[NodeWithScore], *, hint: str) -> NodeWithScore:
     node: BaseNode = placed.value.node
-    hidden: list[str] = []
-    metadata: dict[str, Any] = {KEY: placed.label, **node.metadata}
+    hidden = [RANK]
+    metadata: dict[str, Any] = {KEY: placed.label, **node.metadata, RANK: placed.rank}
     if placed.duplicates:
         metadata[DUPLICATES] = [duplicate.node.node_id for duplicate in placed.duplicates]
-        hidden = [DUPLICATES]
+        hidden.append(DUPLICATES)
     changed: dict[str, Any] = {
         "metadata": metadata,
         "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *hidden],

@@ -3,8 +3,11 @@
 Does not know how a backend is chosen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from ragboost.booster import Planned
 from ragboost.booster.tenants import Tenant
@@ -56,7 +59,8 @@ class Admission:
         self.tokens_per_byte = DEFAULT_TOKENS_PER_BYTE  # of that estimate
         self.conversation = ""  # unique name; its requests keep their order
         self.is_stream = False  # the first byte shows that the prompt is computed
-        self.cached_by_backend: Mapping[str, int] = {}  # tokens of it in each prefix cache
+        # Tokens of it in each prefix cache, by number of the backend; empty if not looked for.
+        self.cached_by_backend: Sequence[float] | npt.NDArray[np.float64] = ()
         # Its place.
         self.cached_tokens = 0  # tokens of it that the backend's prefix cache should hold
         self.planned: Planned | None = None  # the order of its documents, if it was planned
@@ -125,6 +129,10 @@ class Admission:
             "cached_tokens_predicted": self.cached_tokens,
             "failovers": len(self.tried),
         }
+
+    def cached_in(self, backend: Backend) -> int:
+        """Return the tokens of it that a backend's prefix cache held when it was routed."""
+        return int(self.cached_by_backend[backend.number]) if len(self.cached_by_backend) else 0
 
     def assign(self, backend: Backend, *, cached_tokens: int = 0) -> None:
         """Count the request as load of a backend, whose cache is expected to hold so much of it."""

@@ -148,7 +148,7 @@ class BackendQueue:
         ratio = other_s / own_s if own_s and other_s else 1.0
         for queued in self.eligible():
             admission = queued.admission
-            cached = admission.cached_by_backend.get(other.backend.name, 0)
+            cached = admission.cached_in(other.backend)
             if (admission.prompt_tokens - cached) * ratio < ahead + queued.place.tokens:
                 return queued
             ahead += queued.place.tokens

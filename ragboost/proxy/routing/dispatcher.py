@@ -187,9 +187,6 @@ class Dispatcher:
         return prefixes if is_unique else prefixes[:-1]
 
     def _sent_bytes(self, admission: Admission, num_bytes: int) -> int:
-        added = resent = 0
-        for backend in self.backends.all:
-            sent, original = self.router.prefixes.longest(backend.name, admission.prefixes)
-            added = max(added, sent - original)
-            resent = max(resent, self.router.prefixes.num_bytes(backend.name, admission.history))
-        return max(num_bytes + added, resent)
+        sent, original = self.router.prefixes.longest(admission.prefixes)
+        resent = self.router.prefixes.num_bytes(admission.history)
+        return max(num_bytes + max(0, sent - original), resent)

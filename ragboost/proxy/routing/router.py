@@ -5,16 +5,26 @@ prefix and a long queue can be compared. Does not know bodies, sockets or time.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
 
 from ragboost.config import RouterSettings
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.signals import make_signals
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity
+from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
 from ragboost.proxy.upstream.backends import Backend, Backends
+
+_UNHEALTHY = 1e15  # tokens; more than any queue
 
 
 class Router:
-    """Assigns requests to backends; of equal ones, to the one with the fewest so far."""
+    """Assigns requests to backends; of equal ones, to the one with the fewest so far.
+
+    A choice takes hardly longer for hundreds of backends than for a few: loads are read when they
+    change, and each signal says in one reading what all caches hold.
+    """
 
     def __init__(self, backends: Backends, settings: RouterSettings) -> None:
         self.backends = backends
@@ -26,6 +36,13 @@ class Router:
             signal.reads_caches for signal in self._signals
         )
         backends.on_down.append(lambda backend: self.prefixes.forget(backend.name))
+        self._names = [backend.name for backend in backends.all]
+        # By number of the backend, as of the last change of its load.
+        self._waiting = np.zeros(len(backends.all))
+        self._dispatched = np.zeros(len(backends.all))
+        self._changed = set(range(len(backends.all)))
+        for backend in backends.all:
+            backend.load.on_change = partial(self._changed.add, backend.number)
 
     def choose(
         self,
@@ -39,29 +56,52 @@ class Router:
         Args:
             cached_tokens: how many of these each backend's prefix cache holds, by its name.
         """
-
-        def cost(backend: Backend) -> tuple[int, int]:
-            compute = max(0, prompt_tokens - cached_tokens.get(backend.name, 0))
-            waiting = sum(signal.waiting_tokens(backend) for signal in self._signals)
-            return compute + waiting, backend.load.dispatched
-
-        return min(self.backends.candidates(exclude), key=cost, default=None)
+        cached = np.array([float(cached_tokens.get(name, 0)) for name in self._names])
+        return self._cheapest(prompt_tokens, CacheReading(cached, cached * 0), exclude)
 
     async def place(self, admission: Admission) -> None:
-        admission.cached_by_backend = cached = await self._cached_tokens(admission)
-        backend = self.choose(admission.prompt_tokens, cached_tokens=cached)
+        """Assign a request to the backend with the lowest cost."""
+        num_backends = len(self.backends.all)
+        cached, affinity = np.zeros(num_backends), np.zeros(num_backends)
+        readings: list[tuple[RoutingSignal, CacheReading]] = []
+        for signal in self._signals if self.looks_at_caches else ():
+            if signal.reads_caches and (reading := await signal.read(admission, self._names)):
+                cached = np.maximum(cached, reading.cached)
+                affinity += reading.affinity
+                readings.append((signal, reading))
+        backend = self._cheapest(admission.prompt_tokens, CacheReading(cached, affinity))
         assert backend is not None, "there are no backends"
-        admission.assign(backend, cached_tokens=cached.get(backend.name, 0))
+        admission.cached_by_backend = cached
+        confirmed = [
+            await signal.cached_at(admission, backend, reading) for signal, reading in readings
+        ]
+        admission.assign(backend, cached_tokens=max(confirmed, default=0))
         if admission.prefixes:
             num_bytes = round(admission.prompt_tokens / admission.tokens_per_byte)
             self.prefixes.remember(backend.name, admission.prefixes, num_bytes=num_bytes)
 
-    async def _cached_tokens(self, admission: Admission) -> dict[str, int]:
-        cached: dict[str, int] = {}
-        if self.looks_at_caches:
-            readers = [signal for signal in self._signals if signal.reads_caches]
-            for backend in self.backends.candidates():
-                cached[backend.name] = max(
-                    [await signal.cached_tokens(admission, backend) for signal in readers]
-                )
-        return cached
+    def _cheapest(
+        self, prompt_tokens: int, reading: CacheReading, exclude: Sequence[Backend] = ()
+    ) -> Backend | None:
+        """Return the backend with the lowest cost, unhealthy ones last; None: all are excluded."""
+        self._update_loads()
+        cost = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting - reading.affinity
+        backends = self.backends.all
+        unhealthy = [backend.number for backend in backends if backend.problem is not None]
+        for number in unhealthy:
+            cost[number] += _UNHEALTHY
+        for backend in exclude:
+            cost[backend.number] = np.inf
+        lowest = cost.min()
+        if lowest == np.inf:
+            return None
+        equal = np.flatnonzero(cost == lowest)
+        return backends[int(equal[self._dispatched[equal].argmin()])]
+
+    def _update_loads(self) -> None:
+        while self._changed:
+            backend = self.backends.all[self._changed.pop()]
+            self._dispatched[backend.number] = backend.load.dispatched
+            self._waiting[backend.number] = sum(
+                [signal.waiting_tokens(backend) for signal in self._signals]
+            )

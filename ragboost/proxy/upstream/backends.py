@@ -56,6 +56,13 @@ class BackendLoad:
     prefill_tokens: int = 0
     dispatched: int = 0  # requests ever assigned; breaks ties
     elsewhere: Load = _NO_LOAD  # the requests of other workers and replicas, as last heard
+    on_change: Callable[[], object] | None = field(default=None, repr=False, compare=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # So that the router reads the loads that have changed, not all of them for each request.
+        object.__setattr__(self, name, value)
+        if name != "on_change" and getattr(self, "on_change", None) is not None:
+            self.on_change()  # type: ignore[misc]
 
 
 class Backend:
@@ -86,6 +93,7 @@ class Backend:
         self.load = BackendLoad()
         # Why it is unhealthy, without addresses; None if it is healthy. Set by `Backends`.
         self.problem: str | None = None
+        self.number = 0  # position among `Backends.all`
         self.num_failures = 0
         api_key = (replica and replica.api_key) or settings.api_key
         self._api_key = api_key.get_secret_value() if api_key else None
@@ -293,6 +301,10 @@ class Backends:
     # Called with each backend that becomes unhealthy; its prefix cache counts as lost.
     on_down: list[Callable[[Backend], None]] = field(default_factory=list)
     on_up: list[Callable[[], None]] = field(default_factory=list)  # one is healthy again
+
+    def __post_init__(self) -> None:
+        for number, backend in enumerate(self.all):
+            backend.number = number
 
     @classmethod
     def of(cls, settings: Settings) -> "Backends":

@@ -9,6 +9,7 @@ import torch
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.errors import RagBoostError
+from tests.eventually import eventually
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,9 @@ def test_a_store_with_a_directory_opens_again_with_its_chunks(tmp_path: Path) ->
     store.close()
 
     again = settings.make_store()
+    assert again.get("a" * 32) is None, "an engine never waits for a disk"
+    again.prefetch({"a" * 32: 3})
+    eventually(lambda: again.get("a" * 32) is not None)
     found = again.get("a" * 32)
     again.close()
 

@@ -1,7 +1,9 @@
 """The front of chunk reuse before a server that renders, tokenises and answers as vLLM does."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import msgspec
@@ -12,13 +14,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http import asgi, middleware
+from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.http.asgi import Scope
 from ragboost.chunk_cache.http.middleware import CHAT, ExactError, ReuseMiddleware, StartedEngine
 from ragboost.chunk_cache.http.reports import ReportInbox, ReportSender
+from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.serving import serve_in_thread
+from tests.chunk_cache.store.places import HungPlace
+from tests.eventually import DEADLINE_S
 
 PASSAGES = [" ".join(f"word{n} of passage {letter}" for n in range(9)) for letter in "abc"]
 REPORT = PromptReport(TokenOrigins(exact=7, reused=40, recomputed=6, computed=5))
@@ -330,3 +338,41 @@ def test_reports_go_to_no_place_but_an_inbox() -> None:
     for place in (None, ["../../x", 1], ["ragboost-aaaaaaaa", 1], ["tcp://127.0.0.1:1", 1], [1]):
         sender.send(place, REPORT)
     sender.close()
+
+
+@pytest.fixture
+def place(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[HungPlace]:
+    """A place of stored chunks behind the engine that the front announces to."""
+    monkeypatch.setattr(middleware, "_LOAD_TIMEOUT_S", DEADLINE_S)
+    hung, name = HungPlace(), uuid4().hex
+    store = TieredStore(remote=hung, waits=False)
+    library = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
+    inbox = AnnouncementInbox(name, rank=0, library=lambda: library)
+    served.front._announcer = Announcer(name, num_ranks=1)
+    yield hung
+    hung.may_answer.set()
+    inbox.close()
+    store.close()
+
+
+def test_a_request_waits_in_front_of_an_engine_that_cannot_wait(
+    served: Served, place: HungPlace
+) -> None:
+    served.front.loads_first = True
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(served.post, chat())
+        assert place.was_asked.acquire(timeout=DEADLINE_S)
+        assert not served.engine.bodies
+        place.may_answer.set()
+        assert answer.result(DEADLINE_S).status_code == 200
+    assert len(plan_of(served)["chunks"]) == 3
+
+
+def test_the_chunks_of_a_request_to_come_are_loaded(served: Served, place: HungPlace) -> None:
+    answer = served.post(chat(), path=f"/chunk_prefetch{CHAT}")
+    assert (answer.status_code, answer.json()) == (202, {"chunks": 3})
+    assert place.was_asked.acquire(timeout=DEADLINE_S)
+    assert not served.engine.bodies
+    wrong = {**chat(), "ragboost": {"chunks": "all"}}
+    assert served.post(wrong, path=f"/chunk_prefetch{CHAT}").status_code == 400
+    assert served.post({}, path=f"/chunk_prefetch{CHAT}").json() == {"chunks": 0}

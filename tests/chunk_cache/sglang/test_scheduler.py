@@ -47,7 +47,13 @@ class Bench:
         self.adapter, self.pace = adapter, Pace(1000)
         library = make_library(adapter)
         self.system, self.chunks, self.question = make_prompt()
-        self.filler: Any = SimpleNamespace(library=library, model=adapter, num_passes=0)
+        self.filler: Any = SimpleNamespace(
+            library=library,
+            model=adapter,
+            num_passes=0,
+            note_pass=lambda num_tokens, began: None,
+            forget=library.store.forget,
+        )
         self.scheduler = PoolScheduler(
             self.filler,
             settings=EngineChunkSettings(),

@@ -231,6 +231,6 @@ def test_a_disk_that_fails_has_no_chunk(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.EIO, "the disk fails")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", fail)
+        patch.setattr(os, "open", fail)
         assert "a" not in disk
     assert "a" in disk

@@ -18,10 +18,11 @@ def test_speeds_are_moving_averages() -> None:
 
 def test_loading_is_worth_it_while_it_is_not_slower_and_now_and_then_all_the_same() -> None:
     speeds = Speeds()
-    assert speeds.is_worth_loading(10**9, 1), "nothing is known yet"
-    speeds.loaded(100, 1.0)
+    assert speeds.is_worth_loading(), "nothing is known yet"
+    speeds.loaded(10, 1.0)
     speeds.computed(10, 1.0)
-    assert speeds.is_worth_loading(100, 10)
-    answers = [speeds.is_worth_loading(101, 10) for _ in range(64)]
+    assert speeds.is_worth_loading()
+    speeds.loaded(10, 2.0)
+    answers = [speeds.is_worth_loading() for _ in range(64)]
     assert answers.count(True) == 2
     assert not answers[0]

@@ -13,7 +13,7 @@ import torch
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store import loader
+from ragboost.chunk_cache.store import background, tiered
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.disk import DiskTier
@@ -54,7 +54,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
 
 
 def slow_disk() -> Speeds:
-    """Loading takes a second a byte, computing a millisecond a token."""
+    """Loading takes a second a token, computing a millisecond."""
     speeds = Speeds()
     speeds.loaded(1, 1.0)
     speeds.computed(1000, 1.0)
@@ -174,7 +174,7 @@ def test_announced_chunks_load_while_something_else_is_done(
     for number in range(2):
         disk.save(str(number), make_chunk(number))
     store = TieredStore(host_bytes=10 * SIZE, disk=disk)
-    store.prefetch(["0", "1", "absent"])  # returns although no layer can be read yet
+    store.prefetch({"0": 6, "1": 6, "absent": 6})  # returns although no layer can be read yet
     assert "0" not in store.memory[0]
     gate.release(6)
     assert same(store.get("1"), make_chunk(1))
@@ -193,23 +193,23 @@ def test_the_speed_of_loading_is_that_of_all_chunks_of_a_request_together(
         return read(self, number)
 
     monkeypatch.setattr(ChunkFile, "read_layer", take_a_second)
-    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    monkeypatch.setattr(background, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
     for number in range(4):
         disk.save(str(number), make_chunk(number))
     store = TieredStore(host_bytes=10 * SIZE, disk=disk)
 
-    store.prefetch([str(number) for number in range(4)])
+    store.prefetch({str(number): 6 for number in range(4)})
     store.close()
 
     # Four chunks of three layers, in turns: the first is there after nine seconds of twelve.
-    assert store.speeds.load_s(disk.size_bytes) == pytest.approx(12.0, rel=0.01)
+    assert store.speeds.load_s(4 * 6) == pytest.approx(12.0, rel=0.01)
 
 
 def test_what_was_loaded_for_a_request_is_not_evicted_before_it_is_used(disk: DiskTier) -> None:
     now = [0.0]
     disk.save("wanted", make_chunk())
     store = TieredStore(host_bytes=2 * SIZE, disk=disk, clock=lambda: now[0])
-    store.prefetch(["wanted"])
+    store.prefetch({"wanted": 6})
     eventually(lambda: "wanted" in store.memory[0])
     for number in range(4):
         store.put(str(number), make_chunk(number, compute_s=9.0))
@@ -229,13 +229,25 @@ def test_computing_is_preferred_where_loading_would_be_slower(disk: DiskTier) ->
     store.close()
 
 
-def test_a_load_that_is_late_is_not_waited_for(disk: DiskTier, gate: threading.Semaphore) -> None:
+def test_a_request_waits_for_a_load_no_longer_than_computing_takes(
+    disk: DiskTier, gate: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiered, "MIN_WAIT_S", 0.0)
+    now, speeds = [0.0], Speeds()
+    speeds.computed(6, 3.0)
     disk.save("a", make_chunk())
-    store = TieredStore(host_bytes=10 * SIZE, disk=disk, speeds=slow_disk())
-    store.prefetch(["a"])
-    assert store.get("a") is None
-    assert store.num_late == 1
+    store = TieredStore(
+        host_bytes=10 * SIZE, disk=disk, speeds=speeds, waits=False, clock=lambda: now[0]
+    )
+    assert not store.is_loading(["a"])
+    store.prefetch({"a": 6})
+    assert store.is_loading(["b", "a"])
+    assert store.get("a") is None  # returns although no layer can be read yet
+    now[0] = 3.5
+    assert not store.is_loading(["a"])
     gate.release(3)
+    eventually(lambda: "a" in store.memory[0])
+    assert same(store.get("a"), make_chunk())
     store.close()
 
 
@@ -277,7 +289,7 @@ def test_many_threads_get_only_what_was_put(disk: DiskTier) -> None:
             if turn % 7 == thread:
                 store.discard(str(number))
             if turn % 5 == 0:
-                store.prefetch([str(number), str(number + 1)])
+                store.prefetch({str(number): 6, str(number + 1): 6})
             chunk = store.get(str(number))
             if chunk is None:
                 store.put(str(number), make_chunk(number))

@@ -16,8 +16,8 @@ KV_BYTES = 2 * 4 * TOKENS * 8  # keys and values of one layer, one head, float32
 SIZE = 2
 
 
-def make_catalogue(*, chunks: int = 4) -> RankCatalogue:
-    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction="lru")
+def make_catalogue(*, chunks: int = 4, remote: str = "") -> RankCatalogue:
+    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction="lru", remote=remote)
     hello = RankHello(None, num_layers=1, regime="r")
     return RankCatalogue(hello, size=SIZE, block_size=16, settings=settings)
 
@@ -109,7 +109,8 @@ def test_new_weights_empty_the_list_and_change_the_keys() -> None:
     catalogue = make_catalogue()
     chunk, library = make_chunk(catalogue, 0), catalogue.library
     take(catalogue, captured(chunk), captured(chunk))
-    take(catalogue, RankReport(generation=1), RankReport(generation=1))
+    new = RankReport(generation=1, weights="new")
+    take(catalogue, new, new)
 
     assert catalogue.library is not library
     assert catalogue.library.key(chunk.tokens) != chunk.key
@@ -124,3 +125,43 @@ def test_a_filling_that_failed_on_one_rank_has_failed() -> None:
 
     assert catalogue.failed_requests == {"a"}
     assert not catalogue.outcomes
+
+
+def loaded(chunk: ListedChunk) -> RankReport:
+    return RankReport(loaded=Counter({chunk: 1}))
+
+
+def test_a_chunk_that_all_ranks_have_loaded_is_listed() -> None:
+    catalogue = make_catalogue(remote="redis://h:1")
+    chunk, store = make_chunk(catalogue, 0), catalogue.library.store
+    store.prefetch({chunk.key: TOKENS})
+    assert catalogue.take_wanted() == {chunk.key: TOKENS}
+    store.prefetch({chunk.key: TOKENS})
+    assert catalogue.take_wanted() == {}, "they are on it"
+    take(catalogue, loaded(chunk))
+    assert store.is_loading([chunk.key])
+    assert listed(catalogue, chunk) is None
+    take(catalogue, loaded(chunk))
+    assert not store.is_loading([chunk.key])
+    assert listed(catalogue, chunk) == chunk
+    assert catalogue.take_dropped() == []
+
+
+def test_a_chunk_that_a_rank_could_not_load_is_dropped_by_the_others() -> None:
+    catalogue = make_catalogue(remote="redis://h:1")
+    lacking, differing = make_chunk(catalogue, 0), make_chunk(catalogue, 1)
+    store = catalogue.library.store
+    store.prefetch({lacking.key: TOKENS, differing.key: TOKENS})
+    take(catalogue, loaded(lacking), RankReport(absent={lacking.key}))
+    take(catalogue, loaded(differing), loaded(replace(differing, base=7)))
+    assert not store.is_loading([lacking.key, differing.key])
+    assert sorted(catalogue.take_dropped()) == sorted([lacking.key, differing.key])
+    take(catalogue, loaded(lacking))
+    assert catalogue.take_dropped() == [lacking.key], "too late"
+
+
+def test_ranks_without_a_disk_or_a_remote_store_load_nothing() -> None:
+    catalogue = make_catalogue()
+    catalogue.library.store.prefetch({"a": 3})
+    assert catalogue.take_wanted() == {}
+    assert not catalogue.library.store.is_loading(["a"])

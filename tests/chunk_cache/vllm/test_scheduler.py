@@ -1,5 +1,6 @@
 """Requests of vLLM are planned, captured and reported once."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,9 @@ from ragboost.chunk_cache.vllm.data import StepWork
 from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import IDENTITY, exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.store.places import HungPlace
 from tests.chunk_cache.vllm.test_block_salt import SIZE, Request
+from tests.eventually import eventually
 
 ORIGINS = ("exact", "reused", "recomputed", "computed")
 
@@ -54,6 +57,7 @@ class Bench:
             can_measure=True,
             take_dropped=list,
             take_reset=bool,
+            take_wanted=dict,
             forget_chunks=self.forget,
             outcomes={},
             failed_requests=set(),
@@ -378,3 +382,40 @@ def test_only_the_last_answer_of_a_step_salts_blocks(bench: Bench) -> None:
 
     assert bench.scheduler.match(request, 0).num_tokens == 0
     assert request.block_hashes == plain
+
+
+def test_a_request_whose_chunks_are_on_their_way_is_asked_for_again(adapter: ModelAdapter) -> None:
+    """The scheduler's thread never asks the place itself; other requests go on."""
+    bench, place = Bench(adapter), HungPlace()
+    bench.learn(bench.chunks)
+    memory = bench.library.store
+    assert isinstance(memory, TieredStore)
+    place.chunks |= dict(memory.memory[0].items())
+    bench.library.store = TieredStore(remote=place, waits=False)
+    request = bench.request()
+    other = EngineRequest([1] * 40, None, number="b")
+    bench.scheduler.add(other)
+
+    for _ in range(3):
+        assert bench.scheduler.match(request, 0).num_tokens is None
+        assert bench.scheduler.match(other, 0).num_tokens == 0
+        bench.scheduler.next_step({})
+    place.may_answer.set()
+    eventually(lambda: bench.scheduler.match(request, 0).num_tokens is not None)
+    work = bench.schedule(request)
+
+    assert len(work.fills) == 1
+    assert all(kv is not None for kv in work.fills[0].plan.stored)
+    assert threading.current_thread().name not in place.threads
+    bench.library.store.close()
+
+
+def test_a_request_is_computed_if_its_chunks_do_not_come_in_time(adapter: ModelAdapter) -> None:
+    bench, place, now = Bench(adapter), HungPlace(), [0.0]
+    bench.library.store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
+    request = bench.request()
+    assert bench.scheduler.match(request, 0).num_tokens is None
+    now[0] = 1e6
+    assert bench.scheduler.match(request, 0).num_tokens == 0
+    place.may_answer.set()
+    bench.library.store.close()

@@ -207,7 +207,7 @@ async def test_nobody_waits_at_a_full_backend_while_another_has_room() -> None:
     await run_event_loop()
     assert second.done()
     assert second.result().backend is not first.backend
-    assert second.result().cached_by_backend[first.backend.name] > 0
+    assert second.result().cached_in(first.backend) > 0
 
 
 async def test_requests_wait_for_another_backend_when_theirs_is_down() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,7 @@ from ragboost.config import RouterSettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.formats import make_formats
 from ragboost.proxy.app import create_app
+from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backends
@@ -413,15 +414,38 @@ async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
         assert admission.cached_tokens == len(raw)
 
 
-def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
-    prefixes = PrefixAffinity(RouterSettings(max_prefixes=2))
+async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePrefix]) -> int:
+    """The bytes of messages that a backend was sent, at one token per byte."""
+    admission = Admission(None)  # type: ignore[arg-type]
+    admission.prefixes, admission.tokens_per_byte = seen, 1.0
+    reading = await prefixes.read(admission, ["a", "b"])
+    return 0 if reading is None else int(reading.cached["ab".index(backend)])
+
+
+async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
+    prefixes = PrefixAffinity(RouterSettings(max_prefixes=1))  # of each of two backends
     seen = prefixes_of(JsonBody(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38)), seed=b"")
+    prefixes.remember("b", (), num_bytes=0)
     prefixes.remember("a", seen, num_bytes=500)
-    assert prefixes.longest("a", seen) == (500, 80)
-    assert prefixes.longest("a", seen[:1]) == (40, 40)
-    assert prefixes.longest("b", seen) == (0, 0)
+    assert prefixes.longest(seen) == (500, 80)
+    assert prefixes.longest(seen[:1]) == (40, 40)
+    assert await held(prefixes, "a", seen) == 500
+    assert await held(prefixes, "b", seen) == 0
     other = prefixes_of(JsonBody(b'{"messages":["%b"]}' % (b"z" * 38)), seed=b"")
     prefixes.remember("a", other, num_bytes=7)
-    assert prefixes.longest("a", seen[:1]) == (0, 0)
+    assert prefixes.longest(seen[:1]) == (0, 0)
+    assert await held(prefixes, "a", seen[:1]) == 0
     prefixes.forget("a")
-    assert prefixes.longest("a", seen) == (0, 0)
+    assert prefixes.longest(seen) == (0, 0)
+    assert await held(prefixes, "a", seen) == 0
+
+
+async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards() -> None:
+    prefixes = PrefixAffinity(RouterSettings())
+    seen = prefixes_of(JsonBody(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38)), seed=b"")
+    for backend in "ab":
+        prefixes.remember(backend, seen, num_bytes=80)
+    prefixes.forget("a")
+    assert [await held(prefixes, backend, seen) for backend in "ab"] == [0, 80]
+    prefixes.remember("a", seen[:1], num_bytes=40)
+    assert [await held(prefixes, backend, seen) for backend in "ab"] == [40, 80]

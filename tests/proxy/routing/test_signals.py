@@ -1,5 +1,8 @@
 """Routing signals: the list that a policy names, and how their tokens are combined."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 
 from ragboost.booster.tenants import Tenants
@@ -7,7 +10,7 @@ from ragboost.config import RouterSettings, Settings
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.signals import POLICIES, make_signals
-from ragboost.proxy.routing.signals.signal import RoutingSignal
+from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
 from ragboost.proxy.upstream.backends import Backend, Backends
 
 
@@ -24,8 +27,9 @@ class Favourite(RoutingSignal):
 
     reads_caches = True
 
-    async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
-        return admission.prompt_tokens if backend.name == "b" else 0
+    async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading:
+        cached = np.array([float(admission.prompt_tokens) * (name == "b") for name in names])
+        return CacheReading(cached, np.zeros(len(names)))
 
     def waiting_tokens(self, backend: Backend) -> int:
         return 400 if backend.name == "b" else 0

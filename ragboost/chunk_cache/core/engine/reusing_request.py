@@ -55,7 +55,7 @@ class ReusingRequest:
         defaults: EngineChunkRequest,
         measurable_tokens: int | None,
     ) -> Self:
-        """Read a request as it arrives. Chunks that are only on disk start loading.
+        """Read a request as it arrives. Chunks that are not in memory start loading.
 
         Args:
             tokens: of its prompt; None if it has no tokens.
@@ -76,10 +76,18 @@ class ReusingRequest:
             options = replace(options, reason=refusal, chunks=())
         options = in_namespace(options, *namespace)
         keys = find_chunks(options, tokens, library)
+        spans = {number: options.chunks[number] for number in keys}
         if options.reason is None:
-            library.store.prefetch(list(keys.values()))
+            library.store.prefetch({keys[n]: stop - start for n, (start, stop) in spans.items()})
         reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
         return cls(request_id, options, tokens, keys, set(keys), reply_to, options.reason)
+
+    def awaits_chunks(self, library: ChunkLibrary, *, prefix_tokens: int) -> bool:
+        """Return True while chunks behind the prefix are on their way into memory, and waiting is
+        expected to be faster than computing."""
+        chunks = self.options.chunks
+        keys = [key for number, key in self.keys.items() if chunks[number][1] > prefix_tokens]
+        return library.store.is_loading(keys)
 
     def forget_chunks(self) -> None:
         self.keys, self.uncaptured = {}, set()

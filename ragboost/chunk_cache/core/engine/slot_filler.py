@@ -5,9 +5,11 @@ the model and the store. Does not know an engine: a subclass reads and writes it
 """
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -39,6 +41,7 @@ class SlotFiller(ABC):
         self.library = ChunkLibrary.of(model, store)
         self.backend = make_backend(backend)
         self._pace = Pace(rows)
+        self._pass_began, self._pass_tokens = 0.0, 0  # of the engine's last pass
 
     @abstractmethod
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
@@ -111,12 +114,21 @@ class SlotFiller(ABC):
                 key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
                 self.library.measure(key, filled.measure)
 
+    def note_pass(self, num_tokens: int, *, began: float) -> None:
+        """Note how many tokens the engine computes, and since when, before some are captured."""
+        self._pass_began, self._pass_tokens = began, num_tokens
+
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self, chunk: ChunkCapture, slots: torch.Tensor) -> ChunkKV:
-        """Copy a chunk's KV from its slots into the store."""
+        """Copy a chunk's KV from its slots into the store, with the time that computing it took:
+        its share of the pass, which the copy has waited for."""
         with self.ordered():
             kv: ChunkKV = self.read(chunk.tokens, slots, is_exact=chunk.is_exact)
-            self.library.add(chunk.key, kv.to(torch.device("cpu")), is_first=chunk.is_first)
+            kv = kv.to(torch.device("cpu"))
+            if self._pass_tokens > 0:
+                seconds = time.perf_counter() - self._pass_began
+                kv = replace(kv, compute_s=seconds * len(slots) / self._pass_tokens)
+            self.library.add(chunk.key, kv, is_first=chunk.is_first)
             return kv
 
     def check_weights(self) -> bool:

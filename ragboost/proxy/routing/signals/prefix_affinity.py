@@ -1,72 +1,113 @@
-"""Track the message prefixes recently sent to each backend, for cache-affinity routing.
+"""Track the message prefixes recently sent to the backends, for cache-affinity routing.
 
 Knows hashes of the client's messages, not documents. Lengths of what was sent for them are in
 bytes: a model's tokens per byte change as its documents are counted.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import RouterSettings
+from ragboost.index import Holders
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
-from ragboost.proxy.routing.signals.signal import RoutingSignal
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.routing.signals.signal import (
+    CacheReading,
+    Columns,
+    RoutingSignal,
+    columns_of,
+    spread,
+)
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 
 
+class _Sent(NamedTuple):
+    """A prefix that some backends were sent."""
+
+    num_bytes: int  # as it was sent last
+    members: int  # the bits of the backends; those forgotten later than `tick` do not count
+    tick: int
+
+
 class PrefixAffinity(RoutingSignal):
-    """The prefixes sent to each backend; the least recently used of each are evicted."""
+    """The prefixes sent to all backends; the least recently used are evicted."""
 
     reads_caches = True
 
     def __init__(self, settings: RouterSettings) -> None:
         super().__init__(settings)
         self._max_prefixes = settings.max_prefixes
-        self._sent: dict[str, BoundedMap[Link, int]] = {}
+        self._sent = BoundedMap[Link, _Sent](max_entries=self._max_prefixes)
+        self._numbers: dict[str, int] = {}  # of the backends' bits
+        self._columns: Columns | None = None
+        self._tick = 0
+        self._forgotten: dict[int, int] = {}  # by bit, when the backend was forgotten
+        self._last_forgotten = -1
 
-    async def cached_tokens(self, admission: Admission, backend: Backend) -> int:
-        sent, _ = self.longest(backend.name, admission.prefixes)
-        sent = max(sent, self.num_bytes(backend.name, admission.history))
-        return int(sent * admission.tokens_per_byte)
+    async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
+        links = [prefix.link for prefix in reversed(admission.prefixes)]
+        found = [sent for link in links if (sent := self._sent.peek(link)) is not None]
+        if admission.history and (sent := self._sent.peek(admission.history)) is not None:
+            found.append(sent)
+        if not found:
+            return None
+        if self._columns is None:
+            self._columns = columns_of(names, self._numbers)
+        holders, seen = [], 0
+        for sent in sorted(found, reverse=True):  # longest first
+            members = self._members(sent) & ~seen
+            seen |= members
+            holders.append(Holders(int(sent.num_bytes * admission.tokens_per_byte), members))
+        cached = spread(holders, self._columns)
+        return CacheReading(cached, np.zeros(len(names)))
 
-    def longest(self, backend: str, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
+    def longest(self, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
         """Find the longest prefix that a backend was sent.
 
         Returns:
             Its bytes as they were sent, and as the client gave them; 0, 0 if there is none.
         """
-        sent = self._sent.get(backend)
-        if sent is None:
-            return 0, 0
         for link, original in reversed(prefixes):
-            if (num_bytes := sent.peek(link)) is not None:
+            if num_bytes := self.num_bytes(link):
                 return num_bytes, original
         return 0, 0
 
-    def num_bytes(self, backend: str, link: Link) -> int:
+    def num_bytes(self, link: Link) -> int:
         """Return the bytes of a prefix as a backend was sent it; 0 for an empty or unknown one."""
-        sent = self._sent.get(backend)
-        return (sent.peek(link) or 0) if link and sent is not None else 0
+        sent = self._sent.peek(link) if link else None
+        return sent.num_bytes if sent is not None and self._members(sent) else 0
 
     def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_bytes: int) -> None:
         """Note that a backend is sent these prefixes, the last one with `num_bytes`.
 
         The earlier ones keep the length with which they were sent, where it is known.
         """
-        if not prefixes:
-            return
-        sent = self._sent.get(backend)
-        if sent is None:
-            sent = self._sent[backend] = BoundedMap(max_entries=self._max_prefixes)
-        for prefix in prefixes[:-1]:
-            if prefix.link in sent:
-                sent.touch(prefix.link)
-            else:
-                sent.put(prefix.link, prefix.num_bytes)
-        sent.put(prefixes[-1].link, num_bytes)
+        bit = 1 << self._numbers.setdefault(backend, len(self._numbers))
+        self._sent.max_entries = self._max_prefixes * len(self._numbers)
+        self._tick += 1
+        for at, (link, length) in enumerate(prefixes, start=1):
+            sent = self._sent.get(link)
+            members = self._members(sent) if sent is not None else 0
+            if at == len(prefixes):
+                length = num_bytes
+            elif sent is not None and members:
+                length = sent.num_bytes
+            self._sent.put(link, _Sent(length, members | bit, self._tick))
 
     def forget(self, backend: str) -> None:
-        self._sent.pop(backend, None)
+        number = self._numbers.get(backend)
+        if number is not None:
+            self._forgotten[1 << number] = self._last_forgotten = self._tick
+
+    def _members(self, sent: _Sent) -> int:
+        members = sent.members
+        if sent.tick <= self._last_forgotten:
+            for bit, tick in self._forgotten.items():
+                if sent.tick <= tick:
+                    members &= ~bit
+        return members
 
 
 def prefixes_of(body: JsonBody, *, seed: bytes) -> tuple[MessagePrefix, ...]:

@@ -1,0 +1,160 @@
+"""Let an API server tell the engine's process which stored chunks a request will need, so that they
+are loaded before the engine's scheduler sees it.
+
+Travels by a socket in the user's temporary directory, like reports. Knows token ids and keys. Does
+not know requests.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import zmq
+
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.http.reports import ReplyTo, ReportSender
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 64 << 20
+_MAX_QUEUED = 256
+_MAX_PENDING = 1024
+_LOOK_AGAIN_MS, _IDLE_MS = 2, 200
+_Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """The chunks of a request to come."""
+
+    chunks: list[list[_Token]]  # token ids of each
+    tenant: str = ""  # as in the request's plan
+    namespace: list[str | None] = []  # what keeps it apart in the engine's prefix cache
+    reply_to: ReplyTo | None = None  # who waits until the chunks are loaded
+
+
+class _Pending(NamedTuple):
+    keys: list[str]
+    reply_to: ReplyTo
+
+
+class AnnouncementInbox:
+    """Loads announced chunks, in a thread of the engine's process, and answers with an empty report
+    once they are in memory, or waiting is not worth it any more.
+
+    Args:
+        engine: name under which the engine publishes its status.
+        rank: of this process among those that hold the model.
+        library: returns the chunks of the present weights.
+    """
+
+    def __init__(self, engine: str, *, rank: int, library: Callable[[], ChunkLibrary]) -> None:
+        self._library, self._has_closed = library, threading.Event()
+        self._directory = _directory(engine, rank)
+        if self._directory.is_dir() and self._directory.lstat().st_uid == os.getuid():
+            shutil.rmtree(self._directory)  # of a process that was killed
+        self._directory.mkdir(mode=0o700)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
+        self._socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED)
+        self._socket.bind(_address(self._directory))
+        self._thread = threading.Thread(target=self._run, name="ragboost-announced", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop receiving and remove the socket."""
+        self._has_closed.set()
+        self._thread.join()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _run(self) -> None:
+        reports, pending = ReportSender(), list[_Pending]()
+        while not self._has_closed.is_set():
+            if self._socket.poll(_LOOK_AGAIN_MS if pending else _IDLE_MS):
+                pending += self._take(self._socket.recv())
+                del pending[:-_MAX_PENDING]
+            store = self._library().store
+            loading = [each for each in pending if store.is_loading(each.keys)]
+            for keys, reply_to in pending:
+                if not any(keys is each.keys for each in loading):
+                    reports.send(reply_to, PromptReport(TokenOrigins(), None))
+            pending = loading
+        reports.close()
+        self._socket.close()
+
+    def _take(self, message: bytes) -> list[_Pending]:
+        try:
+            announced = msgspec.msgpack.decode(message, type=Announcement)
+        except msgspec.MsgspecError as error:
+            logger.debug("ignored an announcement of chunks: %s", error)
+            return []
+        library = self._library()
+        plain = EngineChunkRequest(tenant=announced.tenant)
+        tenant = in_namespace(plain, *announced.namespace).tenant
+        wanted = {
+            library.key(tokens, tenant=tenant): len(tokens)
+            for tokens in announced.chunks
+            if len(tokens) >= MIN_CHUNK_TOKENS
+        }
+        library.store.prefetch(wanted)
+        return [] if announced.reply_to is None else [_Pending(list(wanted), announced.reply_to)]
+
+
+class Announcer:
+    """Announces chunks to an engine; never blocks: what an engine does not take is dropped.
+
+    Args:
+        num_ranks: processes that hold the engine's model; each is told.
+    """
+
+    def __init__(self, engine: str, *, num_ranks: int) -> None:
+        self._sockets = []
+        for rank in range(num_ranks):
+            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, _MAX_QUEUED)
+            socket.connect(_address(_directory(engine, rank)))
+            self._sockets.append(socket)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that are told."""
+        return len(self._sockets)
+
+    def send(
+        self,
+        chunks: Sequence[Sequence[int]],
+        *,
+        tenant: str,
+        namespace: Sequence[str | None],
+        replies_to: Sequence[ReplyTo] = (),
+    ) -> None:
+        """Announce chunks by their token ids; `replies_to` is where each rank answers."""
+        for rank, socket in enumerate(self._sockets):
+            reply_to = replies_to[rank] if replies_to else None
+            announced = Announcement([*map(list, chunks)], tenant, [*namespace], reply_to)
+            try:
+                socket.send(msgspec.msgpack.encode(announced), zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                logger.debug("the engine does not take announcements: %s", error)
+
+    def close(self) -> None:
+        """Close the sockets; what they have not sent is lost."""
+        for socket in self._sockets:
+            socket.close()
+
+
+def _directory(engine: str, rank: int) -> Path:
+    return Path(tempfile.gettempdir(), f"ragboost-chunks-{engine}-{rank}")
+
+
+def _address(directory: Path) -> str:
+    return f"ipc://{directory / 'announced'}"

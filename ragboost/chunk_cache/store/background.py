@@ -1,0 +1,262 @@
+"""A place of chunk KV that only background threads ask: a disk or a remote store.
+
+Callers learn at once what an index in memory knows. A place that is slow, fails or hangs costs
+hits, never a caller's time. Knows one place. Does not know the memory that KV is loaded into.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from ragboost.bounded_map import BoundedMap
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.contract import ChunkTier
+from ragboost.chunk_cache.store.speeds import Speeds
+from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Workers
+
+logger = logging.getLogger(__name__)
+
+WRITE_BEHIND_BYTES = 1 << 28
+"""Maximum bytes of KV queued for writing; KV beyond it is written when it is evicted from memory,
+or by `flush`."""
+HANG_S = 10.0
+"""Seconds after which one call of a verb counts as hung."""
+_NUM_LOADERS = 2  # so that a long load does not block a request that waits for a short one
+_MAX_KNOWN = 1 << 18
+
+
+class ChunkLoad:
+    """KV of one chunk on its way into memory.
+
+    Args:
+        num_tokens: of the chunk; 0: unknown.
+        wait_until: time until which a request that needs the chunk waits rather than computes it.
+    """
+
+    def __init__(self, key: str, num_tokens: int, *, wait_until: float) -> None:
+        self.key, self.num_tokens, self.wait_until = key, num_tokens, wait_until
+        self.is_cancelled = False  # the result is not needed any more and is dropped
+        self.has_ended = threading.Event()
+        self.chunk: ChunkKV | None = None
+
+    def end(self, chunk: ChunkKV | None) -> None:
+        """End the load; None: the chunk is nowhere."""
+        self.chunk = chunk
+        self.has_ended.set()
+
+
+class BackgroundTier:
+    """A place with its threads: two that load, and one that writes and removes, in order.
+
+    Safe to use from several threads. No method waits but `drain` and `close`.
+
+    Args:
+        known: keys that the place holds at the start.
+        done: called in a loading thread with each load and its chunk; None: the place lacks it.
+        find: returns KV in memory, for what could not be written when it was stored.
+    """
+
+    def __init__(
+        self,
+        tier: ChunkTier,
+        *,
+        name: str,
+        known: Iterable[str] = (),
+        speeds: Speeds,
+        done: Callable[[ChunkLoad, ChunkKV | None], None],
+        find: Callable[[str], ChunkKV | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tier, self.speeds = tier, speeds
+        self.version = 0  # number of changes, those included that may have been none
+        self._done, self._find, self._clock = done, find, clock
+        self._lock = threading.Lock()
+        self._breaker = Breaker(name=f"the {name} of chunk KV", clock=clock)
+        self._known: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)
+        for key in known:
+            self._known.put(key, None)
+        self._unwritten: dict[str, ChunkKV] = {}
+        self._behind: BoundedMap[str, bool] = BoundedMap(max_entries=_MAX_KNOWN)  # see `is_new`
+        self._removed: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)  # but still there
+        self._must_clear = False
+        self._busy: dict[int, float] = {}  # beginning of each thread's running call
+        self._hung: set[tuple[int, float]] = set()
+        self._loaders = Workers(_NUM_LOADERS, name=f"ragboost-load-{name}")
+        self._writer = Workers(1, name=f"ragboost-write-{name}")
+
+    @property
+    def is_available(self) -> bool:
+        """False while the place hangs, or has failed several times and rests."""
+        now = self._clock()
+        with self._lock:
+            hung = {call for call in self._busy.items() if now - call[1] > HANG_S}
+            has_new, self._hung = bool(hung - self._hung), hung
+        if has_new:
+            self._breaker.failed(is_hung=True)
+        return len(hung) < _NUM_LOADERS and not self._breaker.is_open
+
+    def __contains__(self, key: str) -> bool:
+        """Return True if the place is known to hold a chunk, or is about to."""
+        with self._lock:
+            return key in self._known or key in self._unwritten
+
+    def unwritten(self, key: str) -> ChunkKV | None:
+        """Return KV that waits to be written."""
+        with self._lock:
+            return self._unwritten.get(key)
+
+    def load(self, loads: Sequence[ChunkLoad]) -> bool:
+        """Start to load the chunks of one request; return False if the place is not asked."""
+        return self.is_available and self._loaders.submit(partial(self._load, loads))
+
+    def write(self, key: str, chunk: ChunkKV, *, is_new: bool = False) -> bool:
+        """Queue KV for writing; return False if that is left for later.
+
+        Args:
+            is_new: replace KV of the same key, which is kept otherwise.
+        """
+        with self._lock:
+            if not is_new and key in self._unwritten:
+                return True
+        is_available = self.is_available
+        with self._lock:
+            queued = sum(other.size_bytes for other in self._unwritten.values())
+            if not is_available or (queued and queued + chunk.size_bytes > WRITE_BEHIND_BYTES):
+                self._behind.put(key, is_new)
+                return False
+            self._unwritten[key] = chunk
+            self.version += 1
+        if self._writer.submit(partial(self._write, key, chunk, is_new)):
+            return True
+        with self._lock:
+            self._unwritten.pop(key, None)
+            self._behind.put(key, is_new)
+        return False
+
+    def remove(self, key: str) -> None:
+        """Remove a chunk: from now on it is not found."""
+        with self._lock:
+            self._known.pop(key)
+            self._unwritten.pop(key, None)
+            self._removed.put(key, None)
+            self.version += 1
+        self._writer.submit(partial(self._remove, key))
+
+    def clear(self) -> None:
+        """Remove everything: from now on nothing that was stored before is found."""
+        with self._lock:
+            self._known = BoundedMap(max_entries=_MAX_KNOWN)
+            self._unwritten.clear()
+            self._must_clear = True
+            self.version += 1
+        self._writer.submit(self._clear)
+
+    def drain(self) -> bool:
+        """Wait until everything queued is written; return False if the place hangs or rests."""
+        done = threading.Event()
+        if not self._writer.submit(done.set):
+            return False
+        while not done.wait(0.1):
+            if not self.is_available:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Finish what is queued, if the place answers, and stop the threads."""
+        timeout_s = HANG_S if self.drain() else 0.0
+        self._writer.close(timeout_s=timeout_s)
+        self._loaders.close(timeout_s=timeout_s)
+        self.tier.close()
+
+    def _load(self, loads: Sequence[ChunkLoad]) -> None:
+        begin, num_tokens, ended = time.perf_counter(), 0, 0
+        try:
+            for load in loads:
+                chunk = None if load.is_cancelled else self._read(load.key)
+                num_tokens += 0 if chunk is None else len(chunk.tokens)
+                ended += 1
+                self._done(load, chunk)
+            if num_tokens:  # only the time of all of them together is meaningful
+                self.speeds.loaded(num_tokens, time.perf_counter() - begin)
+        finally:  # whatever happens, nothing may wait forever
+            for load in loads[ended:]:
+                self._done(load, None)
+
+    def _read(self, key: str) -> ChunkKV | None:
+        with self._lock:
+            if self._must_clear or key in self._removed:
+                return None
+        chunk = None
+        with self._asking():
+            chunk = self.tier.load(key)
+        with self._lock:
+            if self._must_clear or key in self._removed:
+                return None
+            if chunk is None:
+                self.version += key in self._known
+                self._known.pop(key)
+            else:
+                self._known.put(key, None)
+        return chunk
+
+    def _write(self, key: str, chunk: ChunkKV, is_new: bool) -> None:
+        self._clear()
+        with self._lock:
+            is_wanted = self._unwritten.get(key) is chunk  # neither replaced nor removed since
+        is_saved = False
+        if not is_wanted:
+            return
+        with self._asking():
+            is_saved = (not is_new and key in self.tier) or self.tier.save(key, chunk)
+        with self._lock:
+            if self._unwritten.get(key) is chunk:
+                del self._unwritten[key]
+                self.version += 1
+                if is_saved:
+                    self._known.put(key, None)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Queue KV that was stored while there was no room or no answer, if it is in memory yet."""
+        while self.is_available:
+            with self._lock:
+                key = next(iter(self._behind), None)
+                if key is None or self._unwritten:
+                    return
+                is_new = bool(self._behind.pop(key))
+                is_there = key in self._known and not is_new
+            chunk = None if is_there else self._find(key)
+            if chunk is not None:
+                self.write(key, chunk, is_new=is_new)
+
+    def _remove(self, key: str) -> None:
+        with self._asking():
+            self.tier.remove(key)
+        with self._lock:
+            self._removed.pop(key)
+
+    def _clear(self) -> None:
+        if self._must_clear:
+            with self._asking():
+                self.tier.clear()
+                self._must_clear = False
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Note for how long a call runs, and whether it fails."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._busy[thread] = self._clock()
+        try:
+            yield
+        except WORK_ERRORS as error:
+            logger.warning("stored KV is not reached: %s", error)
+            self._breaker.failed()
+        else:
+            self._breaker.worked()
+        finally:
+            with self._lock:
+                del self._busy[thread]

@@ -1,0 +1,98 @@
+"""Values in a Redis or Valkey server, written and read in parts.
+
+A value is written under a name of its own, which expires, and renamed when it is whole. Values that
+nobody reads expire; the server's `maxmemory` bounds them all.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ragboost.errors import ConfigError, StoreUnavailableError, import_extra
+
+TTL_S = 7 * 24 * 3600
+"""Seconds for which a value is kept after its last use."""
+_UNFINISHED_TTL_S = 60
+_PART_BYTES = 4 << 20
+_TIMEOUT_S = 2.0  # of one message
+
+
+class RedisDriver:
+    """A `RemoteDriver` for redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], rediss:// for TLS,
+    unix://PATH. A server that cannot be reached is asked again by every verb."""
+
+    max_bytes = 512 << 20  # Redis's limit
+
+    def __init__(self, address: str) -> None:
+        client = import_extra("redis", extra="redis")
+        retry = import_extra("redis.retry", extra="redis")
+        backoff = import_extra("redis.backoff", extra="redis")
+        self._errors = (client.RedisError, OSError)
+        self._full = client.exceptions.OutOfMemoryError
+        try:
+            self._client: Any = client.Redis.from_url(
+                address,
+                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_TIMEOUT_S,
+                # A connection may have been closed while idle; all commands may be repeated.
+                retry=retry.Retry(backoff.NoBackoff(), 1),
+            )
+        except ValueError:  # its message may quote the password
+            raise ConfigError(
+                "a remote store in Redis is redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], "
+                "rediss:// for TLS, unix://PATH"
+            ) from None
+
+    def has(self, name: str) -> bool:
+        with self._asking():
+            return bool(self._client.exists(_key(name)))
+
+    def get(self, name: str) -> bytearray | None:
+        key, value = _key(name), bytearray()
+        with self._asking():
+            size = int(self._client.strlen(key))
+            if not 0 < size <= self.max_bytes:
+                return None
+            for start in range(0, size, _PART_BYTES):
+                stop = min(size, start + _PART_BYTES)
+                value += self._client.getrange(key, start, stop - 1)
+            self._client.expire(key, TTL_S)
+        return value
+
+    def put(self, name: str, value: bytes) -> bool:
+        key = _key(name)
+        unfinished, view = f"{key}:{uuid.uuid4().hex}", memoryview(value)
+        try:
+            with self._asking():
+                for start in range(0, len(view), _PART_BYTES):
+                    part = bytes(view[start : start + _PART_BYTES])
+                    self._client.setrange(unfinished, start, part)
+                    self._client.expire(unfinished, _UNFINISHED_TTL_S)
+                with self._client.pipeline(transaction=True) as both:
+                    both.rename(unfinished, key)
+                    both.expire(key, TTL_S)
+                    both.execute()
+        except self._full:
+            return False
+        return True
+
+    def remove(self, name: str) -> None:
+        with self._asking():
+            self._client.unlink(_key(name))
+
+    def close(self) -> None:
+        self._client.close()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except self._full:
+            raise
+        except self._errors as error:
+            raise StoreUnavailableError(f"Redis: {error}") from error
+
+
+def _key(name: str) -> str:
+    return f"{{{name}}}"  # a cluster keeps what is in braces, and its unfinished values, together

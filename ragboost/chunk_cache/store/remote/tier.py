@@ -1,0 +1,128 @@
+"""Chunk KV in a store outside this process and machine, as the files that a disk holds.
+
+Objects are named after a generation, which the store itself keeps: emptying the store is a new
+generation, whatever the store thinks of deleting. If it loses the generation, all is lost: never is
+something found that was removed. Knows files and keys. Does not know a protocol.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Protocol
+
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.codec import check_codec
+from ragboost.chunk_cache.store.files import ChunkFile, encode
+from ragboost.chunk_cache.store.keys import check_key
+from ragboost.errors import ChunkCacheError, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "ragboost-kv"
+_GENERATION_S = 1.0  # age at which a generation is read again
+_MAX_GENERATION_BYTES = 64
+
+
+class RemoteDriver(Protocol):
+    """The four verbs of a store of bytes; safe to use from several threads.
+
+    Each may raise `StoreUnavailableError`, and takes a bounded time unless the store hangs.
+    """
+
+    max_bytes: int  # of a value
+
+    def has(self, name: str) -> bool:
+        """Return True if there is a value."""
+        ...
+
+    def get(self, name: str) -> bytearray | None:
+        """Return a value, of at most `max_bytes`; None if there is none, or a longer one."""
+        ...
+
+    def put(self, name: str, value: bytes) -> bool:
+        """Keep a value, which appears as a whole or not at all, and replaces an older one; return
+        False if the store has no room."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a value, unless the store refuses to. An absent one is no error."""
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
+
+
+class RemoteTier:
+    """A `ChunkTier` in a remote store.
+
+    Args:
+        codec: encoding of new values, see `CODECS`; values of any codec are readable.
+    """
+
+    def __init__(
+        self,
+        driver: RemoteDriver,
+        *,
+        codec: str = "plain",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_refused = 0  # damaged or foreign values
+        self._driver, self._codec, self._clock = driver, check_codec(codec), clock
+        self._lock = threading.Lock()
+        self._generation, self._read_at = "", 0.0
+
+    def __contains__(self, key: str) -> bool:
+        return self._driver.has(self._name(key))
+
+    def load(self, key: str) -> ChunkKV | None:
+        name = self._name(key)
+        value = self._driver.get(name)
+        if value is None:
+            return None
+        try:
+            with ChunkFile(value, key) as file:
+                return file.read()
+        except ChunkCacheError as error:
+            logger.warning("removed a stored chunk, its KV will be recomputed: %s", error)
+            self.num_refused += 1
+            self._driver.remove(name)
+            return None
+
+    def save(self, key: str, chunk: ChunkKV) -> bool:
+        value = encode(key, chunk, codec=self._codec)
+        return len(value) <= self._driver.max_bytes and self._driver.put(self._name(key), value)
+
+    def remove(self, key: str) -> None:
+        self._driver.remove(self._name(key))
+
+    def clear(self) -> None:
+        """Begin a new generation, for all engines that share the store. The values of the old one
+        stay until the store evicts them."""
+        with self._lock:
+            self._generation = self._new_generation()
+
+    def close(self) -> None:
+        self._driver.close()
+
+    def _name(self, key: str) -> str:
+        return f"{PREFIX}:{self._current()}:{check_key(key)}"
+
+    def _current(self) -> str:
+        """Return the generation that the store names; a new one if it names none."""
+        with self._lock:
+            now = self._clock()
+            if not self._generation or now - self._read_at > _GENERATION_S:
+                value = self._driver.get(f"{PREFIX}:generation") or b""
+                is_valid = 0 < len(value) <= _MAX_GENERATION_BYTES and value.isalnum()
+                self._generation = value.decode() if is_valid else self._new_generation()
+                self._read_at = now
+            return self._generation
+
+    def _new_generation(self) -> str:
+        name = uuid.uuid4().hex
+        if not self._driver.put(f"{PREFIX}:generation", name.encode()):
+            raise StoreUnavailableError("the remote store has no room")
+        return name

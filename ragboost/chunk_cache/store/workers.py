@@ -1,0 +1,89 @@
+"""A few daemon threads for work that may hang, and when to stop trying.
+
+A hung piece of work holds up neither its caller nor the end of the process. Knows no stores.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from ragboost.errors import RagBoostError
+
+logger = logging.getLogger(__name__)
+
+WORK_ERRORS = (RagBoostError, OSError, RuntimeError, MemoryError, ValueError, LookupError)
+"""Errors of reading, checking and moving KV, torch's among them."""
+_MAX_QUEUED = 1024
+_MAX_FAILURES = 3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class Workers:
+    """Threads that run functions in the order of their arrival."""
+
+    def __init__(self, count: int, *, name: str) -> None:
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_QUEUED)
+        self._threads = [
+            threading.Thread(target=self._run, name=name, daemon=True) for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        """Queue a function; return False if too many wait."""
+        try:
+            self._queue.put_nowait(work)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self, *, timeout_s: float) -> None:
+        """Finish what is queued and end the threads, as far as that is possible in time."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            for _ in self._threads:
+                self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Full:
+            return
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except WORK_ERRORS:
+                logger.exception("moving stored KV failed")
+
+
+class Breaker:
+    """Stop asking a store after three failures in a row, and try again after 1, 2, 4 ... 60
+    seconds. Safe to use from several threads."""
+
+    def __init__(self, *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock, self._lock = name, clock, threading.Lock()
+        self._num_failures, self._pause_s, self._open_until = 0, _FIRST_PAUSE_S, 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """True while the store is not to be asked."""
+        return self._clock() < self._open_until
+
+    def failed(self, *, is_hung: bool = False) -> None:
+        """Note a failure; one that hangs counts as three."""
+        with self._lock:
+            self._num_failures += _MAX_FAILURES if is_hung else 1
+            if self._num_failures < _MAX_FAILURES or self.is_open:
+                return
+            logger.warning("%s fails: not asked again for %g s", self._name, self._pause_s)
+            self._open_until = self._clock() + self._pause_s
+            self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
+
+    def worked(self) -> None:
+        """Note a success."""
+        with self._lock:
+            if self._num_failures >= _MAX_FAILURES:
+                logger.info("%s works again", self._name)
+            self._num_failures, self._pause_s, self._open_until = 0, _FIRST_PAUSE_S, 0.0

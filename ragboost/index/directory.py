@@ -1,0 +1,203 @@
+"""Find which of several context indexes hold a prefix, by one search for all of them.
+
+A radix tree over the documents of all indexes of a tenant, with a bit per index on each run.
+Tokens, ages and eviction are the indexes' own: they say what they insert and remove. Not
+thread-safe.
+"""
+
+from collections.abc import Hashable, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ragboost.errors import ContextIndexError
+from ragboost.index.branch import Branch, common_length
+
+# Sequences, and documents, after which those of earlier sequences begin to be forgotten.
+_RECENT_PER_INDEX = 48
+_MAX_RECENT = 50_000
+
+
+class Holders(NamedTuple):
+    """The indexes that hold a prefix of so many tokens, and none that is longer."""
+
+    tokens: int
+    members: int  # a bit per index
+
+
+class PrefixDirectory:
+    """The prefixes of all indexes of a tenant, and the documents that each was lately sent.
+
+    An index is known by a bit of its own. One search compares at most `max_visits` branches.
+    """
+
+    def __init__(self, *, max_visits: int = 32) -> None:
+        self.root = Branch((), parent=None)
+        self.max_visits = max_visits
+        self._tick = 1
+        self._cleared: dict[int, int] = {}  # by bit, the tick at which the index was cleared
+        self._last_cleared = 0
+        # By document, the indexes that were sent it: of the last sequences, and of as many before.
+        self._recent: dict[Hashable, int] = {}
+        self._earlier: dict[Hashable, int] = {}
+        self._num_recent = 0
+        self._members = 0
+
+    def __del__(self) -> None:
+        branches = [self.root]  # parents and children refer to each other
+        while branches:
+            branch = branches.pop()
+            branches.extend(branch.children.values())
+            branch.parent, branch.children = None, {}
+
+    def search(self, documents: Sequence[Hashable], tokens: Sequence[int]) -> list[Holders]:
+        """Find for each index the longest prefix that consists of the request's documents.
+
+        Longest match first; what `max_visits` leaves out is found only up to there. The prefix may
+        be resident in part, or about to be evicted; the index's own search says so.
+        """
+        length = dict(zip(documents, tokens, strict=True))
+        last_cleared, max_visits = self._last_cleared, self.max_visits
+        found: list[tuple[int, int]] = []
+        frontier = [(0, 0, self.root)]
+        visits = num_pushed = 0
+        while frontier and visits < max_visits:
+            visits += 1
+            negative, _, branch = heappop(frontier)
+            children = branch.children
+            if len(children) > len(length):
+                starts = [document for document in documents if document in children]
+            else:
+                starts = [document for document in children if document in length]
+            for start in starts:
+                child = children[start]
+                members = child.members if child.tick > last_cleared else self._live(child)
+                if not members:
+                    continue
+                matched = -negative
+                for document in child.documents:
+                    if document not in length:
+                        break
+                    matched += length[document]
+                else:
+                    if child.children:
+                        num_pushed += 1
+                        heappush(frontier, (-matched, num_pushed, child))
+                found.append((matched, members))
+        return _longest(found)
+
+    def search_in_order(
+        self, documents: Sequence[Hashable], tokens: Sequence[int]
+    ) -> list[Holders]:
+        """Find for each index how much it holds of a sequence in its given order."""
+        found: list[tuple[int, int]] = []
+        branch, at, matched = self.root, 0, 0
+        while at < len(documents) and (child := branch.children.get(documents[at])) is not None:
+            count = common_length(child.documents, documents, at)
+            matched += sum(tokens[at : at + count])
+            found.append((matched, self._live(child)))
+            if count < len(child.documents):
+                break
+            branch, at = child, at + count
+        return _longest(found)
+
+    def recent(self, documents: Sequence[Hashable]) -> list[int]:
+        """Return for each document the indexes that were lately sent it, wherever it stood."""
+        recent, earlier = self._recent.get, self._earlier.get
+        return [recent(document, 0) | earlier(document, 0) for document in documents]
+
+    def note(self, documents: Sequence[Hashable], bit: int) -> None:
+        """Note that an index is sent these documents."""
+        self._members |= bit
+        self._num_recent += 1
+        max_recent = _RECENT_PER_INDEX * self._members.bit_count()
+        if self._num_recent > max_recent or len(self._recent) > _MAX_RECENT:
+            self._recent, self._earlier, self._num_recent = {}, self._recent, 0
+        recent = self._recent
+        for document in documents:
+            recent[document] = recent.get(document, 0) | bit
+
+    def add(self, above: Branch, documents: Sequence[Hashable], bit: int) -> Branch:
+        """Add a sequence of an index behind one that it holds; return the branch where it ends."""
+        self._tick += 1
+        branch, at = above, 0
+        while at < len(documents):
+            child = branch.children.get(documents[at])
+            if child is None:
+                rest = tuple(documents[at:])
+                child = Branch(rest, parent=branch, members=bit, tick=self._tick)
+                branch.children[rest[0]] = child
+                return child
+            count = common_length(child.documents, documents, at)
+            if count < len(child.documents):
+                child = child.split(count)
+            child.members, child.tick = self._live(child) | bit, self._tick
+            branch, at = child, at + count
+        return branch
+
+    def end_before(self, branch: Branch, num_documents: int) -> Branch:
+        """Return the branch that ends so many documents before the end of another one."""
+        while num_documents >= len(branch.documents):
+            num_documents -= len(branch.documents)
+            assert branch.parent is not None, "a sequence begins at the root"
+            branch = branch.parent
+        return branch.split(len(branch.documents) - num_documents) if num_documents else branch
+
+    def remove(
+        self, branch: Branch, num_documents: int, bit: int, *, cleared: int | None = None
+    ) -> None:
+        """Take the last documents of a sequence from an index.
+
+        Args:
+            branch: where it ends.
+            cleared: the tick at which the index was cleared, for a sequence that it held then.
+        """
+        while num_documents > 0:
+            num_documents -= len(branch.documents)
+            parent = branch.parent
+            assert parent is not None, "the root is never removed"
+            if cleared is None or branch.tick <= cleared:  # else it was taken when others came
+                branch.members &= ~bit
+            if not branch.members and parent.children.get(branch.documents[0]) is branch:
+                del parent.children[branch.documents[0]]
+            branch = parent
+
+    def clear(self, bit: int) -> int:
+        """Forget what an index holds, in the same time for any amount.
+
+        Returns:
+            The tick for `remove`, which has to be called for what the index held.
+        """
+        self._cleared[bit] = self._last_cleared = self._tick
+        self._tick += 1
+        return self._last_cleared
+
+    def check_integrity(self) -> None:
+        """Compare each branch with its parent."""
+        stack = [self.root]
+        while stack:
+            branch = stack.pop()
+            for first, child in branch.children.items():
+                is_held = branch is self.root or not self._live(child) & ~self._live(branch)
+                if child.documents[:1] != (first,) or child.parent is not branch or not is_held:
+                    raise ContextIndexError(f"the branch of {child.documents!r} is misplaced")
+                if not child.members:
+                    raise ContextIndexError(f"no index holds the branch of {child.documents!r}")
+                stack.append(child)
+
+    def _live(self, branch: Branch) -> int:
+        members = branch.members
+        if branch.tick <= self._last_cleared:
+            for bit, tick in self._cleared.items():
+                if branch.tick <= tick:
+                    members &= ~bit
+        return members
+
+
+def _longest(found: list[tuple[int, int]]) -> list[Holders]:
+    """Keep for each index its longest prefix; longest first."""
+    holders, seen = [], 0
+    for tokens, members in sorted(found, reverse=True):
+        if new := members & ~seen:
+            holders.append(Holders(tokens, new))
+            seen |= new
+    return holders

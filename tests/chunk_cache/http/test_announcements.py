@@ -1,0 +1,83 @@
+"""What an API server announces is loaded in the engine's process, which answers when it is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.request import EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
+from ragboost.chunk_cache.http.reports import ReportInbox
+from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.tiered import TieredStore
+from tests.chunk_cache.store.chunks import make_chunk
+from tests.chunk_cache.store.places import HungPlace
+from tests.eventually import DEADLINE_S, eventually
+
+CHUNKS = [list(range(12)), list(range(20, 40))]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def place() -> HungPlace:
+    return HungPlace()
+
+
+@pytest.fixture
+def library(place: HungPlace) -> Iterator[ChunkLibrary]:
+    store = TieredStore(remote=place, waits=False)
+    yield ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
+    place.may_answer.set()
+    store.close()
+
+
+@pytest.fixture
+async def replies() -> AsyncIterator[ReportInbox]:
+    inbox = ReportInbox()
+    yield inbox
+    inbox.close()
+
+
+async def test_the_answer_comes_once_the_chunks_are_in_memory(
+    library: ChunkLibrary, place: HungPlace, replies: ReportInbox
+) -> None:
+    tenant = in_namespace(EngineChunkRequest(tenant="t"), "salt").tenant
+    keys = [library.key(tokens, tenant=tenant) for tokens in CHUNKS]
+    place.chunks |= {key: make_chunk(number) for number, key in enumerate(keys)}
+    inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
+    announcer = Announcer("e", num_ranks=1)
+    ticket = replies.expect()
+    announcer.send(CHUNKS, tenant="t", namespace=["salt"], replies_to=[(replies.name, ticket)])
+    assert await asyncio.to_thread(place.was_asked.acquire, timeout=DEADLINE_S)
+    assert await replies.take(ticket, timeout_s=0) is None
+    place.may_answer.set()
+
+    assert await replies.take(ticket, timeout_s=DEADLINE_S) is not None
+
+    assert all(library.store.get(key) is not None for key in keys)
+    announcer.close()
+    inbox.close()
+
+
+async def test_garbage_is_ignored_and_what_nobody_waits_for_is_loaded(
+    library: ChunkLibrary, place: HungPlace
+) -> None:
+    place.may_answer.set()
+    key = library.key(CHUNKS[0])
+    place.chunks[key] = make_chunk()
+    inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
+    announcer = Announcer("e", num_ranks=1)
+    announcer._sockets[0].send(b"\x00garbage")
+    announcer.send([[-1] * 20], tenant="", namespace=[])
+    announcer.send([[1, 2], CHUNKS[0]], tenant="", namespace=[None])
+    await asyncio.to_thread(eventually, lambda: library.store.get(key) is not None)
+    announcer.close()
+    inbox.close()
+    again = AnnouncementInbox("e", rank=0, library=lambda: library)
+    again.close()

@@ -1,0 +1,92 @@
+"""Places of chunk KV for tests: one that answers when it is allowed to."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragboost.chunk_cache.eviction.lru import LRU
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.contract import ChunkTier
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.memory import MemoryTier
+from ragboost.chunk_cache.store.remote import join_remote
+from tests.fakes import mooncake
+from tests.fakes.mooncake import MooncakeServer
+from tests.fakes.redis import PROGRAM, RedisServer
+
+OpenPlace = Callable[[], ChunkTier]
+
+
+class HungPlace:
+    """Answers nothing until it is released; notes the threads that ask."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.was_asked = threading.Semaphore(0)
+        self.threads: set[str] = set()
+        self.chunks: dict[str, ChunkKV] = {}
+
+    def __contains__(self, key: str) -> bool:
+        self._ask()
+        return key in self.chunks
+
+    def load(self, key: str) -> ChunkKV | None:
+        self._ask()
+        return self.chunks.get(key)
+
+    def save(self, key: str, chunk: ChunkKV) -> bool:
+        self._ask()
+        self.chunks[key] = chunk
+        return True
+
+    def remove(self, key: str) -> None:
+        self._ask()
+        self.chunks.pop(key, None)
+
+    def clear(self) -> None:
+        self._ask()
+        self.chunks.clear()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _ask(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.was_asked.release()
+        self.may_answer.wait()
+
+
+@contextmanager
+def opened(kind: str, folder: Path) -> Iterator[OpenPlace]:
+    """Yield what opens a place, each time anew; skips the test where there is no server for it."""
+    if kind == "memory":
+        yield lambda: MemoryTier(
+            capacity_bytes=1 << 24,
+            device=torch.device("cpu"),
+            policy=LRU(),
+            clock=lambda: 0.0,
+            on_evict=lambda key, chunk: None,
+        )
+    elif kind == "disk":
+        yield lambda: DiskTier(folder, capacity_bytes=1 << 24)
+    elif kind == "redis":
+        pytest.importorskip("redis", reason="needs the extra redis")
+        if PROGRAM is None:
+            pytest.skip("neither redis-server nor valkey-server is on PATH")
+        with RedisServer() as redis:
+            yield lambda: _join(redis.url)
+    else:
+        if (reason := mooncake.missing()) is not None:
+            pytest.skip(reason)
+        with MooncakeServer() as store:
+            yield lambda: _join(store.url)
+
+
+def _join(address: str) -> ChunkTier:
+    place = join_remote(address)
+    assert place is not None
+    return place

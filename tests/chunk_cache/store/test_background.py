@@ -1,0 +1,147 @@
+"""A place that hangs or fails costs hits: never a caller's time, never the end of the process."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragboost.chunk_cache.store import background
+from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.workers import Breaker
+from ragboost.errors import StoreUnavailableError
+from tests.chunk_cache.store.chunks import make_chunk, same
+from tests.chunk_cache.store.places import HungPlace
+from tests.eventually import DEADLINE_S, eventually
+
+
+@pytest.fixture
+def place() -> Iterator[HungPlace]:
+    hung = HungPlace()
+    yield hung
+    hung.may_answer.set()
+
+
+def test_no_call_of_an_engine_reaches_a_hung_place(place: HungPlace) -> None:
+    now = [0.0]
+    store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
+    place.chunks["stored"] = make_chunk(1)
+
+    store.prefetch({"stored": 6, "other": 6})
+    assert place.was_asked.acquire(timeout=DEADLINE_S)
+    assert store.is_loading(["stored"])
+    assert store.get("stored") is None
+    assert store.put("new", make_chunk(2))
+    assert "stored" not in store
+    store.replace("new", make_chunk(3))
+    store.discard("stored")
+    store.forget(["stored"])
+    assert store.version >= 0
+    store.clear()
+    now[0] = 1e6
+    assert not store.is_loading(["stored", "other"]), "a request that waits computes at last"
+    store.prefetch({"more": 6})
+    assert not store.is_loading(["more"]), "nobody is asked any more"
+    store.close()  # leaves the hung threads behind
+
+    assert all(name.startswith("ragboost-") for name in place.threads)
+    assert threading.current_thread().name not in place.threads
+
+
+def test_a_place_that_was_hung_is_asked_again_later(place: HungPlace) -> None:
+    now = [0.0]
+    store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
+    place.chunks["a"] = make_chunk()
+    store.prefetch({"b": 6})
+    assert place.was_asked.acquire(timeout=DEADLINE_S)
+    now[0] = background.HANG_S + 1
+    store.prefetch({"a": 6})
+    assert not store.is_loading(["a"])
+    place.may_answer.set()
+    now[0] += 60
+
+    store.prefetch({"a": 6})
+
+    eventually(lambda: store.get("a") is not None)
+    store.close()
+
+
+def test_what_was_removed_while_the_place_hung_is_not_found(place: HungPlace) -> None:
+    store = TieredStore(remote=place, waits=False)
+    place.chunks |= {"removed": make_chunk(1), "kept": make_chunk(2)}
+    store.discard("removed")
+    assert place.was_asked.acquire(timeout=DEADLINE_S)
+    store.prefetch({"removed": 6, "kept": 6})
+    place.may_answer.set()
+    eventually(lambda: not store.is_loading(["removed", "kept"]))
+    assert store.get("removed") is None
+    assert same(store.get("kept"), make_chunk(2))
+    store.close()
+    assert "removed" not in place.chunks
+
+
+def test_kv_for_which_the_queue_has_no_room_is_written_later(
+    place: HungPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "WRITE_BEHIND_BYTES", 1)
+    store = TieredStore(remote=place, waits=False)
+    for number in range(4):
+        store.put(str(number), make_chunk(number))
+    place.may_answer.set()
+    eventually(lambda: len(place.chunks) == 4)
+    store.close()
+
+
+def test_a_remote_store_is_asked_for_what_the_disk_lacks(place: HungPlace, tmp_path: Path) -> None:
+    place.may_answer.set()
+    disk = DiskTier(tmp_path, capacity_bytes=1 << 24)
+    disk.save("near", make_chunk(1))
+    place.chunks |= {"near": make_chunk(2), "far": make_chunk(3)}
+    store = TieredStore(disk=disk, remote=place, waits=False)
+    store.prefetch({"near": 6, "far": 6, "nowhere": 6})
+    eventually(lambda: not store.is_loading(["near", "far", "nowhere"]))
+    assert same(store.get("near"), make_chunk(1))
+    assert same(store.get("far"), make_chunk(3))
+    assert store.get("nowhere") is None
+    store.close()
+
+
+def test_a_place_that_fails_is_left_alone_for_a_while() -> None:
+    class Failing(HungPlace):
+        def load(self, key: str) -> ChunkKV | None:
+            super().load(key)
+            raise StoreUnavailableError("no answer")
+
+    now, place = [0.0], Failing()
+    place.may_answer.set()
+    store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
+    for number in range(3):
+        store.prefetch({str(number): 6})
+        eventually(lambda: not store.is_loading(["0", "1", "2"]))
+    asked = place.was_asked._value
+    store.prefetch({"a": 6})
+    assert not store.is_loading(["a"])
+    assert (asked, place.was_asked._value) == (3, 3)
+    now[0] = 1.5
+    store.prefetch({"a": 6})
+    eventually(lambda: place.was_asked._value == 4)
+    store.close()
+
+
+def test_pauses_double_and_end_with_a_success() -> None:
+    now = [0.0]
+    breaker = Breaker(name="store", clock=lambda: now[0])
+    pauses = []
+    for _ in range(8):
+        breaker.failed(is_hung=True)
+        begin = now[0]
+        while breaker.is_open:
+            now[0] += 1
+        pauses.append(now[0] - begin)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    breaker.worked()
+    breaker.failed()
+    breaker.failed()
+    assert not breaker.is_open
