@@ -4,7 +4,7 @@
     python -m benchmarks.chunks.ragpulse --data PATH --shared   # cache and store share the size
 
 PATH is RAGPulse's folder, or any trace that `ragboost bench trace` reads. Four arms: `plain`, the
-prompts as they stand; `order`, the documents ordered by the product's index with the popularity
+prompts as they stand; `order`, the documents ordered by the product's Booster with the popularity
 tail, behind text that `ordering.move_varying` has moved; `reuse`, the stored KV of documents reused
 at any position, in the order of the trace; `both`, ordered, moved, and the rent-or-buy decision
 between exact and reused documents. A share `--ratio` of reused tokens is recomputed and counts as
@@ -16,20 +16,20 @@ hindsight. Counts are of the simulator: times are for `ragboost bench trace` to 
 
 import argparse
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.command import make_parser, report, show_rows
+from ragboost.booster import Booster
 from ragboost.bounded_map import BoundedMap
-from ragboost.config import OrderingSettings, Settings
+from ragboost.config import Settings
 from ragboost.evaluation.traces import TracePart, TraceRequest, TraceTexts, read_trace
 from ragboost.formats import make_formats
-from ragboost.index import ContextIndex
-from ragboost.ordering import RentLedger, make_order_policy, order_documents
 from ragboost.rewriting.parsed_request import parse_request
 from ragboost.rewriting.varying_piece import VaryingPieces
 from ragboost.simulate import SimulatedCache
+from ragboost.types import Document
 
 SIZES = {"200k": 200_000, "2m": 2_000_000}
 _SCALE = 0.05  # words per token of the texts in which the varying piece is recognised
@@ -90,7 +90,7 @@ class Arm:
     """One engine, one request at a time.
 
     Args:
-        orders: the index orders the documents.
+        orders: the Booster orders the documents and, with a ratio, decides what is bought.
         ratio: recompute ratio of reused documents; None: nothing is reused.
     """
 
@@ -100,28 +100,28 @@ class Arm:
         self.computed_tokens = 0.0
         self._cache = SimulatedCache(lambda part: part.tokens, capacity_tokens=cache_tokens)
         self._store = DocumentStore(store_tokens)
-        self._settings = OrderingSettings(tail="popularity", enabled=orders)
-        self._policy = make_order_policy(self._settings)
-        self._index = ContextIndex(capacity_tokens=cache_tokens)
+        settings = {
+            "ordering": {"tail": "popularity"},
+            "index": {"capacity_tokens": cache_tokens},
+        }
+        self.booster = Booster(Settings.model_validate(settings), count_tokens=_written_tokens)
+        self._orders = orders
         self._ratio = ratio
-        self.ledger = RentLedger(capacity_tokens=cache_tokens)
 
     def send(self, prompt: Prompt) -> None:
         """Count what the engine computes of a prompt, and change its cache and store."""
-        documents: Parts = prompt.documents
-        if self._settings.enabled:
-            documents = self._ordered(prompt)
-        num_exact = len(documents)
-        if self._ratio is not None:
-            num_exact = self._num_exact(prompt.before, documents, self._ratio)
+        documents, num_exact = prompt.documents, 0
+        if self._orders and documents:
+            documents, num_exact = self._boosted(prompt)
+        while num_exact < len(documents) and not self._is_reused(documents[num_exact]):
+            num_exact += 1  # computed in any case, behind exact tokens only
         exact, reused = documents[:num_exact], documents[num_exact:]
         # Tokens behind an approximate one may not enter the prefix cache.
         behind = () if reused else prompt.behind
         used = self._cache.request([*prompt.before, *exact, *behind])
         self.computed_tokens += used.prompt_tokens - used.cached_tokens
-        if self._settings.enabled:
-            elements = self._elements(prompt.before, exact)
-            self._index.insert(elements, [part.tokens for part in exact])
+        if self._orders and exact:  # as the engine's cache events say
+            self.booster.record([_document(part) for part in exact], prompt_prefix=_prefix(prompt))
         for part in reused:
             share = self._ratio if self._ratio is not None and self._store.has(part) else 1.0
             self.computed_tokens += share * part.tokens
@@ -130,32 +130,30 @@ class Arm:
         for part in documents:
             self._store.use(part)
 
-    def _ordered(self, prompt: Prompt) -> Parts:
-        elements = self._elements(prompt.before, prompt.documents)
-        tokens = [part.tokens for part in prompt.documents]
-        order = order_documents(
-            self._index, elements, tokens, settings=self._settings, policy=self._policy
+    def _boosted(self, prompt: Prompt) -> tuple[tuple[TracePart, ...], int]:
+        """Return the documents in the order sent, and how many of them are cached or bought."""
+        sent = {_document(part): part for part in prompt.documents}
+        context = self.booster.boost(
+            "", list(sent), prompt_prefix=_prefix(prompt), recompute_ratio=self._ratio
         )
-        self._policy.add(elements)
-        return [prompt.documents[i] for i in order.permutation]
+        assert context.index_entry is not None
+        ordered = tuple([sent[document] for document in context.documents])
+        return ordered, context.index_entry.num_exact or 0
 
-    def _num_exact(self, before: Parts, documents: Parts, ratio: float) -> int:
-        """Return how many leading documents are computed or cached exactly."""
-        num_exact = 0
-        if self._settings.enabled:
-            elements = self._elements(before, documents)
-            cached = self._index.cached_prefix(elements).cached_tokens
-            tokens = [part.tokens for part in documents]
-            bought = self.ledger.decide(elements, tokens, cached_tokens=cached, ratio=ratio)
-            num_exact = bought.num_documents
-        while num_exact < len(documents) and not self._store.has(documents[num_exact]):
-            num_exact += 1  # computed in any case, behind exact tokens only
-        return num_exact
+    def _is_reused(self, part: TracePart) -> bool:
+        return self._ratio is not None and self._store.has(part)
 
-    @staticmethod
-    def _elements(before: Parts, documents: Parts) -> list[Hashable]:
-        head = hash(tuple(before))
-        return [(head, part) for part in documents]
+
+def _document(part: TracePart) -> Document:
+    return Document(f"{part.name} {part.tokens}")
+
+
+def _written_tokens(text: str) -> int:
+    return int(text.rpartition(" ")[2])
+
+
+def _prefix(prompt: Prompt) -> str:
+    return repr(prompt.before)
 
 
 def measure(requests: Sequence[TraceRequest], *, ratio: float, is_shared: bool) -> dict[str, Any]:
@@ -177,7 +175,7 @@ def measure(requests: Sequence[TraceRequest], *, ratio: float, is_shared: bool) 
                 arm.send(prompt)
             # Repeated documents that are not sent again are not computed, either.
             shares.setdefault(name, {})[size] = round(1 - arm.computed_tokens / total, 4)
-        ledger = arms["both"][1].ledger
+        ledger = arms["both"][1].booster.rents
         ledgers[size] = round(ledger.cost_tokens / max(1.0, ledger.optimum_tokens), 4)
     num_moved = sum(a.before != b.before for a, b in zip(plain, moved, strict=True))
     return {

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ragboost.booster.tenants import TenantKey
 from ragboost.bounded_map import BoundedMap
 from ragboost.formats.messages import Messages
+from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.wires.body import Slot, at_path, find_slots, is_instruction
 from ragboost.wires.registry import ANY
@@ -207,10 +208,11 @@ class VaryingPieces:
 def texts_before(request: ParsedRequest) -> tuple[list[str], bool] | None:
     """Return the texts before a request's documents, and whether the last one holds these.
 
-    None if the request has no documents, or more than instructions precede them.
+    None if the request has no documents, or more than instructions precede them, or if they are
+    unmarked: the first one's beginning may be taken for text before them.
     """
     found, shape = request.found, request.shape
-    if found is None or shape is None or not found.documents:
+    if found is None or not found.documents or isinstance(shape, UnmarkedDocuments | None):
         return None
     texts: list[str] = []
     fields, size, has_own = request.body.fields, 0, False

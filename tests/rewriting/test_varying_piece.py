@@ -1,5 +1,6 @@
 """Text that differs before the documents: found, measured, and moved without losing any."""
 
+import itertools
 import json
 import random
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.config import Settings
-from ragboost.formats import make_formats
+from ragboost.formats import make_formats, make_unmarked
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
 
@@ -50,6 +51,22 @@ def test_a_piece_is_known_after_some_requests_and_measured() -> None:
     assert last.share > 0.95
     assert "tokens differ before the documents in" in last.sentence(0.25)
     assert "ordering.move_varying" in last.sentence(0.25)
+
+
+def test_nothing_varies_before_unmarked_documents() -> None:
+    """Where they begin is learnt, and the beginning of one may be taken for text before them."""
+    learning = Settings(formats={"learn_boundaries": True})
+    unmarked, pieces = make_unmarked(learning, is_single=True), VaryingPieces(max_messages=100)
+    texts = [f"Text {i} tells of {i * i} at length and ends here." * 4 for i in range(5)]
+    num_found = 0
+    for number, order in enumerate(itertools.permutations(texts, 3)):
+        head = f"Rules of the house.\nThe user is number {number}.\nContext:\n"
+        message = {"role": "user", "content": head + "\n\n".join([*order, "Why?"])}
+        body = json.dumps({"model": "m", "messages": [message]}).encode()
+        request = parse_request(body, (), formats=FORMATS, unmarked=unmarked)
+        num_found += request.found is not None
+        assert pieces.observe(request) is None
+    assert num_found > 0
 
 
 def test_all_requests_of_one_application_have_one_head() -> None:
