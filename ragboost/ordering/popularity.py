@@ -71,7 +71,8 @@ class RecentContexts:
         compared whenever half of the contexts no longer follow.
         """
         contexts = self._following(prefix)
-        near, far = self._candidates(documents, tokens), []  # the best of `far` are last
+        near = self._candidates(documents, tokens)
+        far: list[_Candidate] = []  # the best last
         savings: list[float] = []  # of `near`; empty: to be computed
         scored_with = compared_with = math.inf  # contexts
         ordered: list[Hashable] = []
