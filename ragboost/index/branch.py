@@ -2,6 +2,8 @@
 
 from collections.abc import Hashable, Sequence
 
+from ragboost.errors import ContextIndexError
+
 
 class Branch:
     """A run of documents behind its parent's, and the indexes that hold it.
@@ -46,3 +48,13 @@ def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: 
     while count < limit and run[count] == documents[at + count]:
         count += 1
     return count
+
+
+def check_sequence(documents: Sequence[Hashable], tokens: Sequence[int]) -> None:
+    """Check that documents are distinct, and their lengths as many and at least 1."""
+    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
+        raise ContextIndexError(
+            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
+        )
+    if len(set(documents)) < len(documents):
+        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")

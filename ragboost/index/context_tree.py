@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.errors import ContextIndexError
-from ragboost.index.branch import common_length
+from ragboost.index.branch import check_sequence, common_length
 from ragboost.index.directory import PrefixDirectory
 from ragboost.index.eviction import EvictionForecast, EvictionQueue, TokenAges
 from ragboost.index.node import Node
@@ -116,7 +116,7 @@ class ContextTree:
         Raises:
             ContextIndexError: a length below 1, a repeated document, or another number of lengths.
         """
-        _check_sequence(documents, tokens)
+        check_sequence(documents, tokens)
         self._unlink_retired(_UNLINKED_PER_INSERT)
         self._tick += 1
         if self._seat is not None and is_use:
@@ -391,12 +391,3 @@ class _Retired(NamedTuple):
     nodes: list[Node]
     seat: Seat | None = None
     cleared: int = 0  # tick of the directory
-
-
-def _check_sequence(documents: Documents, tokens: Tokens) -> None:
-    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
-        raise ContextIndexError(
-            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
-        )
-    if len(set(documents)) < len(documents):
-        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")
