@@ -11,6 +11,7 @@ Grouped by who can fix the cause::
             SessionConflictError
             SessionUnreadableError
             SessionStoreError       the operator: the store of sessions fails, HTTP 503
+            ServerBusyError         nobody: too many bytes of bodies at a time, HTTP 503
         BackendError                the upstream server
             BackendConnectionError
                 BackendRefusedError
@@ -79,6 +80,13 @@ class SessionStoreError(RequestError):
 
     status = 503
     retry_after_s = 5
+
+
+class ServerBusyError(RequestError):
+    """The bodies of all running requests have too many bytes together."""
+
+    status = 503
+    retry_after_s = 1
 
 
 class BackendError(RagBoostError):

@@ -1,15 +1,14 @@
 """Answer a case with each selection policy and ratio, as the embedded engine does.
 
 Prompts are the product's: the Booster writes the documents, in the retriever's order, behind the
-system message and before the question, the model's chat template frames them, and the engine finds
-the chunks in the tokens. Each case has a chunk store of its own.
+system message and before the question, or behind it and before `Answer:`; the model's chat template
+frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own.
 """
 
 import random
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,9 +20,9 @@ from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.chunk_cache.core.prompt_plan import find_chunks, plan_prompt, plan_stored
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.eval.metrics import kl_divergence
+from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
+from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -43,109 +42,114 @@ AS_RETRIEVED = Settings(
     dedup=DedupSettings(enabled=False),
     hints=HintSettings(order=False, location=False),
 )
-FULL, REUSE = ("full", 1.0), ("reuse", 0.0)
 Stored = Literal["alone", "captured"]
-Arm = tuple[str, float]  # policy and ratio
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One case in one arm."""
+class Outcome(ArmOutcome):
+    """One case in one arm, with its answer; None: another one than full attention's, not
+    decoded."""
 
-    policy: str
-    ratio: float
-    kl: float  # of the first token to full attention
-    kl_answer: float  # mean over the tokens of full attention's answer
-    same_first: bool  # the first token is full attention's
-    same_answer: bool
-    text: str
-    f1: float
-    contains: float
-    computed: float  # share of the prompt's tokens
-    cpu_s: float  # of the prefill with look-up, selection and question
+    text: str | None
+    f1: float | None
+    contains: float | None
 
 
 class ArmRunner:
     """Answers cases with one model."""
 
-    def __init__(self, loaded: LoadedModel, *, stored: Stored) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        stored: Stored,
+        is_question_first: bool = False,
+        answer_tokens: int = MAX_ANSWER_TOKENS,
+    ) -> None:
         assert loaded.adapter is not None, loaded.reuse_refusal
         self._loaded, self._adapter, self._stored = loaded, loaded.adapter, stored
+        self._is_question_first, self._answer_tokens = is_question_first, answer_tokens
         # The engine's attention is for its packed batches; what is decoded here is one sequence.
         self._adapter.model.set_attn_implementation("sdpa")
         self._adapter.install()
         self._prompts = Prompts(loaded, reuse=ReuseDefaults(is_approx=True))
 
-    def run(self, case: LanguageCase, arms: Sequence[Arm]) -> list[Outcome]:
-        """Return the outcome of each arm, full attention's first."""
-        reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
-        tokens, chunks = self.prompt(case.question, case.documents, case.history)
-        self._store(reuse, case)
+    def run(
+        self, case: LanguageCase, arms: Sequence[Arm], *, answers: bool = True
+    ) -> list[Outcome]:
+        """Return the outcome of each arm, full attention's first. All arms share the stored chunks
+        and what full attention says.
+
+        Args:
+            answers: decode the answers that are not full attention's.
+        """
+        reuse, tokens, chunks = self._begin(case)
         if any(policy in MEASURED for policy, _ in arms):
             self._measure(reuse, tokens, chunks)
         outcomes: list[Outcome] = []
-        expected: list[int] = []
-        full = torch.empty(0)
-        for policy, ratio in [FULL, *(arm for arm in arms if arm != FULL)]:
-            begin = time.process_time()
-            cache, logits, computed = self._fill(reuse, tokens, chunks, policy, ratio)
-            cpu_s = time.process_time() - begin
-            if policy == "full":
-                expected = self._decode(cache.clone(), logits, position=len(tokens))
-                full = self._follow(cache.clone(), logits, expected, position=len(tokens))
-            rows = self._follow(cache.clone(), logits, expected, position=len(tokens))
-            kl = [kl_divergence(row, right) for row, right in zip(rows, full, strict=True)]
-            answer = self._decode(cache, logits, position=len(tokens))
-            text = self._loaded.tokenizer.decode(answer).strip()
+        fill = partial(self._fill, reuse, tokens, chunks)
+        for outcome, full, found, cache in measure_arms(fill, arms, answer=self._answer):
+            text = None
+            if answers or found.same_answer:
+                text = self._loaded.tokenizer.decode(full.complete(cache, found)).strip()
             outcomes.append(
                 Outcome(
-                    policy,
-                    ratio,
-                    kl=kl[0],
-                    kl_answer=fmean(kl),
-                    same_first=int(logits.argmax()) == int(full[0].argmax()),
-                    same_answer=answer == expected,
+                    **asdict(outcome),
                     text=text,
-                    f1=word_f1(text, case.answers),
-                    contains=contains(text, case.answers),
-                    computed=computed / len(tokens),
-                    cpu_s=cpu_s,
+                    f1=None if text is None else word_f1(text, case.answers),
+                    contains=None if text is None else contains(text, case.answers),
                 )
             )
         return outcomes
 
-    def _decode(self, cache: RequestCache, logits: torch.Tensor, *, position: int) -> list[int]:
-        return self._adapter.decode(
-            cache,
-            logits,
-            position=position,
-            max_tokens=MAX_ANSWER_TOKENS,
+    def first_logits(self, case: LanguageCase, arms: Sequence[Arm]) -> list[torch.Tensor]:
+        """Return the logits of the answer's first token, (vocabulary,), in each arm."""
+        reuse, tokens, chunks = self._begin(case)
+        return [self._fill(reuse, tokens, chunks, arm).logits for arm in arms]
+
+    def _begin(
+        self, case: LanguageCase
+    ) -> tuple[ChunkReuse, list[int], tuple[tuple[int, int], ...]]:
+        """Return a store with the chunks of a case, its prompt, and their positions in it."""
+        reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
+        self._store(reuse, case)
+        earlier = case.earlier
+        return reuse, *self.prompt(case.question, case.documents, case.history, earlier=earlier)
+
+    def _answer(self, filled: FilledArm) -> FullAnswer:
+        return FullAnswer(
+            self._adapter,
+            filled.cache,
+            filled.logits,
+            position=filled.num_tokens,
+            max_tokens=self._answer_tokens,
             stop_ids=self._loaded.stop_ids,
         )
-
-    def _follow(
-        self, cache: RequestCache, logits: torch.Tensor, answer: Sequence[int], *, position: int
-    ) -> torch.Tensor:
-        """Return the logits before each token of an answer, (tokens, vocabulary), at least one;
-        appends to the cache."""
-        if len(answer) < 2:
-            return logits[None]
-        ids = torch.tensor([answer[:-1]])
-        at = torch.arange(position, position + len(answer) - 1)[None]
-        with torch.no_grad():
-            out = self._adapter.model(ids, position_ids=at, past_key_values=cache, use_cache=True)
-        return torch.cat([logits[None], out.logits[0]])
 
     def prompt(
         self,
         question: str,
         documents: Sequence[Document],
         history: Sequence[tuple[str, str]] = (),
+        *,
+        earlier: Sequence[Document] = (),
     ) -> tuple[list[int], tuple[tuple[int, int], ...]]:
-        """Return a prompt in tokens with the positions of its chunks."""
-        context = Booster(AS_RETRIEVED).boost(question, documents)
+        """Return a prompt in tokens with the positions of its chunks.
+
+        Args:
+            earlier: documents of a request that was sent before, which decide the order, and the
+                model is told; none: the retriever's order.
+        """
+        booster = Booster() if earlier else Booster(AS_RETRIEVED)
+        if earlier:
+            booster.boost(question, earlier)
+        context = booster.boost(question, documents)
         messages = [{"role": role, "content": text} for role, text in history]
-        messages = [{"role": "system", "content": SYSTEM}, *messages, *context.messages()]
+        written = context.render()
+        if self._is_question_first:
+            written = f"{question}\n\n{context.render_documents()}Answer:"
+        system, user = {"role": "system", "content": SYSTEM}, {"role": "user", "content": written}
+        messages = [system, *messages, user]
         fields: dict[str, Any] = {"messages": messages}
         fields = dict(
             chunk_positions.add_chunks(fields, context, message=len(messages) - 1, reuse="approx")
@@ -162,7 +166,7 @@ class ArmRunner:
         alone = [[document] for document in case.documents]
         for documents in alone if self._stored == "alone" else [shuffled]:
             tokens, chunks = self.prompt("What are the documents about?", documents)
-            cache, _, _ = self._fill(reuse, tokens, chunks, *FULL)
+            cache = self._fill(reuse, tokens, chunks, FULL).cache
             start, end = chunks[0][0] if chunks else 0, len(tokens)
             reuse.keep(cache, tokens, chunks, num_system=start, num_exact=end)
 
@@ -176,20 +180,15 @@ class ArmRunner:
             measure(reuse, tokens[: chunks[0][0]], text, neighbours=others)
 
     def _fill(
-        self,
-        reuse: ChunkReuse,
-        tokens: list[int],
-        chunks: tuple[tuple[int, int], ...],
-        policy: str,
-        ratio: float,
-    ) -> tuple[RequestCache, torch.Tensor, int]:
-        """Return the KV of a prompt, the logits of its last token and the number of computed
-        tokens. What stands before the first chunk comes from the store, as from a prefix cache."""
+        self, reuse: ChunkReuse, tokens: list[int], chunks: tuple[tuple[int, int], ...], arm: Arm
+    ) -> FilledArm:
+        """Fill a prompt. What stands before the first chunk comes from the store, as from a prefix
+        cache."""
         library, start = reuse.library, chunks[0][0] if chunks else 0
         prefix = library.find_beginning(tokens, start)
         prefix_tokens = 0 if prefix is None else start
-        request = EngineChunkRequest(chunks, policy, ratio)
-        if policy == "full":
+        request = EngineChunkRequest(chunks, *arm)
+        if arm == FULL:
             regime, request = library.regime_at(len(tokens)), EngineChunkRequest()
             plan = plan_stored(
                 request,
@@ -210,4 +209,5 @@ class ArmRunner:
         steps = fill_steps(self._adapter, plan, prefix=prefix, backend=reuse.backend)
         filled = at_once(steps)
         assert filled.logits is not None, "the question is computed"
-        return filled.cache, filled.logits, filled.counts.recomputed + filled.counts.computed
+        computed = filled.counts.recomputed + filled.counts.computed
+        return FilledArm(filled.cache, filled.logits, computed, len(tokens))

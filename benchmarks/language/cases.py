@@ -1,7 +1,8 @@
 """Questions with documents for language models, from retrieval runs on disk.
 
-Documents longer than `MAX_TOKENS` are cut behind a word. Those without the answer are taken in the
-order of the run if they have `MIN_TOKENS`, until there are enough, and all keep that order.
+Documents longer than `MAX_TOKENS`, or a given length, are cut behind a word. Those without the
+answer are taken in the order of the run if they have `MIN_TOKENS`, until there are enough, and all
+keep that order.
 
 The first 40 % of a set, whole conversations, are development questions, the rest test questions:
 policies, ratios and layers are chosen on the former and reported on the latter.
@@ -31,6 +32,8 @@ class LanguageCase:
     documents: tuple[Document, ...]
     history: tuple[tuple[str, str], ...] = ()  # role and text of the earlier messages
     conversation: str = ""  # cases of one are not independent; empty: it stands alone
+    # documents of the request before it; the Booster then decides the order, with a hint
+    earlier: tuple[Document, ...] = ()
 
     @property
     def group(self) -> str:
@@ -39,7 +42,7 @@ class LanguageCase:
 
 
 def read_cases(
-    folder: Path, *, num_documents: int, count_tokens: CountTokens
+    folder: Path, *, num_documents: int, count_tokens: CountTokens, longest: int = MAX_TOKENS
 ) -> list[LanguageCase]:
     """Return the answerable questions of a data set; MT-RAG with its native documents, and earlier
     turns with the right answers."""
@@ -64,6 +67,7 @@ def read_cases(
             gold,
             num_documents=num_documents,
             count_tokens=count_tokens,
+            longest=longest,
         )
         if len(documents) == num_documents:
             answers, name = tuple(query["answers"]), query["id"]
@@ -99,6 +103,7 @@ def _choose(
     *,
     num_documents: int,
     count_tokens: CountTokens,
+    longest: int,
 ) -> tuple[Document, ...]:
     room = num_documents - sum(row["id"] in gold for row in rows)
     chosen: list[Document] = []
@@ -107,6 +112,6 @@ def _choose(
             if room <= 0 or count_tokens(row["text"]) < MIN_TOKENS:
                 continue
             room -= 1
-        text = cut(row["text"], count_tokens)
+        text = cut(row["text"], count_tokens, longest=longest)
         chosen.append(Document(text, id=str(len(chosen) + 1), title=row.get("title") or None))
     return tuple(chosen[:num_documents])

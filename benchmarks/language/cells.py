@@ -52,13 +52,20 @@ class Draft(NamedTuple):
 
 
 def make_cases(
-    task: str, folder: Path, *, count: int, num_documents: int, count_tokens: CountTokens, seed: int
+    task: str,
+    folder: Path,
+    *,
+    count: int,
+    num_documents: int,
+    count_tokens: CountTokens,
+    seed: int,
+    longest: int = MAX_TOKENS,
 ) -> list[LanguageCase]:
     """Return cases of a task, with fillers from a data set's corpus."""
     fillers = []
     for row in read_rows(folder, "corpus.jsonl*"):
         if count_tokens(row["text"]) >= MIN_TOKENS and row.get("title"):
-            text = cut(row["text"], count_tokens, longest=MAX_TOKENS - _ROOM)
+            text = cut(row["text"], count_tokens, longest=longest - _ROOM)
             fillers.append((row["title"], text))
         if len(fillers) == 2000:
             break

@@ -8,24 +8,31 @@ Full attention is the ceiling and the first row: where its F1 is under .3, answe
 and agreement do. The first 40 % of a set are development questions, the rest test questions. Every
 case is written to a file of `--parts` as it comes; a rerun goes on behind it, with further arms or
 cases too. Intervals are those of a bootstrap over cases, whole conversations; `loss` is full
-attention's F1 minus that of the row, paired. `cpu_s` is processor time of the whole prefill.
+attention's F1 minus that of the row, `behind` the row's divergence of the answer minus the
+default's, both paired. `cpu_s` is processor time of the whole prefill, `cpu_share` that of full
+attention's.
 """
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.command import make_parser, report, show_rows
-from benchmarks.language.arms import FULL, REUSE, Arm, ArmRunner, Outcome
-from benchmarks.language.cases import LanguageCase, read_cases, split
+from benchmarks.language.arms import MAX_ANSWER_TOKENS, ArmRunner, Outcome
+from benchmarks.language.cases import (
+    MAX_TOKENS,
+    CountTokens,
+    LanguageCase,
+    read_cases,
+    split,
+)
 from benchmarks.language.cells import TASKS, make_cases
 from ragboost.chunk_cache.core.request import SERVED_POLICIES
-from ragboost.chunk_cache.selection import MEASURED
+from ragboost.chunk_cache.eval.arms import FULL, REUSE, Arm, OutcomeFile
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, MEASURED
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import load_model
 from ragboost.evaluation.bootstrap import mean_interval, paired_difference
@@ -34,55 +41,22 @@ from scripts.processes import exit_on_sigterm
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 
 
-class OutcomeFile:
-    """Outcomes of cases, a line for each as it comes; later lines add arms.
+def make_row(
+    task: str,
+    arm: Arm,
+    found: Sequence[Outcome],
+    full: Sequence[Outcome],
+    groups: Sequence[str],
+    *,
+    default: Sequence[Outcome] | None = None,
+) -> dict[str, Any]:
+    """Return the row of an arm over all cases.
 
     Args:
-        path: None: nothing is kept.
+        default: outcomes of the default policy and ratio, if they were measured.
     """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._found: dict[str, dict[Arm, Outcome]] = {}
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for line in path.read_text().splitlines() if path.exists() else ():
-            try:
-                row = json.loads(line)
-            except ValueError:  # the last line of an interrupted run
-                continue
-            self._add(row["id"], [Outcome(**fields) for fields in row["outcomes"]])
-
-    def missing(self, case: LanguageCase, arms: Sequence[Arm]) -> list[Arm]:
-        """Return the arms in which a case has not been answered."""
-        found = self._found.get(case.id, {})
-        return [arm for arm in arms if arm not in found]
-
-    def add(self, case: LanguageCase, outcomes: Sequence[Outcome]) -> None:
-        """Keep outcomes of a case."""
-        self._add(case.id, outcomes)
-        if self._path is not None:
-            row = {"id": case.id, "outcomes": [asdict(outcome) for outcome in outcomes]}
-            with self._path.open("a") as file:
-                file.write("\n" + json.dumps(row))  # behind a line that was cut off
-
-    def of(self, case: LanguageCase, arm: Arm) -> Outcome:
-        """Return a case's outcome in an arm."""
-        return self._found[case.id][arm]
-
-    def _add(self, name: str, outcomes: Sequence[Outcome]) -> None:
-        arms = {(outcome.policy, outcome.ratio): outcome for outcome in outcomes}
-        self._found[name] = {**arms, **self._found.get(name, {})}
-
-
-def make_row(
-    task: str, arm: Arm, found: Sequence[Outcome], full: Sequence[Outcome], groups: Sequence[str]
-) -> dict[str, Any]:
-    """Return the row of an arm over all cases."""
-    f1, kl = [outcome.f1 for outcome in found], [outcome.kl for outcome in found]
-    kl_range, f1_range = (mean_interval(values, groups=groups) for values in (kl, f1))
-    loss = paired_difference(f1, [outcome.f1 for outcome in full], groups=groups)
+    kl = [outcome.kl for outcome in found]
+    kl_range = mean_interval(kl, groups=groups)
     row = {
         "task": task,
         "policy": arm[0],
@@ -92,19 +66,46 @@ def make_row(
         "kl_low": kl_range.low,
         "kl_high": kl_range.high,
         "kl_answer": fmean(outcome.kl_answer for outcome in found),
+        **_behind(found, default, groups),
         "same_first": fmean(outcome.same_first for outcome in found),
         "same_answer": fmean(outcome.same_answer for outcome in found),
+        **_scores(found, full, groups),
+        "computed": fmean(outcome.computed for outcome in found),
+        "cpu_s": fmean(outcome.cpu_s for outcome in found),
+        "cpu_share": fmean(o.cpu_s for o in found) / fmean(o.cpu_s for o in full),
+    }
+    return {name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}
+
+
+def _behind(
+    found: Sequence[Outcome], default: Sequence[Outcome] | None, groups: Sequence[str]
+) -> dict[str, float]:
+    """Return by how much further from full attention's answer an arm is than the default one."""
+    if default is None:
+        return {}
+    further = [a.kl_answer - b.kl_answer for a, b in zip(found, default, strict=True)]
+    interval = mean_interval(further, groups=groups)
+    return {"behind": fmean(further), "behind_low": interval.low, "behind_high": interval.high}
+
+
+def _scores(
+    found: Sequence[Outcome], full: Sequence[Outcome], groups: Sequence[str]
+) -> dict[str, float]:
+    """Return the scores of the answers; nothing if some were not decoded."""
+    f1 = [outcome.f1 for outcome in found if outcome.f1 is not None]
+    if len(f1) < len(found):
+        return {}
+    f1_range = mean_interval(f1, groups=groups)
+    loss = paired_difference(f1, [outcome.f1 or 0.0 for outcome in full], groups=groups)
+    return {
         "f1": fmean(f1),
         "f1_low": f1_range.low,
         "f1_high": f1_range.high,
         "loss": loss.mean,
         "loss_low": loss.low,
         "loss_high": loss.high,
-        "contains": fmean(outcome.contains for outcome in found),
-        "computed": fmean(outcome.computed for outcome in found),
-        "cpu_s": fmean(outcome.cpu_s for outcome in found),
+        "contains": fmean(outcome.contains or 0.0 for outcome in found),
     }
-    return {name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}
 
 
 def measure(args: Namespace) -> dict[str, Any]:
@@ -114,47 +115,70 @@ def measure(args: Namespace) -> dict[str, Any]:
     def count_tokens(text: str) -> int:
         return len(loaded.tokenizer.encode(text, add_special_tokens=False))
 
+    cases, arms = _cases(args, count_tokens), _arms(args)
     task = args.task or args.data.resolve().name
-    if args.task:
-        cases = make_cases(
-            args.task,
-            args.data,
-            count=args.cases,
-            num_documents=args.documents,
-            count_tokens=count_tokens,
-            seed=args.seed,
-        )
-    else:
-        cases = read_cases(args.data, num_documents=args.documents, count_tokens=count_tokens)
-    cases = split(cases, args.questions)[: args.limit]
-    policies = args.policies.split(",") if args.policies else list(SERVED_POLICIES)
-    if args.stored == "captured":  # measuring stores them alone
-        policies = [policy for policy in policies if policy not in MEASURED]
-    ratios = [float(ratio) for ratio in args.ratios.split(",")]
-    arms = [FULL, REUSE]
-    arms += [(p, r) for p in policies if p not in ("full", "reuse") for r in ratios]
     drawn = f"-{args.data.resolve().name}-{args.seed}" if args.task else ""
-    name = f"{loaded.name}-{task}{drawn}-{args.documents}-{args.stored}.jsonl"
-    outcomes = OutcomeFile(args.parts / name if args.parts else None)
-    runner = ArmRunner(loaded, stored=args.stored)
+    first = "-question-first" if args.question_first else ""
+    shape = f"{args.documents}x{args.longest}-{args.answer_tokens}-{args.stored}{first}"
+    path = args.parts / f"{loaded.name}-{task}{drawn}-{shape}.jsonl" if args.parts else None
+    outcomes = OutcomeFile(path, Outcome)
+    runner = ArmRunner(
+        loaded,
+        stored=args.stored,
+        is_question_first=args.question_first,
+        answer_tokens=args.answer_tokens,
+    )
     for number, case in enumerate(cases, 1):
-        if missing := outcomes.missing(case, arms):
-            outcomes.add(case, runner.run(case, missing))
+        if missing := outcomes.missing(case.id, arms):
+            outcomes.add(case.id, runner.run(case, missing, answers=not args.no_answers))
         print(f"{task}: {number} of {len(cases)}", file=sys.stderr, flush=True)
     groups = [case.group for case in cases]
-    full = [outcomes.of(case, FULL) for case in cases]
-    rows = [
-        make_row(task, arm, [outcomes.of(case, arm) for case in cases], full, groups)
-        for arm in arms
-    ]
+    found = {arm: [outcomes.of(case.id, arm) for case in cases] for arm in arms}
+    default = found.get((DEFAULT_POLICY, DEFAULT_RATIO))
+    rows = [make_row(task, arm, found[arm], found[FULL], groups, default=default) for arm in arms]
     options = {name: getattr(args, name) for name in ("questions", "stored", "documents")}
     return {"model": loaded.name, **options, "rows": rows}
 
 
+def _cases(args: Namespace, count_tokens: CountTokens) -> list[LanguageCase]:
+    shape: dict[str, Any] = {
+        "num_documents": args.documents,
+        "count_tokens": count_tokens,
+        "longest": args.longest,
+    }
+    if args.task:
+        cases = make_cases(args.task, args.data, count=args.cases, seed=args.seed, **shape)
+    else:
+        cases = read_cases(args.data, **shape)
+    return split(cases, args.questions)[: args.limit]
+
+
+def _arms(args: Namespace) -> list[Arm]:
+    policies = args.policies.split(",") if args.policies else list(SERVED_POLICIES)
+    if args.stored == "captured":  # measuring stores them alone
+        policies = [policy for policy in policies if policy not in MEASURED]
+    ratios, arms = [float(ratio) for ratio in args.ratios.split(",")], [FULL, REUSE]
+    for policy in policies:
+        name, _, ratio = policy.partition(":")
+        if name not in ("full", "reuse"):
+            arms += [(name, r) for r in ([float(ratio)] if ratio else ratios)]
+    return list(dict.fromkeys(arms))
+
+
 def show(result: dict[str, Any]) -> None:
-    names = ("policy", "ratio", "kl", "kl_answer", "same_first", "same_answer", "f1", "computed")
+    names = [
+        "policy",
+        "ratio",
+        "kl",
+        "kl_answer",
+        "behind",
+        "same_first",
+        "same_answer",
+        "f1",
+        "cpu_share",
+    ]
     title = f"{result['rows'][0]['task']}, {result['model']}, {result['questions']} questions"
-    show_rows([{name: row[name] for name in names} for row in result["rows"]], title)
+    show_rows([{name: row.get(name) for name in names} for row in result["rows"]], title)
 
 
 def main() -> None:
@@ -166,9 +190,19 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=200, help="of a --task, before the split")
     parser.add_argument("--seed", type=int, default=11, help="of a --task")
     parser.add_argument("--documents", type=int, default=10, help="of a prompt")
+    parser.add_argument("--longest", type=int, default=MAX_TOKENS, help="tokens of a document")
+    parser.add_argument("--answer-tokens", type=int, default=MAX_ANSWER_TOKENS, help="at most")
     parser.add_argument("--stored", choices=("alone", "captured"), default="alone")
-    parser.add_argument("--policies", default="", help="comma-separated; default: all served")
+    parser.add_argument(
+        "--question-first", action="store_true", help="ask before the documents, not behind them"
+    )
+    parser.add_argument(
+        "--policies", default="", help="comma-separated, or policy:ratio; default: all served"
+    )
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="comma-separated")
+    parser.add_argument(
+        "--no-answers", action="store_true", help="no F1: decode full attention's answers only"
+    )
     parser.add_argument("--limit", type=int, help="most cases")
     parser.add_argument("--parts", type=Path, help="folder of finished cases, to resume from")
     parser.add_argument("--threads", type=int, default=1, help="torch's")

@@ -3,13 +3,13 @@
     python -m benchmarks.proxy.soak --minutes 60 --json --plot soak.svg
 
 `ragboost serve` is a process between clients on HTTP and two FakeEngine processes that publish
-cache events: stateless, named and session conversations, streams, clients that leave, floods of
-events, and every minute one engine is killed and started again. Its bounds are small enough to be
-reached within minutes. Memory, files, threads and tasks are sampled, and where the memory is: in
-use by malloc's callers, free but kept by malloc, or of Python's small objects. After the warm-up
-their slope per hour is a regression over means of equal spans, with its 95 % interval. A value
-grows if its slope is above both that interval and a small figure, `_SMALL`. An error is caused if
-the request was running when an engine was killed; all others count.
+cache events: stateless, named and session conversations, streams, clients that leave, odd requests
+of all kinds, floods of events, and every minute one engine is killed and started again. Its bounds
+are small enough to be reached within minutes. Memory, files, threads and tasks are sampled, and
+where the memory is: in use by malloc's callers, free but kept by malloc, or of Python's small
+objects. After the warm-up their slope per hour is a regression over means of equal spans, with its
+95 % interval. A value grows if its slope is above both that interval and a small figure, `_SMALL`.
+An error is caused if the request was running when an engine was killed; all others count.
 """
 
 import asyncio
@@ -52,12 +52,15 @@ _SMALL = {"RSS, MB": 1.0, "open files": 1.0, "threads": 0.5, "tasks": 1.0}
 _T_95 = 2.07  # Student's t for 22 degrees of freedom
 _BOUNDS = {
     "RAGBOOST_SESSION__STORE": "sqlite",
-    "RAGBOOST_SESSION__MAX_SESSIONS": "100",
+    "RAGBOOST_SESSION__MAX_SESSIONS": "50",
     "RAGBOOST_SESSION__MAX_BYTES": str(1024 * 1024),
     "RAGBOOST_INDEX__CAPACITY_TOKENS": "100000",
     "RAGBOOST_INDEX__MAX_NODES": "4000",
     "RAGBOOST_ROUTER__MAX_PREFIXES": "1000",
     "RAGBOOST_TOKENS__MAX_DOCUMENTS": "1000",
+    "RAGBOOST_PROXY__MAX_TENANTS": "16",
+    "RAGBOOST_PROXY__MAX_BODY_BYTES": str(1024 * 1024),
+    "RAGBOOST_PROXY__BODY_TIMEOUT_S": "5",
 }
 _GAUGES = {
     "tasks": re.compile(r"^ragboost_tasks (\S+)", re.MULTILINE),
@@ -196,6 +199,7 @@ def _read_values(proxy: _Watched) -> dict[str, float]:
     for name, pattern in _GAUGES.items():
         if found := pattern.search(text):
             values[name] = float(found[1])
+    values["metric lines"] = float(text.count("\n"))
     return values
 
 

@@ -1,4 +1,5 @@
-"""The clients of `benchmarks.proxy.soak`: conversations of all kinds at a fixed rate of requests.
+"""The clients of `benchmarks.proxy.soak`: conversations of all kinds, and odd requests, at a fixed
+rate.
 
 Knows the proxy's HTTP API. Does not know when backends are restarted.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from benchmarks.proxy.soak_odd import odd_request, stall
 from scripts.http_client import CHAT, Json
 
 _DOCUMENTS = 500  # so few that all of them are met within the warm-up
@@ -64,6 +66,8 @@ class Traffic:
             "named": self._stateless,
             "chat session": self._session_turn,
             "leaves": self._leave,
+            "odd": self._odd,
+            "stalls": self._stall,
         }
 
     async def run(self, until: float) -> None:
@@ -102,7 +106,7 @@ class Traffic:
         if len(self._talks) < _TALKS:
             self._num_talks += 1
             kinds = list(self._ways)
-            kind = self._rng.choices(kinds, (4, 2, 1, 2, 1))[0]
+            kind = self._rng.choices(kinds, (4, 2, 1, 2, 1, 4, 1))[0]
             return Talk(kind, f"talk-{self._num_talks}")
         return self._talks.pop(self._rng.randrange(len(self._talks)))
 
@@ -166,6 +170,20 @@ class Traffic:
             return ""
         async with client.stream("POST", CHAT, json=body) as response:
             await anext(response.aiter_raw(), b"")
+        return ""
+
+    async def _odd(self, client: httpx.AsyncClient, talk: Talk) -> str:
+        """Send one odd request; any answer but an internal error is right."""
+        talk.turns = _TURNS
+        odd = odd_request(self._rng, self._num_talks)
+        response = await client.request(
+            odd.method, odd.path, content=odd.content, headers=list(odd.headers)
+        )
+        return f"status 500 for {odd.path}" if response.status_code == 500 else ""
+
+    async def _stall(self, client: httpx.AsyncClient, talk: Talk) -> str:
+        talk.turns = _TURNS
+        await stall(self._url, self._rng, self._num_talks)
         return ""
 
 

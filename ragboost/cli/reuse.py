@@ -1,4 +1,4 @@
-"""The commands `engine-flags`, `eval-reuse` and `precompute`: chunk reuse."""
+"""The commands `engine-flags`, `eval-reuse`, `calibrate` and `precompute`: chunk reuse."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, POLICIES
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 from ragboost.cli.options import AS_JSON, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
@@ -73,7 +73,7 @@ def eval_reuse(
     """Measure the quality and speed of chunk reuse with your model on your prompts.
 
     \b
-    ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy gradual --ratio 0.15
+    ragboost eval-reuse --model ./Qwen3-0.6B --data questions.jsonl --policy anchored --ratio 0.15
     """
     import_extra("torch", extra="engine")
     model = find_model(model)
@@ -92,6 +92,63 @@ def eval_reuse(
         plot_path=plot,
         as_json=as_json,
     )
+    typer.echo(text)
+
+
+def calibrate(
+    model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
+    data: Path = typer.Option(..., metavar="FILE.jsonl", help="Prompts as for eval-reuse."),
+    out: Path = typer.Option(
+        Path("calibration.json"), help="The file that engines read; run again to go on with it."
+    ),
+    policy: list[str] = typer.Option(
+        [], help="Policy to try, repeatable; by default all that need no measurements."
+    ),
+    ratio: list[float] = typer.Option(
+        [0.05, 0.1, 0.15, 0.2, 0.3], help="Recompute ratio to try, repeatable."
+    ),
+    cost: float | None = typer.Option(
+        None,
+        min=0.01,
+        max=1.0,
+        help="Largest processor time of a prefill, as a share of full attention's; by default that "
+        f"of {DEFAULT_POLICY} at {DEFAULT_RATIO:g}.",
+    ),
+    limit: int = typer.Option(
+        24, min=4, max=1000, help="Most prompts to read; half of them choose."
+    ),
+    device: str = _DEVICE,
+    as_json: bool = AS_JSON,
+    progress: bool | None = PROGRESS,
+) -> None:
+    """Choose policy and ratio of chunk reuse for your model by your prompts.
+
+    The nearest to full attention's answers within the cost; half of the prompts choose, the other
+    half says what to expect.
+
+    \b
+    ragboost calibrate --model ./Qwen3-0.6B --data questions.jsonl
+    """
+    import_extra("torch", extra="engine")
+    model = find_model(model)
+    check_paths(model=model, data=data)
+    from ragboost.batch.display import progress_bar
+    from ragboost.chunk_cache.eval.calibrate import run
+    from ragboost.chunk_cache.selection.calibration import calibrated_policies
+
+    with progress_bar(progress) as on_progress:
+        text = run(
+            model,
+            data,
+            out,
+            policies=policy or calibrated_policies(),
+            ratios=ratio,
+            max_cost=cost,
+            limit=limit,
+            device=device,
+            as_json=as_json,
+            on_progress=on_progress,
+        )
     typer.echo(text)
 
 

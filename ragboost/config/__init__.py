@@ -4,7 +4,7 @@ One section per package, named after it. Does not know the command line.
 """
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
-from ragboost.config.hosted import PriceSettings, StableSettings
+from ragboost.config.hosted import PriceSettings
 from ragboost.config.library import (
     ORDER_POLICIES,
     DedupSettings,
@@ -51,7 +51,6 @@ __all__ = [
     "Section",
     "SessionSettings",
     "Settings",
-    "StableSettings",
     "TokenSettings",
     "WaitingRoomSettings",
     "field_paths",

@@ -75,7 +75,7 @@ class EngineSettings(Section):
         "requests that ask for it; approx: for all requests that do not ask for exact results.",
     )
     reuse_policy: str = Field(
-        "gradual",
+        "anchored",
         description="Policy that selects the reused tokens to recompute, unless a request names "
         "one.",
     )
@@ -85,6 +85,11 @@ class EngineSettings(Section):
         le=1,
         description="Share of reused tokens to recompute, unless a request gives one; 1 is a full "
         "prefill. Raise it for accuracy, lower it for speed.",
+    )
+    reuse_calibration: Path | None = Field(
+        None,
+        description="File of `ragboost calibrate`, which decides `reuse_policy` and `reuse_ratio` "
+        "for the model. None: those settings do.",
     )
     reuse_keep_tokens: int | None = Field(
         None,

@@ -1,28 +1,8 @@
-"""Settings for hosted APIs: prices of models, and the order of what has none."""
+"""Settings for hosted APIs: prices of models."""
 
-import re
-from typing import Annotated
-
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from ragboost.config.section import Section
-from ragboost.wires.registry import ANY
-
-# Lists in which the order is the text.
-_ORDERED = (
-    *(*ANY.messages, *ANY.prompts, *ANY.instructions, *ANY.content, *ANY.ordered),
-    *(*ANY.result_items.values(), "documents"),
-)
-_PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
-
-
-def _check_list(path: str) -> str:
-    last = path.rpartition(".")[2]
-    if _PATH.fullmatch(path) is None or last.endswith("[]"):
-        raise ValueError("must be the path of a list, such as tools[].function.parameters.required")
-    if last in _ORDERED:
-        raise ValueError(f"must not be {last}: its order is part of the text")
-    return path
 
 
 class PriceSettings(Section):
@@ -52,19 +32,4 @@ class PriceSettings(Section):
     )
     min_tokens: int = Field(
         1024, ge=0, description="Shortest prefix that the API caches; shorter ones get no mark."
-    )
-
-
-class StableSettings(Section):
-    """One order for what has none, so that equal requests have equal prefixes."""
-
-    enabled: bool = Field(
-        False,
-        description="Sort tools by name, and the keys of their JSON and of the inputs of earlier "
-        "tool calls. Texts are never changed; the model sees the tools in another order.",
-    )
-    lists: tuple[Annotated[str, AfterValidator(_check_list)], ...] = Field(
-        (),
-        description="Further lists to sort with `enabled`, as paths in the body with [] for each "
-        "element: tools[].function.parameters.required.",
     )

@@ -1,5 +1,6 @@
 """Settings of the index, ordering, de-duplication, hints, formats and sessions."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from pydantic import (
 )
 
 from ragboost.config.section import Section
+from ragboost.wires.registry import ANY
 
 _PLACEHOLDERS = {
     "order_template": "{order}",
@@ -22,6 +24,12 @@ _PLACEHOLDERS = {
     "location_template": "{document}",
 }
 
+# Lists in which the order is the text.
+_ORDERED = (
+    *(*ANY.messages, *ANY.prompts, *ANY.instructions, *ANY.content, *ANY.ordered),
+    *(*ANY.result_items.values(), "documents"),
+)
+_PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 
 # Imported on demand; see `ragboost.ordering.policy`.
 ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
@@ -30,6 +38,15 @@ ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
         "popularity": "ragboost.ordering.popularity:RecentContexts",
     }
 )
+
+
+def _check_list(path: str) -> str:
+    last = path.rpartition(".")[2]
+    if _PATH.fullmatch(path) is None or last.endswith("[]"):
+        raise ValueError("must be the path of a list, such as tools[].function.parameters.required")
+    if last in _ORDERED:
+        raise ValueError(f"must not be {last}: its order is part of the text")
+    return path
 
 
 def _check_order_policy(name: str) -> str:
@@ -100,6 +117,11 @@ class OrderingSettings(Section):
         None,
         description="A file from `ragboost warm`: which documents of the corpus are retrieved "
         "together. The popularity tail uses it while requests are few.",
+    )
+    lists: tuple[Annotated[str, AfterValidator(_check_list)], ...] = Field(
+        (),
+        description="Lists in request bodies whose order means nothing, to be sorted, as paths "
+        "with [] for each element: tools[].function.parameters.required.",
     )
     min_saved_tokens: int = Field(
         0,

@@ -187,6 +187,13 @@ class ProxySettings(Section):
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )
+    max_total_body_bytes: int = Field(
+        512 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of all bodies that are received or whose requests are running, in each "
+        "worker, and at least one body; further ones get a 503 with Retry-After. They need about "
+        "twice the memory.",
+    )
     max_header_bytes: int = Field(
         64 * 1024, ge=1024, description="Largest request headers; larger ones get a 431."
     )

@@ -1,9 +1,11 @@
 """The settings: all sections together."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
-from ragboost.config.hosted import PriceSettings, StableSettings
+from ragboost.config.hosted import PriceSettings
 from ragboost.config.library import (
     DedupSettings,
     FormatSettings,
@@ -49,7 +51,12 @@ class Settings(Section):
         description="Prices of models, for receipts, breakpoints and `doctor --log`: model, input, "
         "cached_read, write, write_1h, min_tokens of each. None are built in.",
     )
-    stable: StableSettings = StableSettings()
+    stable: Literal["off", "safe"] = Field(
+        "off",
+        description="safe: send tools sorted by name, their JSON with sorted keys, and to a "
+        "provider that is known by its address the breakpoints of its prompt cache, where the "
+        "caller sets none. No text and no earlier message is changed.",
+    )
     boost: BoostSettings = BoostSettings()
     router: RouterSettings = RouterSettings()
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()

@@ -9,12 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.core.loading import check_device
+from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.selftest import self_test
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
+from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import join_remote
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -194,6 +196,8 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
         raise ConfigError(f"engine.reuse_directory: {error}") from error
     # No measurement on a GPU says that another backend is faster there.
     backend = "tiled" if settings.reuse_attention == "auto" else settings.reuse_attention
+    if settings.reuse_calibration is not None:
+        Calibration.read(settings.reuse_calibration).check(adapter)
     reuse = ChunkReuse(adapter, store, recipes=recipes, backend=backend)
     if settings.reuse_policy not in served_policies(reuse):
         raise ConfigError(
@@ -201,6 +205,22 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
             "`ragboost precompute` has prepared in engine.reuse_directory"
         )
     return ChunkFiller(reuse)
+
+
+def reuse_options(settings: EngineSettings) -> ReuseOptions:
+    """Return policy and ratio of requests that do not give them.
+
+    Raises:
+        ConfigError: the calibration cannot be read, or another setting says otherwise.
+    """
+    if settings.reuse_calibration is None:
+        return ReuseOptions(settings.reuse_policy, settings.reuse_ratio)
+    if beside := sorted({"reuse_policy", "reuse_ratio"} & settings.model_fields_set):
+        raise ConfigError(
+            f"engine.reuse_calibration decides engine.{beside[0]}: set one of them only"
+        )
+    chosen = Calibration.read(settings.reuse_calibration)
+    return ReuseOptions(chosen.policy, chosen.ratio)
 
 
 def served_policies(reuse: ChunkReuse) -> list[str]:

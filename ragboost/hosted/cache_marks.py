@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
+from urllib.parse import urlsplit
 
 from ragboost.bounded_map import BoundedMap
-from ragboost.config import PriceSettings
+from ragboost.config import PriceSettings, Settings
 from ragboost.context import Context
 from ragboost.hosted.breakpoints import (
     BreakpointChoice,
@@ -28,6 +29,16 @@ from ragboost.wires.registry import CONTENTS
 _MAX_MARKS = 4
 _MAX_PLACES = 40  # considered; choosing takes their square
 _MAX_KEYS = 50_000
+
+
+def mark_style(settings: Settings) -> MarkStyle:
+    """Return the style of `backend.cache_marks`; with `stable = "safe"` and where that is not set,
+    the one that all backends take, by their addresses."""
+    style = settings.backend.cache_marks
+    if settings.stable == "off" or "cache_marks" in settings.backend.model_fields_set:
+        return style
+    hosts = {urlsplit(each.url).hostname for each in settings.backends or (settings.backend,)}
+    return next((c.style for c in PROMPT_CACHES if hosts.issubset(c.hosts)), style)
 
 
 class CacheMarker:

@@ -1,7 +1,7 @@
 """Write receipts: what the caches saved on one request, in tokens and in money."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,7 @@ class Receipt(NamedTuple):
     # The origins of the others where chunks are reused; the rest of the prompt was computed.
     zones: PromptZones | None = None
     advice: str = ""  # what keeps the prompt from being cached, if that is known
+    cache_break: Mapping[str, Any] | None = None  # why it is not the continuation of another
 
     @property
     def saved_tokens(self) -> int:
@@ -63,7 +64,7 @@ class Receipt(NamedTuple):
         return (self.cached_tokens or 0) + self.dropped_tokens
 
     def encode(self) -> bytes:
-        fields: dict[str, int | float | str | None] = {
+        fields: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "predicted_cached_tokens": self.predicted_cached_tokens,
@@ -78,6 +79,8 @@ class Receipt(NamedTuple):
             fields["saved_cost"] = round(self.cost.saved, _DIGITS)
         if self.advice:
             fields["advice"] = self.advice
+        if self.cache_break is not None:
+            fields["cache_break"] = self.cache_break
         return msgspec.json.encode(fields)
 
 

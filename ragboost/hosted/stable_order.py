@@ -1,17 +1,16 @@
 """Put what has no order of its own into one order, so that equal requests have equal prefixes.
 
-Tools by name, the keys of their JSON and of the inputs of earlier tool calls, and the lists that
-the user names. Never touches a text, the order of messages, or what stands at a cache breakpoint.
+Tools by name, the keys of their JSON, and the lists that the user names. Never touches a text, a
+message, or what stands at a cache breakpoint.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from ragboost.config import StableSettings
+from ragboost.config import Settings
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.wires.body import has_cache_mark
-from ragboost.wires.registry import ANY, CONTENTS
+from ragboost.wires.registry import ANY
 
 _Change = Callable[[Any], Any]
 
@@ -20,11 +19,19 @@ class StableOrder:
     """Rewrites request bodies; equal up to order before, they are equal afterwards.
 
     Args:
-        settings: names the lists.
+        sorts_tools: by name, with sorted keys.
+        lists: paths of further lists.
     """
 
-    def __init__(self, settings: StableSettings) -> None:
-        self._paths = [path.split(".") for path in settings.lists]
+    def __init__(self, *, sorts_tools: bool = True, lists: Sequence[str] = ()) -> None:
+        self._tools = ANY.tools if sorts_tools else ()
+        self._paths = [path.split(".") for path in lists]
+
+    @classmethod
+    def of(cls, settings: Settings) -> "StableOrder | None":
+        """Return what the settings ask for; None for nothing."""
+        sorts_tools, lists = settings.stable == "safe", settings.ordering.lists
+        return cls(sorts_tools=sorts_tools, lists=lists) if sorts_tools or lists else None
 
     def apply(self, raw: bytes) -> bytes:
         """Return the body in the stable order; the same bytes if it is in it, or no JSON object."""
@@ -37,12 +44,9 @@ class StableOrder:
         def rank(value: Any) -> bytes:
             return body.encode_bytes(sort_keys(value))
 
-        for name in ANY.tools:
+        for name in self._tools:
             if isinstance(tools := fields.get(name), list):
                 fields[name] = _sort_tools(tools, rank)
-        for name, content in CONTENTS.items():
-            if isinstance(messages := fields.get(name), list):
-                fields[name] = _changed_list(messages, partial(_sort_inputs, field=content))
         for path in self._paths:
             name, rest = path[0], path[1:]
             fields = _changed_field(fields, name, rest, rank)
@@ -67,24 +71,6 @@ def _sort_tools(tools: list[Any], rank: _Change) -> list[Any]:
         return str(name or ""), rank(tool)
 
     return _sort_list(_changed_list(tools, sort_keys), key)
-
-
-def _sort_inputs(message: Any, *, field: str) -> Any:
-    content = message.get(field) if isinstance(message, dict) else None
-    if not isinstance(content, list):
-        return message
-    new = _changed_list(content, _sort_input)
-    return message if new is content else {**message, field: new}
-
-
-def _sort_input(block: Any) -> Any:
-    kind = block.get("type") if isinstance(block, dict) else None
-    name = ANY.input_blocks.get(kind) if isinstance(kind, str) else None
-    if name is None:
-        return block
-    value = block.get(name)
-    new = sort_keys(value)
-    return block if new is value else {**block, name: new}
 
 
 def _sort_list(values: list[Any], key: Callable[[Any], Any]) -> list[Any]:

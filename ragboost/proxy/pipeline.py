@@ -22,8 +22,9 @@ from ragboost.cache_sync.tracked_request import (
 from ragboost.config import Settings
 from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
 from ragboost.formats.ragboost_object import FIELD
-from ragboost.hosted.cache_marks import CacheMarker
+from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
+from ragboost.proxy.cache_breaks import CacheBreaks
 from ragboost.proxy.hold_out import choose_arm
 from ragboost.proxy.leading_text import LeadingText
 from ragboost.proxy.observability.metrics import Metrics
@@ -46,6 +47,8 @@ from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
+
+_UNREAD = Bypass("malformed_body")
 
 
 class BoostPipeline:
@@ -87,11 +90,11 @@ class BoostPipeline:
             unmarked=make_unmarked(settings, is_single=workers is None),
             recognises=settings.session.stateless,
         )
-        style = settings.backend.cache_marks
+        self._breaks = CacheBreaks(settings, tenants, metrics)
+        style = mark_style(settings)
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
-        is_stable = settings.stable.enabled and shadow is None
-        self._stable = StableOrder(settings.stable) if is_stable else None
+        self._stable = StableOrder.of(settings) if shadow is None else None
         self._histories = Histories(settings.session)
         self._logged: set[str] = set()
 
@@ -112,8 +115,7 @@ class BoostPipeline:
         A request whose conversation another worker keeps is returned as it came, with that worker.
 
         Args:
-            session: unique name of the conversation, for a caller that keeps `history`; None: the
-                request names its conversation, or it is recognised.
+            session: unique name of the conversation; None: the request's, or it is recognised.
             history: what the engine was sent for the earlier messages; not kept here.
 
         Raises:
@@ -126,13 +128,13 @@ class BoostPipeline:
             request = await run_bytes(partial(parse, raw), len(raw))
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
-            unread = Bypass("malformed_body")
-            return self._forward(raw, headers, admission, started=started, bypass=unread)
+            return self._forward(raw, headers, admission, started=started, bypass=_UNREAD)
         choose_arm(request, share=self._share)
         if may_hand_over and history is None:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
                 return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
+        cache_break = await self._breaks.observe(request) if history is None else None
         seen = await self.leading_text.observe(request, parse, may_move=history is None)
         request = seen.request
         conversation = self._recognised(request) or history
@@ -141,7 +143,8 @@ class BoostPipeline:
         if tenant is None:
             raw, bypass, model = request.body.raw, request.bypass, request.tenant_key.model
             forward = partial(self._forward, raw, headers, admission, started=started)
-            return seen.note(forward(bypass=bypass, model=model, history=digest, is_read=is_read))
+            plain = forward(bypass=bypass, model=model, history=digest, is_read=is_read)
+            return seen.note(plain._replace(cache_break=cache_break))
         work = self._boost(
             request,
             headers,
@@ -154,7 +157,7 @@ class BoostPipeline:
         )
         # A thread cannot be cancelled: the tenant stays locked until it is done, client or not.
         upstream = await (asyncio.shield(work) if needs_thread(request) else work)
-        return seen.note(self._count(upstream))
+        return seen.note(self._count(upstream)._replace(cache_break=cache_break))
 
     def _readable(self, raw: bytes, has_chunks: bool) -> bytes:
         if self._stable is not None:

@@ -107,11 +107,15 @@ class JsonBody:
         # The field of the messages that a client resends with every turn; empty if there is none.
         name = message_field(self.fields)
         self.list_name = name if isinstance(self.fields.get(name), list) else ""
-        self.messages: Sequence[msgspec.Raw] = self._split_list(name) if self.list_name else ()
+        self.messages: Sequence[msgspec.Raw] = self.elements(name) if self.list_name else ()
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""
         return bytes(self._raw_fields.get(name, b""))
+
+    def raw_field(self, name: str) -> msgspec.Raw | None:
+        """Return the same without a copy; None if it is absent."""
+        return self._raw_fields.get(name)
 
     @cached_property
     def message_digests(self) -> list[bytes]:
@@ -147,7 +151,7 @@ class JsonBody:
         old = self.fields.get(name)
         raws = {}
         if isinstance(old, list):
-            raws = {id(v): raw for v, raw in zip(old, self._split_list(name), strict=True)}
+            raws = {id(v): raw for v, raw in zip(old, self.elements(name), strict=True)}
         return [raws.get(id(value)) or self._encode_value(value) for value in values]
 
     def _split_fields(self) -> Mapping[str, msgspec.Raw]:
@@ -161,7 +165,8 @@ class JsonBody:
             raise MalformedBodyError(f"the body is a JSON {type(fields).__name__}, not an object")
         return {name: msgspec.Raw(raw) for name, raw in _split(self.raw.decode())}
 
-    def _split_list(self, name: str) -> list[msgspec.Raw]:
+    def elements(self, name: str) -> list[msgspec.Raw]:
+        """Return the client's bytes of each element of a field that is a list."""
         if name not in self._elements:
             raw = self._raw_fields[name]
             try:

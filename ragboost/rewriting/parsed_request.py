@@ -68,6 +68,7 @@ class ParsedRequest:
         self.is_boost_wanted = is_boost_wanted(options)
         self.arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
         self.session: str | None = None  # unique name of its conversation; None: unnamed
+        self.owner = b""  # hash of what tells users apart: credentials, end user, cache salt
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: FoundDocuments | None = None
         self.bypass: Bypass | None = None  # why there are no documents to boost
@@ -159,7 +160,8 @@ def parse_request(
     options = ragboost_fields(body.fields)
     request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
     user = user_of(headers) if user is None else user
-    scope = _scope(body.fields, request.tenant_key, user)
+    request.owner = _owner(body.fields, request.tenant_key, user)
+    scope = hashlib.sha256(request.owner + request.tenant_key.model.encode()).digest()
     if session is None and (name := _session_name(body.fields, options, headers)) is not None:
         session = f"{scope.hex()}/{name}"
     request.session = session
@@ -213,10 +215,10 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _MAX_SESSION_NAME
 
 
-def _scope(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    parts = [user, *key, *[str(fields.get(name, "")) for name in _END_USER]]
-    scope = "".join([f"{len(part)}:{part}" for part in parts])
-    return hashlib.sha256(scope.encode("utf-8", "surrogatepass")).digest()
+def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
+    parts = [user, key.cache_salt, key.team, *[str(fields.get(name, "")) for name in _END_USER]]
+    owner = "".join([f"{len(part)}:{part}" for part in parts])
+    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).digest()
 
 
 def _set_links(

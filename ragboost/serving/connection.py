@@ -6,7 +6,6 @@ Takes the place of uvicorn's protocol classes. Of its server only what
 
 import asyncio
 import logging
-from collections import deque
 from typing import Any
 
 import httptools
@@ -14,17 +13,18 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from ragboost.config import ProxySettings
+from ragboost.serving.body_budget import BodyBudget
+from ragboost.serving.chunked_body import ChunkedBody
 from ragboost.serving.deadline import Deadline
 from ragboost.serving.errors import error_body
 from ragboost.serving.exchange import Headers, HttpExchange
-from ragboost.serving.request_head import HEAD_END, HeadScan, RequestHead
+from ragboost.serving.request_head import HeadScan, RequestHead
 
 logger = logging.getLogger(__name__)
 
 _LINGER_S = 1.0
 _MAX_HELD_BYTES = 64 * 1024  # of later requests, before the socket is no longer read
-_MAX_QUEUED = 16  # requests; more than one only where pieces of a chunked body end together
-_CHUNK_FRAME_BYTES = 8  # a chunk's size and line ends, generously
+_UNCLEAR_END = 400, "invalid HTTP request: the end of the chunked body is unclear"
 
 
 class HttpConnection(asyncio.Protocol):
@@ -46,6 +46,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     limits: ProxySettings  # of bytes and time; set by `http_connection`
+    budget: BodyBudget  # of all connections
 
     def __init__(
         self,
@@ -63,10 +64,9 @@ class HttpConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None  # None after the connection was lost
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._addresses: dict[str, Any] = {}
-        # Requests: the one that arrives, the one that is answered, and those in between.
+        # The request that arrives, and the one that is answered: the same, or one of them is None.
         self._receiving: HttpExchange | None = None
         self._running: HttpExchange | None = None
-        self._queue: deque[HttpExchange] = deque()
         self._held = bytearray()
         self._is_read_paused = False
         self._is_closing = False  # whatever comes is discarded
@@ -76,7 +76,7 @@ class HttpConnection(asyncio.Protocol):
         self._refusal: tuple[int, str] | None = None
         self._head, self._head_scan = RequestHead(), HeadScan()
         self._is_upgrade = False
-        self._raw_bytes = self._num_chunks = 0  # of a body in chunks
+        self._chunks = ChunkedBody()
         self._state = ""
         self._deadline = Deadline(self._loop)
 
@@ -107,14 +107,10 @@ class HttpConnection(asyncio.Protocol):
         self._is_closing = True
         self._deadline.cancel()
         self.resume_writing()
-        for exchange in (self._running, *self._queue):
-            if exchange is not None:
-                exchange.disconnect()
+        if self._running is not None:
+            self._running.disconnect()
         # End every cycle through this object, so that it is freed now and not by the collector.
-        for exchange in self._queue:
-            exchange.forget_scope()
         self._running = self._receiving = None
-        self._queue.clear()
         self._parser = None
 
     def data_received(self, data: bytes) -> None:
@@ -165,9 +161,7 @@ class HttpConnection(asyncio.Protocol):
         if not exchange.keep_alive:
             self._close(lingers=True)
             return
-        if self._queue:
-            self._start(self._queue.popleft())
-        elif self._refusal is not None:
+        if self._refusal is not None:
             self.refuse(*self._refusal)
             return
         if self._held:
@@ -222,13 +216,12 @@ class HttpConnection(asyncio.Protocol):
             position = end
 
     def _find_end(self, data: bytes, position: int) -> int:
-        """Return the end of the bytes that cannot belong to two requests, or hardly."""
+        """Return the end of the head or of the body, or of the data before that."""
         if self._receiving is None:
             return self._head_scan.find_end(data, position)
         if self._head.content_length is not None:
             return position + self._head.content_length - self._receiving.num_bytes
-        found = data.find(HEAD_END, position + 256)
-        return found + len(HEAD_END) if found >= 0 else len(data)
+        return self._chunks.find_end(data, position)
 
     def _parse(self, piece: memoryview) -> None:
         exchange = self._receiving
@@ -241,12 +234,11 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             if self._refusal is None:
                 self._refusal = 400, f"invalid HTTP request: {error}"
-        is_same = self._receiving in (exchange, None)
-        if exchange is not None and is_same and not self._head.content_length:
-            self._raw_bytes += len(piece)
-            frames = self._raw_bytes - exchange.num_bytes - _CHUNK_FRAME_BYTES * self._num_chunks
-            if frames > self.limits.max_header_bytes:
+        if exchange is not None and self._head.content_length is None:
+            if self._chunks.num_extra_bytes > self.limits.max_header_bytes:
                 self._refusal = 431, "the chunked body's framing is too large"
+            elif self._chunks.has_ended and self._receiving is not None:
+                self._refusal = _UNCLEAR_END
         if self._refusal is not None:
             self._refuse_request(*self._refusal)
 
@@ -279,6 +271,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def on_message_begin(self) -> None:
+        if self._running is not None:
+            self._refusal = _UNCLEAR_END
         self._head, self._is_upgrade = RequestHead(), False
 
     def on_url(self, url: bytes) -> None:
@@ -294,32 +288,25 @@ class HttpConnection(asyncio.Protocol):
             return
         method, version = self._parser.get_method(), self._parser.get_http_version()
         self._refusal = head.problem(method, version) or self._head_scan.problem()
-        if self._refusal is None and len(self._queue) >= _MAX_QUEUED:
-            self._refusal = 400, "too many requests at a time on one connection"
         self._is_upgrade = self._parser.should_upgrade()
         if self._refusal is not None or self._is_upgrade:
             return
         self._head_scan = HeadScan()
-        self._raw_bytes = self._num_chunks = 0
+        self._chunks = ChunkedBody()
         scope = head.scope(method, version, root_path=self._root_path)
         self._receiving = exchange = HttpExchange(
             self,
             {**scope, "state": self._app_state.copy(), **self._addresses},
             max_body_bytes=self.limits.max_body_bytes,
+            budget=self.budget,
             keep_alive=version != "1.0" and self._parser.should_keep_alive(),
             expects_continue=head.expects_continue and version != "1.0",
         )
-        if self._running is None:
-            self._start(exchange)
-        else:
-            self._queue.append(exchange)
+        self._start(exchange)
 
     def on_body(self, data: bytes) -> None:
         if self._receiving is not None:
             self._receiving.feed(data)
-
-    def on_chunk_header(self) -> None:
-        self._num_chunks += 1
 
     def on_message_complete(self) -> None:
         if self._receiving is not None:
@@ -344,7 +331,7 @@ class HttpConnection(asyncio.Protocol):
             exchange.fail(503, "the server is shutting down")
         else:
             exchange.fail(500, "internal error; see the server's log")
-        exchange.forget_scope()
+        exchange.close()
 
     def _close(self, *, lingers: bool = False) -> None:
         """Close the connection when all is sent.
@@ -397,4 +384,5 @@ class HttpConnection(asyncio.Protocol):
 
 def http_connection(limits: ProxySettings) -> type[HttpConnection]:
     """Make a class with these limits, for `uvicorn.Config(http=...)`."""
-    return type("HttpConnection", (HttpConnection,), {"limits": limits})
+    budget = BodyBudget(max(limits.max_total_body_bytes, limits.max_body_bytes))
+    return type("HttpConnection", (HttpConnection,), {"limits": limits, "budget": budget})

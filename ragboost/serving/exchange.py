@@ -9,6 +9,8 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from ragboost.errors import ServerBusyError
+from ragboost.serving.body_budget import BodyBudget
 from ragboost.serving.errors import error_body
 
 Message = MutableMapping[str, Any]
@@ -70,6 +72,7 @@ class HttpExchange:
         scope: dict[str, Any],
         *,
         max_body_bytes: int,
+        budget: BodyBudget,
         keep_alive: bool,
         expects_continue: bool,
     ) -> None:
@@ -84,6 +87,9 @@ class HttpExchange:
         scope["extensions"] = {CONNECTION_EXTENSION: {"watch": self.watch}}
         self._wire = wire
         self._max_body_bytes = max_body_bytes
+        self._budget = budget
+        self._num_counted = 0  # bytes of the body that count in the budget
+        self._is_over_budget = False
         self._expects_continue = expects_continue
         self._body: list[bytes] = []
         self._is_passed = False
@@ -99,8 +105,14 @@ class HttpExchange:
             on_lost()
 
     def feed(self, data: bytes) -> None:
-        if self.num_bytes <= self._max_body_bytes:
-            self._body.append(data)
+        if self.num_bytes <= self._max_body_bytes and not self._is_over_budget:
+            if self._budget.take(len(data)):
+                self._num_counted += len(data)
+                self._body.append(data)
+            else:
+                self._is_over_budget = True
+                self._drop_body()
+                self._wake()
         self.num_bytes += len(data)
         if self.num_bytes > self._max_body_bytes:
             self._wake()
@@ -118,11 +130,13 @@ class HttpExchange:
         if self._on_lost is not None:
             self._on_lost()
 
-    def forget_scope(self) -> None:
-        """Let go of the scope, which refers to this exchange by its extension: its app has ended.
+    def close(self) -> None:
+        """Let go of the body and the scope: the app has ended.
 
-        Otherwise every request would leave a cycle, which only the garbage collector frees.
+        The scope refers to this exchange by its extension. Otherwise every request would leave a
+        cycle, which only the garbage collector frees.
         """
+        self._drop_body()
         self.scope = {}
 
     def fail(self, status: int, message: str) -> None:
@@ -136,7 +150,10 @@ class HttpExchange:
         self._write_body(body, is_last=True)
 
     async def receive(self) -> Message:
-        """Return the body as one message; after that, wait for the client to disconnect."""
+        """Return the body as one message; after that, wait for the client to disconnect.
+
+        Raises ServerBusyError if the body exceeds the bytes that the server holds at a time.
+        """
         if self._expects_continue and not self.has_started:
             self._expects_continue = False
             self._wire.write(_CONTINUE)
@@ -149,6 +166,11 @@ class HttpExchange:
             await self._changed.wait()
         if self.is_disconnected or self.is_answered:
             return {"type": "http.disconnect"}
+        if self._is_over_budget:
+            raise ServerBusyError(
+                f"the bodies of all requests have more than {self._budget.max_bytes} bytes "
+                "(proxy.max_total_body_bytes); retry"
+            )
         self._is_passed = True
         pieces, self._body = self._body, []
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -172,10 +194,14 @@ class HttpExchange:
             raise RuntimeError(f"unexpected ASGI message {kind!r}")
 
     def _has_message(self) -> bool:
-        if self.is_disconnected or self.is_answered:
+        if self.is_disconnected or self.is_answered or self._is_over_budget:
             return True
         is_over_limit = self.num_bytes > self._max_body_bytes
         return not self._is_passed and (self.is_received or is_over_limit)
+
+    def _drop_body(self) -> None:
+        self._budget.give_back(self._num_counted)
+        self._num_counted, self._body = 0, []
 
     def _wake(self) -> None:
         if self._changed is not None:

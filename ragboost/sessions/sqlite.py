@@ -49,6 +49,7 @@ _COLUMNS = "id, owner, created_at, used_at, num_turns, model, system, metadata"
 _BUSY_TIMEOUT_S = 5.0
 _BUSY_TIMEOUT_AFTER_FAILURE_S = 0.05  # all sessions wait for the one thread
 _CHECKED_BYTES = 65536
+_NEARLY_FULL_BYTES = 64 * 1024 * 1024  # left on the disk: each turn begins with a write
 _OWNER_ONLY = 0o600
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class SqliteStore(ChatSessionStore):
         self._executor.shutdown()
 
     async def check(self) -> None:
-        if self.problem is not None:
+        if self.problem is not None or await self._read(self._is_nearly_full):
             await self._write(self._allocate)
 
     async def create(self, session: ChatSession) -> None:
@@ -105,7 +106,7 @@ class SqliteStore(ChatSessionStore):
     async def _read(self, work: Callable[[], T]) -> T:
         try:
             return await self._in_thread(work)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._failed(error) from error
 
     async def _write(self, work: Callable[[], T]) -> T:
@@ -122,6 +123,10 @@ class SqliteStore(ChatSessionStore):
 
     def _wait_for_locks(self, seconds: float) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+    def _is_nearly_full(self) -> bool:
+        disk = os.statvfs(Path(self._settings.path).parent)
+        return disk.f_bavail * disk.f_frsize < _NEARLY_FULL_BYTES
 
     def _allocate(self) -> None:
         self._connection.execute(

@@ -83,7 +83,7 @@ class ChatSessionStore(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Raise SessionStoreError if a turn could not be stored now; free without a `problem`."""
+        """Raise SessionStoreError if a turn could not be stored now."""
 
     @abstractmethod
     async def create(self, session: ChatSession) -> None:

@@ -10,9 +10,10 @@ ANTHROPIC_MESSAGES = WireApi(
     rewritten=("messages",),
     instructions=("system",),
     tools=("tools",),
+    message_options=("thinking", "tool_choice"),
     text_types=("text",),
+    image_types=("image",),
     result_blocks={"tool_result": "content"},
-    input_blocks={"tool_use": "input"},
     usage_holders=("message",),
     counts=(
         UsageFields(

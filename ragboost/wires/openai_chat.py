@@ -14,9 +14,11 @@ OPENAI_CHAT = WireApi(
     messages=("messages",),
     rewritten=("messages",),
     tools=("tools", "functions"),
+    head_options=("reasoning_effort", "chat_template", "chat_template_kwargs"),
     instruction_roles=("system", "developer"),
     tool_roles=("tool", "function"),
     text_types=("text",),
+    image_types=("image_url",),
     ordered=("tool_calls",),
     counts=(
         UsageFields(

@@ -15,6 +15,7 @@ MarkStyle = Literal["none", "openai", "openai_breakpoints", "anthropic"]
 class PromptCache:
     style: MarkStyle
     about: str  # in the reference of settings
+    hosts: tuple[str, ...] = ()  # where the provider serves, if all its models take the marks
     key: str = ""  # the field that leads requests with equal values to one machine
     mark: str = ""  # the field of a block that ends a cached prefix
     # Lifetimes in seconds, ascending, with the value of the mark for each.
@@ -30,6 +31,7 @@ PROMPT_CACHES = (
     PromptCache(
         style="anthropic",
         about="up to four cache_control breakpoints where they are expected to pay",
+        hosts=("api.anthropic.com",),
         mark="cache_control",
         ttls=((300.0, {"type": "ephemeral"}), (3600.0, {"type": "ephemeral", "ttl": "1h"})),
         lookback=20,

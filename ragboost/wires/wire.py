@@ -43,6 +43,8 @@ class WireApi:
     rewritten: Names = ()
     instructions: Names = ()  # fields that the model reads before the messages
     tools: Names = ()
+    head_options: Names = ()  # other fields that change how the whole prompt is rendered
+    message_options: Names = ()  # the same, of the messages only
     stored: Names = ()  # fields that put a conversation stored at the backend before the messages
 
     content: Names = ("content",)  # of a message
@@ -52,8 +54,8 @@ class WireApi:
     opaque_items: Mapping[str, str] = field(default_factory=dict)  # the same, without documents
     search_items: Mapping[str, str] = field(default_factory=dict)  # lists of search results
     result_blocks: Mapping[str, str] = field(default_factory=dict)
-    input_blocks: Mapping[str, str] = field(default_factory=dict)  # JSON inputs of tool calls
     text_types: Names = ()  # of the parts that are texts
+    image_types: Names = ()
     result_text_types: Names = ()  # further ones in results of tools
     ordered: Names = ()  # further lists whose order is part of the text
 

@@ -12,10 +12,11 @@ pytest.importorskip("torch", reason="needs the extra engine")
 
 import torch
 
-from benchmarks.language.arms import FULL, ArmRunner
+from benchmarks.language.arms import ArmRunner
 from benchmarks.language.cases import LanguageCase, cut, read_cases, split
 from benchmarks.language.cells import TASKS, make_cases
 from benchmarks.language.chunks import RATIOS, measure
+from ragboost.chunk_cache.eval.arms import FULL
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model
 from ragboost.types import Document
@@ -62,9 +63,13 @@ def _args(data: Path, **changes: Any) -> Namespace:
         "seed": 11,
         "documents": 3,
         "stored": "alone",
+        "question_first": False,
+        "longest": 260,
+        "answer_tokens": 24,
         "policies": "gradual",
         "ratios": "0.15",
         "limit": 2,
+        "no_answers": False,
         "parts": None,
     }
     return Namespace(**{**options, **changes})
@@ -130,7 +135,7 @@ def test_nothing_differs_from_full_attention_where_everything_is_computed(
 
     assert len(chunks) == 3
     assert full.same_answer
-    assert full.text.startswith(loaded.tokenizer.decode([int(logits.argmax())]).strip())
+    assert (full.text or "").startswith(loaded.tokenizer.decode([int(logits.argmax())]).strip())
     assert whole.kl < 1e-6
     assert whole.kl_answer < 1e-6
     assert whole.same_answer
@@ -160,13 +165,14 @@ def test_a_rerun_answers_only_what_is_missing_and_gives_the_same_rows(
         unfinished.write('\n{"id": "qCleo", "outc')
     ran = []
     original = ArmRunner.run
-    monkeypatch.setattr(
-        ArmRunner,
-        "run",
-        lambda self, case, arms: [ran.append((case.id, arms)), original(self, case, arms)][1],
-    )
+
+    def counted(self: ArmRunner, case: LanguageCase, arms: Any, **options: Any) -> Any:
+        ran.append((case.id, arms))
+        return original(self, case, arms, **options)
+
+    monkeypatch.setattr(ArmRunner, "run", counted)
     again = measure(_args(data, parts=parts))
-    more = measure(_args(data, parts=parts, limit=3, policies="gradual,epic"))
+    more = measure(_args(data, parts=parts, limit=3, policies="gradual,epic:0.15"))
 
     assert again == first
     assert [row["policy"] for row in first["rows"]] == ["full", "reuse", "gradual"]
@@ -177,4 +183,27 @@ def test_a_rerun_answers_only_what_is_missing_and_gives_the_same_rows(
     assert ran == [("qAda", added), ("qBen", added), ("qCleo", whole)]
     assert [row["n"] for row in more["rows"]] == [3] * 4
     assert more["rows"][2]["computed"] == pytest.approx(first["rows"][2]["computed"], abs=0.02)
+    assert "behind" not in first["rows"][2], "the default was not measured"
     assert RATIOS == (0.05, 0.1, 0.15, 0.3)
+
+
+def test_rows_say_how_far_they_are_behind_the_default(data: Path) -> None:
+    rows = measure(_args(data, policies="anchored,epic", limit=3))["rows"]
+
+    by_policy = {row["policy"]: row for row in rows}
+    assert by_policy["anchored"]["behind"] == 0.0
+    apart = by_policy["reuse"]["kl_answer"] - by_policy["anchored"]["kl_answer"]
+    assert by_policy["reuse"]["behind"] == pytest.approx(apart, abs=2e-4)
+    assert by_policy["epic"]["behind_low"] <= by_policy["epic"]["behind"]
+
+
+def test_the_question_may_stand_before_the_documents(loaded: LoadedModel, data: Path) -> None:
+    (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
+    runner = ArmRunner(loaded, stored="alone", is_question_first=True)
+
+    tokens, chunks = runner.prompt(case.question, case.documents)
+    _, reuse = runner.run(case, [("anchored", 0.15)])
+
+    assert len(chunks) == 3
+    assert case.question in loaded.tokenizer.decode(tokens[: chunks[0][0]])
+    assert reuse.computed < 0.5

@@ -39,7 +39,7 @@ class ProxyServer:
         assert not self._thread.is_alive(), "the proxy did not stop"
 
 
-def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
+def proxy_settings(backend_url: str, **sections: Any) -> Settings:
     """Return settings for a test: a free port, a short drain time, and the given sections.
 
     All paths are forwarded, so that a test may use any.
@@ -48,4 +48,4 @@ def proxy_settings(backend_url: str, **sections: dict[str, Any]) -> Settings:
     backend = {"url": backend_url, "connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
     # Token lengths are estimates, so that the engine receives the test's requests only.
     sections.setdefault("tokens", {"ask_backend": False})
-    return Settings(proxy=proxy, backend=backend, **sections)  # type: ignore[arg-type]
+    return Settings(proxy=proxy, backend=backend, **sections)

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ragboost.config import PriceSettings
-from ragboost.hosted.cache_marks import CacheMarker, MarkStyle
+from ragboost.config import PriceSettings, Settings
+from ragboost.hosted.cache_marks import CacheMarker, MarkStyle, mark_style
 from tests.fakes import FakeEngine
 from tests.fakes.hosted_caches import MARKS, BreakpointCache
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -211,3 +211,26 @@ def test_an_engine_with_cache_events_is_never_sent_a_mark() -> None:
             for body in turns(3):
                 httpx.post(f"{proxy.url}/v1/messages", json=body).raise_for_status()
         assert not any("cache_control" in str(each.json) for each in engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("urls", "sections", "style"),
+    [
+        (["https://api.anthropic.com/v1"], {"stable": "safe"}, "anthropic"),
+        (["https://api.anthropic.com", "https://other.example"], {"stable": "safe"}, "none"),
+        (["http://127.0.0.1:8000"], {"stable": "safe"}, "none"),
+        (["https://api.anthropic.com"], {}, "none"),
+        (["https://api.anthropic.com"], {"stable": "safe", "marks": "none"}, "none"),
+        (["http://127.0.0.1:8000"], {"stable": "safe", "marks": "openai"}, "openai"),
+    ],
+)
+def test_safe_sets_breakpoints_for_a_provider_that_is_known_by_its_address(
+    urls: list[str], sections: dict[str, str], style: str
+) -> None:
+    marks = {"cache_marks": sections["marks"]} if "marks" in sections else {}
+    settings = Settings(
+        stable=sections.get("stable", "off"),
+        backend={"url": urls[0], **marks},
+        backends=[{"url": url, "name": url[8:]} for url in urls] if len(urls) > 1 else [],
+    )
+    assert mark_style(settings) == style

@@ -13,8 +13,8 @@ import pytest
 
 from ragboost.config import PriceSettings
 from ragboost.hosted.lint import LintReport, lint_log
-from ragboost.hosted.lint.conversations import LoggedConversations
-from ragboost.hosted.lint.prompt import read_prompt
+from ragboost.hosted.lint.conversations import LastPrompts
+from ragboost.rewriting.json_body import JsonBody
 
 Body = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -191,10 +191,13 @@ def test_the_byte_and_the_lost_tokens_are_those_of_the_first_difference(tmp_path
 
 
 def test_moved_breakpoints_and_texts_as_blocks_are_no_difference(tmp_path: Path) -> None:
-    marked = with_message(
-        request(), 0, [{"type": "text", "text": RULES, "cache_control": {"type": "ephemeral"}}]
-    )
-    assert not lint(tmp_path, marked, NEXT).findings
+    mark = {"cache_control": {"type": "ephemeral"}}
+    last = NEXT["messages"][-1]["content"]
+    marked = with_message(request(), 0, [{"type": "text", "text": RULES, **mark}])
+    moved = with_message(NEXT, -1, [{"type": "text", "text": last, **mark}])
+    assert not lint(tmp_path, marked, moved).findings
+    (finding,) = lint(tmp_path, marked, NEXT).findings
+    assert (str(finding.cause), finding.place) == ("missing breakpoint", "system")
 
 
 def test_conversations_are_told_apart_by_name_and_by_their_messages(tmp_path: Path) -> None:
@@ -235,12 +238,12 @@ def test_responses_and_anthropic_bodies_are_read(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_by_dropping_conversations() -> None:
-    conversations = LoggedConversations()
+    prompts = LastPrompts()
+    body = JsonBody(json.dumps(request()).encode())
     for number in range(3000):
-        prompt = read_prompt("x:1", {"session_id": str(number), **request()})
-        assert prompt is not None
-        assert conversations.continue_with(prompt) is None
-    assert len(conversations._last) == 1000
+        before = prompts.replace(body, name=str(number))
+        assert before is None or before.is_head_only
+    assert len(prompts) == 1000
 
 
 def doctor(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.config import StableSettings, load_settings
+from ragboost.config import load_settings
 from ragboost.errors import ConfigError
 from ragboost.hosted.stable_order import StableOrder
 from tests.fakes import FakeEngine
@@ -30,7 +30,7 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def stable(body: dict[str, Any], *lists: str) -> bytes:
-    return StableOrder(StableSettings(enabled=True, lists=lists)).apply(json.dumps(body).encode())
+    return StableOrder(lists=lists).apply(json.dumps(body).encode())
 
 
 def scrambled(value: Any) -> Any:
@@ -52,7 +52,7 @@ def test_tools_in_any_order_become_equal_and_keep_their_meaning(tools: list[Any]
     assert sorted(map(repr, map(_plain, json.loads(sent)["tools"]))) == sorted(
         map(repr, map(_plain, tools))
     )
-    order = StableOrder(StableSettings(enabled=True))
+    order = StableOrder()
     assert order.apply(sent) == sent
 
 
@@ -62,8 +62,8 @@ def _plain(value: Any) -> str:
 
 def test_what_is_in_order_keeps_its_bytes() -> None:
     raw = b'{ "tools": [ {"name" :"a"}, {"name":"b"} ], "n": 1.10, "messages": [] }'
-    assert StableOrder(StableSettings(enabled=True)).apply(raw) == raw
-    assert StableOrder(StableSettings(enabled=True)).apply(b"not JSON") == b"not JSON"
+    assert StableOrder().apply(raw) == raw
+    assert StableOrder().apply(b"not JSON") == b"not JSON"
 
 
 def test_numbers_and_texts_keep_their_digits_and_characters() -> None:
@@ -71,23 +71,24 @@ def test_numbers_and_texts_keep_their_digits_and_characters() -> None:
         b'{"tools":[{"name":"b","x":1e400},{"name":"a","x":1.10}],'
         b'"messages":[{"content":"\\ud800 b a"}]}'
     )
-    sent = StableOrder(StableSettings(enabled=True)).apply(raw)
+    sent = StableOrder().apply(raw)
     assert b'{"name":"a","x":1.10},{"name":"b","x":1e400}' in sent
     assert b'[{"content":"\\ud800 b a"}]' in sent
 
 
-def test_only_inputs_of_tool_calls_are_sorted_in_messages() -> None:
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_no_message_is_touched_neither_its_texts_nor_the_inputs_of_tool_calls(field: str) -> None:
     call = {"type": "tool_use", "name": "t", "input": {"b": 1, "a": {"d": 1, "c": 2}}}
-    text = {"type": "text", "text": '{"b": 1, "a": 2}'}
     function = {"name": "t", "arguments": '{"b": 1, "a": 2}'}
     messages = [
-        {"role": "assistant", "content": [text, call]},
+        {"role": "assistant", "content": [{"type": "text", "text": '{"b": 1, "a": 2}'}, call]},
         {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]},
+        {"type": "tool_use", "input": {"b": 1, "a": 2}},
     ]
-    sent = json.loads(stable({"messages": messages}))["messages"]
-    assert json.dumps(sent[0]["content"][1]["input"]) == '{"a": {"c": 2, "d": 1}, "b": 1}'
-    assert sent[0]["content"][0] == text
-    assert json.dumps(sent[1]) == json.dumps(messages[1])
+    raw = json.dumps(messages, indent=1)
+    sent = StableOrder().apply(f'{{"tools": [{{"b": 1, "a": 2}}], "{field}": {raw}}}'.encode())
+    assert raw.encode() in sent
+    assert b'{"a":2,"b":1}' in sent
 
 
 def test_nothing_moves_across_a_breakpoint() -> None:
@@ -125,8 +126,8 @@ def test_named_lists_are_sorted() -> None:
     "path", ["messages", "messages[].content", "tools[]", "a..b", "ragboost.documents"]
 )
 def test_a_list_whose_order_is_text_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"stable\.lists"):
-        load_settings({"stable.lists": [path]})
+    with pytest.raises(ConfigError, match=r"ordering\.lists"):
+        load_settings({"ordering.lists": [path]})
 
 
 @pytest.mark.parametrize("is_stable", [True, False])
@@ -134,7 +135,7 @@ def test_the_proxy_sends_equal_tools_only_if_it_is_asked_to(
     engine: FakeEngine, is_stable: bool
 ) -> None:
     tools = [tool("b", x=1, a=2), tool("a")]
-    settings = proxy_settings(engine.url, stable={"enabled": is_stable})
+    settings = proxy_settings(engine.url, stable="safe" if is_stable else "off")
     with ProxyServer(settings) as proxy:
         for each in (tools, scrambled(tools[::-1])):
             body = {"model": "m", "tools": each, "messages": [{"role": "user", "content": "x"}]}

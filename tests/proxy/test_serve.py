@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -35,9 +36,9 @@ def start() -> Iterator[Start]:
     """Start `ragboost serve` and return the process and its URL."""
     processes: list[subprocess.Popen[str]] = []
 
-    def run(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    def run(*arguments: str, within: Sequence[str] = ()) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ragboost", "serve", "--port", "0", *arguments],
+            [*within, sys.executable, "-m", "ragboost", "serve", "--port", "0", *arguments],
             cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
@@ -102,6 +103,32 @@ def test_a_client_that_does_not_read_costs_no_memory(
         with httpx.Client(base_url=url) as other:
             assert all(other.get("/health").status_code == 200 for _ in range(1000))
         assert psutil.Process(process.pid).memory_info().rss - before < 30_000_000
+
+
+def test_a_turn_on_a_full_disk_is_refused_before_a_model_works(
+    start: Start, engine: FakeEngine, tmp_path: Path
+) -> None:
+    mount = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
+    mounted = ("unshare", "-rm", "sh", "-c", mount, "sh")
+    if subprocess.run([*mounted, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a file system of its own")
+    store = (f"RAGBOOST_SESSION__PATH={tmp_path}/sessions.db", "RAGBOOST_SESSION__STORE=sqlite")
+    process, url = start("--backend", engine.url, within=(*mounted, "env", *store))
+    full = Path(f"/proc/{process.pid}/root{tmp_path}/full")
+    with httpx.Client(base_url=url) as client:
+        session = client.post("/v1/sessions", json={"model": "m"}).json()["id"]
+        path = f"/v1/sessions/{session}/chat/completions"
+        assert client.post(path, json={"query": "one?"}).status_code == 200
+        with full.open("wb", buffering=0) as file, suppress(OSError):  # no space left
+            while file.write(bytes(4096)):
+                pass
+        ready = client.get("/ready").json()
+        assert (ready["status"], ready["sessions"]) == ("degraded", "database or disk is full")
+        assert client.post(path, json={"query": "two?"}).status_code == 503
+        assert len(engine.completions) == 1
+        full.unlink()
+        assert client.get("/ready").json() == {"status": "ready"}
+        assert client.post(path, json={"query": "three?"}).status_code == 200
 
 
 def test_a_trailing_v1_of_the_backend_is_not_sent_twice(start: Start, engine: FakeEngine) -> None:

@@ -167,6 +167,26 @@ async def test_requests_that_end_within_one_piece_of_a_chunked_body_are_limited(
         await eventually_async(lambda: len(c.app.scopes), equals=1001)
 
 
+@pytest.mark.parametrize("line", [b"GET  / HTTP/1.1", b"GET /  HTTP/1.1"])
+@pytest.mark.parametrize("cut", [0, 3, 8, 24])
+async def test_spaces_in_a_request_line_behind_a_chunked_body_are_refused(
+    line: bytes, cut: int
+) -> None:
+    head = b"POST /x HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b"4;a=1\r\n\r\n\r\n\r\n0\r\nx-trailer: 1\r\n\r\n"
+    for trailer in (b"", line + b"\r\nHost: localhost\r\n\r\n"):
+        data = body + (trailer or b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with connection() as c:
+            c.app.respond.set()
+            c.protocol.data_received(head)
+            at = len(body) + cut
+            c.protocol.data_received(data[:at])
+            c.protocol.data_received(data[at:])
+            await eventually_async(lambda: c.transport.written.count(b"HTTP/1.1 "), equals=2)
+            assert c.app.messages[0]["body"] == b"\r\n\r\n"
+            assert (b"HTTP/1.1 400" in c.transport.written) == bool(trailer)
+
+
 async def test_a_body_over_its_limit_is_kept_no_further() -> None:
     async with connection(max_body_bytes=1024) as c:
         c.protocol.data_received(POST % 4000)

@@ -20,7 +20,7 @@ openai_responses.OPENAI_RESPONSES = WireApi(
 
 from ragboost.booster import Booster
 from ragboost.config import Settings
-from ragboost.hosted.lint.prompt import read_prompt
+from ragboost.hosted.lint.prompt import PromptParts
 from ragboost.hosted.prompt_blocks import prompt_blocks
 from ragboost.proxy.app import create_app
 from ragboost.formats import make_formats
@@ -71,7 +71,7 @@ event = {"usageMetadata": {"promptTokenCount": 9, "cachedContentTokenCount": 4}}
 assert has_usage(json.dumps(event).encode())
 assert read_usage(event)[:2] == (9, 4)
 assert len(prompt_blocks(first, seed=b"")) == 2
-assert len(read_prompt("1", first).messages) == 1
+assert [part.is_message for part in PromptParts.of(first).parts] == [False, True]
 assert "/v1/generate" in create_app(settings).direct
 """
 

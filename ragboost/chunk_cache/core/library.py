@@ -115,11 +115,13 @@ class ChunkLibrary:
 
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
         """Store a chunk. KV that was computed directly after the beginning of a prompt replaces KV
-        that has seen other chunks."""
+        behind more tokens, which may have seen other chunks; approximate KV replaces no exact KV.
+        So each chunk ends with the KV that has seen least, whoever stores it in which order."""
         self.store.put(key, kv)
         if is_first:
             stored = self.store.get(key)
-            if stored is not None and stored.base > kv.base:
+            is_worse = kv.exact_after is None and stored is not None and stored.exact_after
+            if stored is not None and stored.base > kv.base and not is_worse:
                 if stored.sensitivity is not None:
                     measures = {"sensitivity": stored.sensitivity, "influence": stored.influence}
                     kv = replace(kv, **measures)

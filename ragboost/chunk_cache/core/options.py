@@ -1,6 +1,6 @@
 """Read the options and positions of chunk reuse in the `ragboost` object of a request.
 
-    {"reuse": "exact" | "approx" | {"policy": "gradual", "ratio": 0.15},
+    {"reuse": "exact" | "approx" | {"policy": "anchored", "ratio": 0.15},
      "tenant": "...",                            shares stored chunks, within a `cache_salt`
      "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
                [[message, start, stop], ...],    in messages: characters of a message's text

@@ -5,13 +5,15 @@ vLLM: `kv_connector_extra_config` of `--kv-transfer-config`; SGLang:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ragboost.chunk_cache.core.request import SERVED_POLICIES, EngineChunkRequest
 from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
+from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import check_address, join_remote
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -35,6 +37,7 @@ class EngineChunkSettings:
     eviction: str = "heat"  # eviction policy of the store, see `EVICTION_POLICIES`
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
+    calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
     granularity: int = 1
     # maximum tokens that reuse computes in one step of the engine, beside the scheduler's own; 0:
     # as many as the scheduler's. A prompt that needs more is filled over several steps
@@ -62,6 +65,8 @@ class EngineChunkSettings:
             raise ConfigError(
                 f"`policy` must be one of {', '.join(SERVED_POLICIES)}, got {settings.policy!r}"
             )
+        if settings.calibration:
+            settings = settings._calibrated(values)
         make_eviction_policy(settings.eviction)
         if settings.remote:
             check_address(settings.remote)
@@ -71,6 +76,21 @@ class EngineChunkSettings:
             if getattr(settings, name) < 1:
                 raise ConfigError(f"`{name}` must be at least 1, got {getattr(settings, name)}")
         return settings
+
+    def _calibrated(self, values: Mapping[str, Any]) -> "EngineChunkSettings":
+        if beside := sorted({"policy", "ratio"} & set(values)):
+            raise ConfigError(f"`calibration` decides `{beside[0]}`: set one of them only")
+        chosen = Calibration.read(Path(self.calibration))
+        return replace(self, policy=chosen.policy, ratio=chosen.ratio)
+
+    def check_model(self, model: ReusableModel) -> None:
+        """Check that the calibration was made for a model.
+
+        Raises:
+            ConfigError: it was made for another one.
+        """
+        if self.calibration:
+            Calibration.read(Path(self.calibration)).check(model)
 
     @property
     def has_more_than_memory(self) -> bool:

@@ -5,11 +5,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from ragboost.errors import RequestError
 from ragboost.jsonl import read_objects
 from ragboost.types import as_documents
 
-SYSTEM = "Answer the question from the documents, in as few words as possible.\n\n"
+SYSTEM = "Answer the question from the documents, in as few words as possible."
+_DOCUMENTS = "{ragboost: the documents}"  # their place, while a chat template writes the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,24 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
     for document in as_documents(documents, where=f"{where}: documents"):
         title = f"{document.title}\n" if document.title else ""
         chunks.append(ids(f"{title}{document.text}\n\n"))
-    return Case(
-        tuple(tokenizer.encode(row.get("system") or SYSTEM)),
-        tuple(chunks),
-        ids(f"Question: {question}\nAnswer:"),
-        task=task,
-        answers=answers,
-    )
+    before, after = _frame(tokenizer, row.get("system") or SYSTEM, question)
+    return Case(before, tuple(chunks), ids(after), task=task, answers=answers)
+
+
+def _frame(tokenizer: Any, system: str, question: str) -> tuple[tuple[int, ...], str]:
+    """Return the tokens before the documents and the text behind them, as the model's chat template
+    writes them, if there is one."""
+    if getattr(tokenizer, "chat_template", None):
+        user = {"role": "user", "content": f"{_DOCUMENTS}{question}"}
+        try:
+            text = tokenizer.apply_chat_template(
+                [{"role": "system", "content": system}, user],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(f"the model's chat template failed: {error}") from None
+        before, found, after = text.partition(_DOCUMENTS)
+        if found:
+            return tuple(tokenizer.encode(before, add_special_tokens=False)), after
+    return tuple(tokenizer.encode(f"{system}\n\n")), f"Question: {question}\nAnswer:"

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ragboost.chunk_cache.eval.arms import ArmSummary
 from ragboost.chunk_cache.eval.runner import EvalRow
 from ragboost.plots import line_plot
 
@@ -26,14 +27,37 @@ def table(rows: Sequence[EvalRow]) -> str:
         )
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+    return _aligned([head, *body])
+
+
+def _aligned(lines: Sequence[Sequence[str]], *, num_names: int = 2) -> str:
+    """Return lines of cells as a text table; all but the first columns are aligned right."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
+            cell.ljust(width) if column < num_names else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
-        for line in (head, *body)
+        for line in lines
     )
+
+
+def calibration_table(rows: Sequence[ArmSummary]) -> str:
+    """Return the arms of a calibration as a text table with a header."""
+    head = ("policy", "ratio", "KL first", "KL answer", "same first", "same answer", "cost")
+    body = [
+        (
+            row.policy,
+            f"{row.ratio:.2f}",
+            f"{row.kl:.4f}",
+            f"{row.kl_answer:.4f}",
+            f"{row.same_first:.2f}",
+            f"{row.same_answer:.2f}",
+            f"{row.cost:.3f}",
+        )
+        for row in rows
+    ]
+    return _aligned([head, *body], num_names=1)
 
 
 def as_json(rows: Sequence[EvalRow]) -> list[dict[str, Any]]:

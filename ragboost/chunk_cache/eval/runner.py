@@ -113,15 +113,20 @@ class AnswerScorer:
 
 def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[int]:
     """Decode greedily after a prefill up to an end token, appending to its cache."""
-    config = reuse.adapter.model.generation_config
-    end = config.eos_token_id if config else None
     return reuse.adapter.decode(
         result.cache,
         result.logits,
         position=result.num_tokens,
         max_tokens=max_new_tokens,
-        stop_ids=end if isinstance(end, list) else [end],
+        stop_ids=stop_ids(reuse),
     )
+
+
+def stop_ids(reuse: ChunkReuse) -> list[int | None]:
+    """Return the tokens that end a generation."""
+    config = reuse.adapter.model.generation_config
+    end = config.eos_token_id if config else None
+    return end if isinstance(end, list) else [end]
 
 
 def _policy(name: str, case: Case) -> SelectionPolicy:

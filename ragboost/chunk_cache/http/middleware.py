@@ -11,7 +11,6 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,16 +45,15 @@ from ragboost.chunk_cache.http.asgi import (
     with_body_length,
 )
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
+from ragboost.chunk_cache.http.paths import CHAT, COMPLETIONS, PREFETCHES, PROMPT_ROUTES
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder
 from ragboost.chunk_cache.http.usage import UsageWriter
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
-from ragboost.errors import RequestError
+from ragboost.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_PREFETCHES = MappingProxyType({f"/chunk_prefetch{path}": path for path in (CHAT, COMPLETIONS)})
 _LOAD_TIMEOUT_S = MAX_WAIT_S + 1.0  # the engine answers earlier
 _MARK = f'"{FIELD}"'.encode()
 
@@ -123,7 +121,10 @@ class ReuseMiddleware(ABC):
         """Return the chunk reuse of requests that do not ask for it."""
         if self._defaults is not None:
             return self._defaults
-        engine = self.engine(scope)
+        try:
+            engine = self.engine(scope)
+        except ConfigError as error:  # such as a calibration that is gone
+            engine = str(error)
         if isinstance(engine, str):
             return ReuseDefaults(refusal=engine)
         settings = engine.settings
@@ -148,9 +149,9 @@ class ReuseMiddleware(ABC):
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
             await respond(send, 200, self.defaults(scope).describe())
-        elif method == "POST" and path in _PREFETCHES:
-            await self._prefetch({**scope, "path": _PREFETCHES[path]}, receive, send)
-        elif method == "POST" and path in (CHAT, COMPLETIONS):
+        elif method == "POST" and path in PREFETCHES:
+            await self._prefetch({**scope, "path": PREFETCHES[path]}, receive, send)
+        elif method == "POST" and PROMPT_ROUTES.search(path):
             await self._complete(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -179,7 +180,7 @@ class ReuseMiddleware(ABC):
                 send, 400, _error(RequestError("the body is too large, or no plain JSON"))
             )
             return
-        extension = fields.get(FIELD) if fields is not None else None
+        extension = fields.get(FIELD) if fields and scope["path"] in (CHAT, COMPLETIONS) else None
         if fields is None or not isinstance(extension, dict):
             await self._app(scope, body.receive, send)
             return
@@ -205,13 +206,19 @@ class ReuseMiddleware(ABC):
             self._inbox.forget(ticket)
 
     def _without_plan(self, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Return a body without a plan of the client's own, which could name another tenant; None
-        if it has none."""
-        params = fields.get(self.params_field)
-        if not isinstance(params, dict) or PARAMS_KEY not in params:
-            return None
-        rest = {name: value for name, value in params.items() if name != PARAMS_KEY}
-        return {**fields, self.params_field: rest or None}
+        """Remove the client's own plans, which could name another tenant; None if none are."""
+        values: list[Any] = [fields]
+        has_plan = False
+        while values:  # as deeply nested as the parser allows
+            value = values.pop()
+            if isinstance(value, dict):
+                params = value.get(self.params_field)
+                if isinstance(params, dict) and PARAMS_KEY in params:
+                    rest = {name: params[name] for name in params if name != PARAMS_KEY}
+                    value[self.params_field], has_plan = rest or None, True
+                value = value.values()
+            values += [inner for inner in value if isinstance(inner, dict | list)]
+        return fields if has_plan else None
 
     def _has_plan(self, data: bytes) -> bool:
         """Return True if Python's parser, which servers use, finds a plan: it reads UTF-16, NaN."""

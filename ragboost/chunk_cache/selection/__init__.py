@@ -20,16 +20,15 @@ POLICIES = {
     "cachecraft-peak": "cachecraft:CacheCraftPeak",
     "a3": "a3:A3",
     "fusionrag": "fusionrag:FusionRAG",
-    "fusionrag-literal": "fusionrag:FusionRAGLiteral",
     "mean-layers": "fusionrag:MeanLayers",
-    "two-stage": "two_stage:TwoStage",
+    "anchored": "anchored:Anchored",
     "gradual": "gradual:Gradual",
     "hybrid": "hybrid:Hybrid",
     "hybrid-offline": "hybrid:HybridOffline",
 }
 MEASURED = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
 """Policies that need measurements stored with each chunk, see `precompute.prime`."""
-DEFAULT_POLICY = "gradual"
+DEFAULT_POLICY = "anchored"
 DEFAULT_RATIO = 0.15
 
 

@@ -13,7 +13,12 @@ class Epic(SelectionPolicy):
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         yield from ()
-        starts = torch.tensor([start for start, _ in view.assembly.chunks])
-        starts = starts.to(view.candidates.device)
-        chunk = torch.searchsorted(starts, view.candidates, right=True) - 1
-        return -(view.candidates - starts[chunk]).float()
+        return closeness_to_start(view)
+
+
+def closeness_to_start(view: SelectionView) -> torch.Tensor:
+    """Return the negative distance of each candidate to the start of its chunk, (candidates,)."""
+    starts = torch.tensor([start for start, _ in view.assembly.chunks])
+    starts = starts.to(view.candidates.device)
+    chunk = torch.searchsorted(starts, view.candidates, right=True) - 1
+    return -(view.candidates - starts[chunk]).float()

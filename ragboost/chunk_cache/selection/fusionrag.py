@@ -1,7 +1,7 @@
 """FusionRAG's query-guided selection (section 3.2): the tokens that the question attends to.
 
-The paper's text runs the question alone; the authors' code runs it over the reused KV, which finds
-more. `fusionrag` is the latter.
+The paper's text runs the question alone; the authors' code, and this one, run it over the reused
+KV, which finds more.
 """
 
 import torch
@@ -16,14 +16,6 @@ class FusionRAG(SelectionPolicy):
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         return (yield from view.question_attention())[-1, view.candidates]
-
-
-class FusionRAGLiteral(SelectionPolicy):
-    """Selection by the last layer's attention of a question that has seen only the system prompt
-    and itself, with a softmax per chunk."""
-
-    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
-        return (yield from view.question_alone_attention())[-1, view.candidates]
 
 
 class MeanLayers(SelectionPolicy):

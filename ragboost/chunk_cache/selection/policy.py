@@ -74,7 +74,7 @@ def require_measured(
             raise ChunkCacheError(
                 f"the policy {policy} needs the {measure} of every reused chunk, and chunk "
                 f"{number} was stored without it; prepare the chunks with `ragboost precompute`, "
-                "or use a policy that needs no measurements, such as gradual"
+                "or use a policy that needs no measurements, such as anchored"
             )
 
 

@@ -18,7 +18,6 @@ from ragboost.chunk_cache.model.attention.backend import (
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
 from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
-from ragboost.chunk_cache.model.recompute import recompute
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.errors import ChunkCacheError
 
@@ -80,34 +79,6 @@ class SelectionView:
     def mean_question_attention(self) -> Steps[torch.Tensor]:
         """Return `question_attention` averaged over the layers, (tokens,)."""
         return (yield from self.question_attention()).mean(0)
-
-    def question_alone_attention(self) -> Steps[torch.Tensor]:
-        """Return the same for a question that attends only to the system prompt and itself. Its
-        queries meet the keys of each chunk in a separate softmax."""
-        visible = torch.zeros(len(self.assembly.tokens), dtype=torch.bool)
-        visible = visible.to(self.assembly.source.device)
-        visible[: self.assembly.chunks[0][0] if self.assembly.chunks else 0] = True
-        visible &= self.assembly.source != TokenSource.MISSING
-        visible[self.assembly.question :] = True
-        chunks = self.assembly.chunks
-        mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
-
-        def observe(layer: int, inputs: AttentionInputs) -> None:
-            for start, stop in chunks:
-                mass[layer, start:stop] += attention_mass(inputs, first=start, last=stop)
-
-        for rows in self._pace.pieces(self._question_rows()):
-            self._run(rows, ForwardPlan(rows, visible=visible, observe=observe))
-            yield len(rows)
-        return self._model.ranks.sum(mass)
-
-    def repair(self, positions: torch.Tensor) -> Steps[None]:
-        """Recompute these tokens in the reused KV; later measurements see the result."""
-        rows = self.assembly.rows_to_compute(positions)
-        yield from recompute(
-            self._model, self.assembly, rows, backend=self._backend, pace=self._pace
-        )
-        self._attention = self._fresh = None
 
     def fresh_layer(self) -> Steps[FreshLayer]:
         """Return layer `CHECK_LAYER` computed for all tokens that are not exact, at the cost of
@@ -212,24 +183,17 @@ def _weights(inputs: AttentionInputs) -> Iterator[torch.Tensor]:
         yield attention_weights(inputs, inputs.query[:, :, part], inputs.key, mask)
 
 
-def attention_mass(
-    inputs: AttentionInputs, *, num_rows: int | None = None, first: int = 0, last: int | None = None
-) -> torch.Tensor:
+def attention_mass(inputs: AttentionInputs, *, num_rows: int | None = None) -> torch.Tensor:
     """Return the attention of the last rows to each key, summed over heads and rows, (keys,).
 
     Args:
         num_rows: number of the last rows; None: all.
-        first, last: range [first, last) of the keys in the softmax.
     """
-    last = inputs.num_keys if last is None else last
-    key = inputs.key[:, :, first:last]
-    mass = torch.zeros(last - first, device=key.device)
+    mass = torch.zeros(inputs.num_keys, device=inputs.key.device)
     begin = 0 if num_rows is None else inputs.query.shape[2] - num_rows
     for row in range(begin, inputs.query.shape[2], _ROWS):
         part = slice(row, row + _ROWS)
-        mask = exact_mask(
-            inputs.positions[part], last - first, window=inputs.window, first_key=first
-        )
-        weights = attention_weights(inputs, inputs.query[:, :, part], key, mask)
+        mask = exact_mask(inputs.positions[part], inputs.num_keys, window=inputs.window)
+        weights = attention_weights(inputs, inputs.query[:, :, part], inputs.key, mask)
         mass += weights.nan_to_num().sum((0, 1, 2))  # a window may mask a row entirely
     return mass

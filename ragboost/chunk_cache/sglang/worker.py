@@ -40,7 +40,7 @@ class PoolFiller(SlotFiller):
     ) -> None:
         self._runner, model = runner, SGLangModel(runner, ranks=ranks)
         self._layers, self._store = model.layers, settings.make_store()
-        super().__init__(model, self._store, backend=settings.backend, rows=rows)
+        super().__init__(model, self._store, settings=settings, rows=rows)
 
     @property
     def num_passes(self) -> int:

@@ -78,7 +78,7 @@ class BlockFiller(SlotFiller):
         device = torch.device(runner.device)
         model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
         rows = int(config.scheduler_config.max_num_batched_tokens)
-        super().__init__(model, self._make_store(settings), backend=settings.backend, rows=rows)
+        super().__init__(model, self._make_store(settings), settings=settings, rows=rows)
         self.num_layers = model.num_layers
         self.block_size = int(config.cache_config.block_size)
         self.outcomes: dict[str, TokenOrigins] = {}  # until the scheduler takes them

@@ -10,13 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
+from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.config import EngineSettings
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.routes import body_schemas, router
 from ragboost.engine.http.sse import ClientLeftError
-from ragboost.engine.loading import load_model, make_engine, served_policies
+from ragboost.engine.loading import load_model, make_engine, reuse_options, served_policies
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
 from ragboost.version import __version__
@@ -70,7 +70,7 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
         loaded,
         reuse=ReuseDefaults(
             is_approx=settings.reuse == "approx",
-            options=ReuseOptions(settings.reuse_policy, settings.reuse_ratio),
+            options=reuse_options(settings),
             refusal=loaded.reuse_refusal,
             policies=served_policies(engine.chunk_filler.reuse) if engine.chunk_filler else (),
         ),

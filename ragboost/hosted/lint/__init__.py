@@ -1,4 +1,4 @@
-"""Find what breaks prompt caches in a log of requests. Knows files; changes nothing."""
+"""Find what breaks prompt caches, in a log or request by request. Changes nothing."""
 
 from ragboost.hosted.lint.report import LintReport, lint_log
 

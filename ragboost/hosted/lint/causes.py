@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from ragboost.hosted.lint.prompt import LoggedPart, LoggedPrompt, common_length
+from ragboost.hosted.lint.prompt import PromptPart, PromptParts, common_length
+from ragboost.wires.body import has_cache_mark
+from ragboost.wires.providers import PROMPT_CACHES
+from ragboost.wires.registry import ANY
 
 _AROUND = 120  # characters around the first difference that are searched for dates and ids
+_FOLLOWING = 3  # characters behind a value that changes, which are equal
 _SHOWN = 60
 _MAX_JSON = 1_000_000
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
@@ -47,7 +51,32 @@ class Cause(StrEnum):
     TRUNCATED = "truncated history"
     SYSTEM = "changed system prompt"
     MESSAGE = "changed message"
+    IMAGE = "changed image"
     MODEL = "another model"
+    OPTIONS = "changed options"
+    BREAKPOINT = "missing breakpoint"
+    EXPIRED = "too late"
+
+
+MENDS = {
+    Cause.TIME: "move it behind the documents, or into the last message",
+    Cause.RANDOM_ID: "remove it, or move it into the last message",
+    Cause.TOOL_ORDER: 'sort the tools, or set stable = "safe"',
+    Cause.TOOLS: "send the same tools with every request",
+    Cause.KEY_ORDER: 'encode JSON with sorted keys; in tools, stable = "safe" does',
+    Cause.ITEM_ORDER: "keep the items in one order, or give them as documents to the proxy",
+    Cause.ITEMS: "append to the end only, or move the items into the last message",
+    Cause.WHITESPACE: "render the prompt in one place",
+    Cause.TRUNCATED: "truncate rarely and by much, not a little with every request",
+    Cause.SYSTEM: "keep the system prompt, and put what changes into the last message",
+    Cause.MESSAGE: "send earlier messages as they were sent before",
+    Cause.IMAGE: "send earlier images as they were sent before, with the same detail",
+    Cause.MODEL: "stay with one model in a conversation: each has a cache of its own",
+    Cause.OPTIONS: "keep the options of a conversation",
+    Cause.BREAKPOINT: "keep a breakpoint within 20 blocks behind the last one",
+    Cause.EXPIRED: "ask sooner, or set breakpoints with a longer ttl",
+}
+"""What helps against each cause, in one line."""
 
 
 class PrefixBreak(NamedTuple):
@@ -63,36 +92,110 @@ class PrefixBreak(NamedTuple):
     after: str  # the later text from there
 
 
-def compare(before: LoggedPrompt, after: LoggedPrompt) -> PrefixBreak | None:
-    """Return the first difference; None if the later prompt continues the earlier one."""
+def compare(before: PromptParts, after: PromptParts) -> PrefixBreak | None:
+    """Return the first difference; None if the later prompt continues the earlier one, or is a
+    beginning of it."""
     if before.model != after.model:
-        return PrefixBreak(
-            Cause.MODEL, "model", "model", 0, 0, before.num_bytes, before.model, after.model
-        )
-    equal_bytes = 0
+        lost = min(before.num_bytes, after.num_bytes)
+        return PrefixBreak(Cause.MODEL, "model", "model", 0, 0, lost, before.model, after.model)
+    if (name := _changed(before, after, ANY.head_options)) is not None:
+        return _option_break(before, after, name, equal_bytes=0)
+    equal_bytes, is_above = 0, True
     for at, old in enumerate(before.parts):
+        if is_above and old.is_message:
+            is_above = False
+            if (name := _changed(before, after, ANY.message_options)) is not None:
+                return _option_break(before, after, name, equal_bytes=equal_bytes)
         new = after.parts[at] if at < len(after.parts) else None
-        if new is not None and old.digest == new.digest:
-            equal_bytes += old.size
-            continue
-        return _difference(before, after, at, new, equal_bytes)
+        if new is None:
+            return None  # all of it was sent
+        if old.path != new.path or old.text != new.text:
+            return _difference(before, after, at, new, equal_bytes)
+        equal_bytes += old.size
+    return _breakpoint_break(before, after)
+
+
+def _changed(before: PromptParts, after: PromptParts, names: Sequence[str]) -> str | None:
+    old, new = before.options, after.options
+    return next((name for name in names if old.get(name) != new.get(name)), None)
+
+
+def _option_break(
+    before: PromptParts, after: PromptParts, name: str, *, equal_bytes: int
+) -> PrefixBreak:
+    lost = min(before.num_bytes, after.num_bytes) - equal_bytes
+    old, new = (json.dumps(parts.options.get(name))[:_SHOWN] for parts in (before, after))
+    return PrefixBreak(Cause.OPTIONS, name, "options", 0, equal_bytes, max(0, lost), old, new)
+
+
+def _breakpoint_break(before: PromptParts, after: PromptParts) -> PrefixBreak | None:
+    """Return the break of a prompt that is continued, but not read up to where it was written:
+    an API looks for what was written at a breakpoint and in a number of blocks before it."""
+    written, read = _marked_blocks(before), _marked_blocks(after)
+    if not written:
+        return None
+    reached = [w for w in written if any(w <= r < w + num for r, num in read.items())]
+    found = max(reached, default=-1)
+    last = max(written)
+    if found == last:
+        return None
+    ends, num_bytes, hit_bytes = -1, 0, 0
+    for old in before.parts:
+        ends, num_bytes = ends + len(old.blocks), num_bytes + old.size
+        if ends <= found:
+            hit_bytes = num_bytes
+        if ends >= last:
+            lost = num_bytes - hit_bytes
+            return PrefixBreak(
+                Cause.BREAKPOINT, old.path, old.place, 0, hit_bytes, lost, old.text[-_SHOWN:], ""
+            )
     return None
 
 
+def _marked_blocks(prompt: PromptParts) -> dict[int, int]:
+    """Return the numbers of the blocks with a breakpoint, counted from the prompt's start, and in
+    how many blocks an API looks from there for what was written."""
+    blocks = [block for part in prompt.parts for block in part.blocks]
+    lookbacks = {cache.mark: cache.lookback for cache in PROMPT_CACHES if cache.mark}
+    marked = {
+        number: max([num for mark, num in lookbacks.items() if block.get(mark) is not None])
+        for number, block in enumerate(blocks)
+        if has_cache_mark(block)
+    }
+    if prompt.is_marked and blocks:
+        marked[len(blocks) - 1] = min(lookbacks.values())
+    return marked
+
+
+def expired_break(before: PromptParts, *, seconds: float) -> PrefixBreak | None:
+    """Return the break of a prompt that is continued after its breakpoints' lifetime."""
+    lifetimes = [_lifetime_s(block) for part in before.parts for block in part.blocks]
+    longest = max(lifetimes, default=0.0)
+    if not 0 < longest < seconds or not before.parts:
+        return None
+    first, lost = before.parts[0], before.num_bytes
+    waited, kept = f"{seconds:.0f} s", f"kept for {longest:.0f} s"
+    return PrefixBreak(Cause.EXPIRED, first.path, first.place, 0, 0, lost, kept, waited)
+
+
+def _lifetime_s(block: Any) -> float:
+    """Return for how many seconds an API keeps what is before a block; 0 without a breakpoint."""
+    for cache in PROMPT_CACHES:
+        mark = block.get(cache.mark) if isinstance(block, dict) and cache.mark else None
+        if isinstance(mark, dict):
+            named = [ttl for ttl, value in cache.ttls if value.get("ttl") == mark.get("ttl")]
+            return named[0] if named else cache.ttls[0][0]
+    return 0.0
+
+
 def _difference(
-    before: LoggedPrompt, after: LoggedPrompt, at: int, new: LoggedPart | None, equal_bytes: int
+    before: PromptParts, after: PromptParts, at: int, new: PromptPart, equal_bytes: int
 ) -> PrefixBreak | None:
     old = before.parts[at]
-    if new is None:
-        if at == len(before.parts) - 1:
-            return None  # the last message was taken back: all that was sent is cached
-        last = after.parts[-1].path if after.parts else "messages"
-        lost = before.num_bytes - equal_bytes
-        return PrefixBreak(
-            Cause.TRUNCATED, last, old.place, 0, equal_bytes, lost, old.text[:_SHOWN], ""
-        )
     common = common_length(old.text, new.text)
     offset = len(old.text[:common].encode("utf-8", "surrogatepass"))
+    if at == len(before.parts) - 1 and common == len(old.text) and old.place == "prompt":
+        return None  # a prompt that grows
     start = max(0, common - _SHOWN // 3)
     return PrefixBreak(
         _cause(before, after, at, common),
@@ -100,13 +203,13 @@ def _difference(
         new.place,
         offset,
         equal_bytes + offset,
-        before.num_bytes - equal_bytes - offset,
+        min(before.num_bytes, after.num_bytes) - equal_bytes - offset,
         old.text[start : start + _SHOWN],
         new.text[start : start + _SHOWN],
     )
 
 
-def _cause(before: LoggedPrompt, after: LoggedPrompt, at: int, common: int) -> Cause:
+def _cause(before: PromptParts, after: PromptParts, at: int, common: int) -> Cause:
     old, new = before.parts[at], after.parts[at]
     if "tools" in (old.place, new.place):
         return _tools_cause(before, after, old, new, common)
@@ -120,7 +223,7 @@ def _cause(before: LoggedPrompt, after: LoggedPrompt, at: int, common: int) -> C
 
 
 def _tools_cause(
-    before: LoggedPrompt, after: LoggedPrompt, old: LoggedPart, new: LoggedPart, common: int
+    before: PromptParts, after: PromptParts, old: PromptPart, new: PromptPart, common: int
 ) -> Cause:
     olds, news = (
         [part for part in prompt.parts if part.place == "tools"] for prompt in (before, after)
@@ -141,15 +244,17 @@ def _tool_name(value: Any) -> str:
     return str(inner.get("name")) if isinstance(inner, dict) else ""
 
 
-def _is_truncated(before: LoggedPrompt, after: LoggedPrompt, at: int) -> bool:
-    later = {part.digest: index for index, part in enumerate(before.parts) if index > at}
+def _is_truncated(before: PromptParts, after: PromptParts, at: int) -> bool:
+    later = {part.text: index for index, part in enumerate(before.parts) if index > at}
     following = list(enumerate(after.parts))[at : at + 3]
-    return any(later.get(part.digest, 0) > index for index, part in following)
+    return any(later.get(part.text, 0) > index for index, part in following)
 
 
-def _text_cause(old: LoggedPart, new: LoggedPart, common: int) -> Cause | None:
+def _text_cause(old: PromptPart, new: PromptPart, common: int) -> Cause | None:
     if _sorted(old.value) == _sorted(new.value):
         return Cause.KEY_ORDER
+    if _is_in_image(old.value, new.value):
+        return Cause.IMAGE
     a, b = _strings(old), _strings(new)
     for before, after in zip(a, b, strict=False):
         if before != after:
@@ -172,7 +277,7 @@ def _string_cause(old: str, new: str) -> Cause | None:
     if len(a) > 1 and _same_items(a, b):
         return Cause.ITEM_ORDER
     common = Counter(a) & Counter(b)
-    if len(a) > 2 and len(a) != len(b) and common.total() >= min(len(a), len(b)) - 1:
+    if len(a) > 2 and len(a) != len(b) and common.total() == min(len(a), len(b)):
         return Cause.ITEMS
     return None
 
@@ -182,18 +287,22 @@ def _value_cause(old: str, new: str, common: int) -> Cause | None:
         return Cause.WHITESPACE
     patterns = ((_UUID, Cause.RANDOM_ID), (_TIME, Cause.TIME), (_RANDOM, Cause.RANDOM_ID))
     for pattern, cause in patterns:
-        if _covers(pattern, old, common) and _covers(pattern, new, common):
+        a, b = _matched(pattern, old, common), _matched(pattern, new, common)
+        if a is not None and b is not None and a == b:
             return cause
     return None
 
 
-def _covers(pattern: re.Pattern[str], text: str, at: int) -> bool:
+def _matched(pattern: re.Pattern[str], text: str, at: int) -> str | None:
+    """Return what follows the match at a place of a text; None if there is no match."""
     start = max(0, at - _AROUND)
-    window = text[start : at + _AROUND]
-    return any(match.start() <= at - start <= match.end() for match in pattern.finditer(window))
+    for match in pattern.finditer(text[start : at + _AROUND]):
+        if match.start() <= at - start <= match.end():
+            return text[start + match.end() :][:_FOLLOWING]
+    return None
 
 
-def _strings(part: LoggedPart) -> list[str]:
+def _strings(part: PromptPart) -> list[str]:
     found: list[str] = []
 
     def visit(value: Any) -> None:
@@ -205,6 +314,19 @@ def _strings(part: LoggedPart) -> list[str]:
 
     visit(part.value)
     return found
+
+
+def _is_in_image(old: Any, new: Any) -> bool:
+    """Return True if the first difference of two values is in an image."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if old.get("type") == new.get("type") and old.get("type") in ANY.image_types:
+            return True
+        pairs = [(old[name], new.get(name)) for name in old]
+    elif isinstance(old, list) and isinstance(new, list):
+        pairs = list(zip(old, new, strict=False))
+    else:
+        return False
+    return next((_is_in_image(a, b) for a, b in pairs if a != b), False)
 
 
 def _items(text: str) -> list[str]:

@@ -1,62 +1,90 @@
-"""Divide a logged request into the parts of its prompt, in the order in which APIs cache them.
+"""Divide a request into the parts of its prompt, in the order in which APIs cache them.
 
 Tools come first, then the system prompt, then the messages. Whitespace between JSON values, cache
 breakpoints and fields that are no part of the prompt do not count.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ragboost.wires.body import has_cache_mark
 from ragboost.wires.providers import CACHE_MARKS
-from ragboost.wires.registry import ANY
+from ragboost.wires.registry import ANY, CONTENTS
 
-_PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
+PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
 _BYTES_PER_TOKEN = 4
+# Anthropic's choices, which its messages are rendered with; others are enforced while decoding.
+_CHOICES = ("any", "tool", "none")
 
 
 @dataclass(frozen=True)
-class LoggedPart:
+class PromptPart:
     """One tool, the system prompt, or one message."""
 
     path: str  # its place in the body, such as `messages[3]`
     place: str  # the same for reports, without numbers: `tools`, `system`, `user message`
-    value: Any  # the decoded JSON, without breakpoints
-    text: str  # the value as JSON, keys in the order of the request
+    source: Any  # the decoded JSON
+
+    @cached_property
+    def value(self) -> Any:
+        """The JSON without breakpoints."""
+        return _joined(_plain(self.source))
+
+    @cached_property
+    def text(self) -> str:
+        """The value as JSON, keys in the order of the request."""
+        value = self.value
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     @cached_property
     def size(self) -> int:
         """Its bytes in UTF-8."""
         return len(self.text.encode("utf-8", "surrogatepass"))
 
-    @cached_property
-    def digest(self) -> bytes:
-        """Hash of its text."""
-        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).digest()[:16]
-
     @property
     def is_message(self) -> bool:
         """True for a message of the conversation, False for what stands above."""
         return self.place not in ("tools", "system")
 
+    @property
+    def blocks(self) -> list[Any]:
+        """The blocks at which a breakpoint can be set; the part itself where it has none."""
+        content = self.source
+        if isinstance(content, dict) and not has_cache_mark(content) and self.place != "tools":
+            content = next((content[n] for n in CONTENTS.values() if n in content), content)
+        return content if isinstance(content, list) and content else [content]
+
 
 @dataclass(frozen=True)
-class LoggedPrompt:
-    where: str  # file and line
-    model: str  # empty if unknown
-    name: str  # of its conversation; empty if it is not named
-    parts: tuple[LoggedPart, ...]  # in the order in which an API reads them
+class PromptParts:
+    """The parts of one request."""
 
-    @property
-    def messages(self) -> tuple[LoggedPart, ...]:
-        return tuple([part for part in self.parts if part.is_message])
+    model: str  # empty if unknown
+    options: Mapping[str, Any]  # other fields that change how the prompt is rendered
+    parts: tuple[PromptPart, ...]  # in the order in which an API reads them
+    is_marked: bool  # the API is asked to set a breakpoint at the end
 
     @cached_property
     def num_bytes(self) -> int:
         return sum([part.size for part in self.parts])
+
+    def head(self) -> "PromptParts":
+        """Return what stands above the messages."""
+        above = tuple([part for part in self.parts if not part.is_message])
+        return PromptParts(self.model, {}, above, False)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> "PromptParts":
+        model = body.get("model")
+        options = {name: body.get(name) for name in (*ANY.head_options, *ANY.message_options)}
+        choice = options.get("tool_choice")
+        if not isinstance(choice, dict) or choice.get("type") not in _CHOICES:
+            options["tool_choice"] = None
+        name = model if isinstance(model, str) else ""
+        return cls(name, options, tuple(_parts(body)), has_cache_mark(body))
 
 
 def estimate_tokens(num_bytes: int) -> int:
@@ -75,65 +103,33 @@ def common_length(a: str, b: str) -> int:
     return low
 
 
-def read_prompt(where: str, row: Mapping[str, Any]) -> LoggedPrompt | None:
-    """Read a logged request; return None if the object has no prompt.
-
-    Args:
-        row: the body of a request, or an object with one as `body`, `request` or `request_body`.
-    """
-    body = body_of(row)
-    if not any(body.get(name) for name in _PROMPTS):
-        return None
-    model = body.get("model")
-    return LoggedPrompt(
-        where,
-        model if isinstance(model, str) else "",
-        _name(row) or _name(body),
-        tuple(_parts(body)),
-    )
-
-
-def body_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the body of a request in a line, which may be the line's object itself."""
-    for name in ("body", "request", "request_body"):
-        if isinstance(inner := row.get(name), dict):
-            return inner
-    return row
-
-
-def _name(holder: Mapping[str, Any]) -> str:
-    ours = holder.get("ragboost")
-    metadata = holder.get("metadata")
-    for where in (holder, ours, metadata):
-        for field in ("session_id", "conversation_id"):
-            value = where.get(field) if isinstance(where, dict) else None
-            if isinstance(value, str) and value:
-                return value
+def conversation_name(*holders: Mapping[str, Any]) -> str:
+    """Return the name that a logged request gives to its conversation; empty if none."""
+    for holder in holders:
+        for where in (holder, holder.get("ragboost"), holder.get("metadata")):
+            for field in ("session_id", "conversation_id"):
+                value = where.get(field) if isinstance(where, dict) else None
+                if isinstance(value, str) and value:
+                    return value
     return ""
 
 
-def _parts(body: Mapping[str, Any]) -> Iterator[LoggedPart]:
+def _parts(body: Mapping[str, Any]) -> Iterator[PromptPart]:
     for field in ANY.tools:
         for at, tool in enumerate(_list(body.get(field))):
-            yield _part(f"{field}[{at}]", "tools", tool)
+            yield PromptPart(f"{field}[{at}]", "tools", tool)
     for field in ANY.instructions:
         if body.get(field):
-            yield _part(field, "system", body[field])
-    for field in _PROMPTS:
+            yield PromptPart(field, "system", body[field])
+    for field in PROMPTS:
         value = body.get(field)
         if isinstance(value, str):
-            yield _part(field, "prompt", value)
+            yield PromptPart(field, "prompt", value)
         for at, message in enumerate(_list(value)):
             role = message.get("role", message.get("type")) if isinstance(message, dict) else None
             is_system = role in ANY.instruction_roles
             place = "system" if is_system else f"{role} message"[:40]
-            yield _part(f"{field}[{at}]", place, message)
-
-
-def _part(path: str, place: str, value: Any) -> LoggedPart:
-    value = _plain(value)
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return LoggedPart(path, place, value, text)
+            yield PromptPart(f"{field}[{at}]", place, message)
 
 
 def _plain(value: Any) -> Any:
@@ -144,12 +140,17 @@ def _plain(value: Any) -> Any:
         return value
     kept = {name: _plain(part) for name, part in value.items() if name not in CACHE_MARKS}
     for name in ANY.content:
-        content = kept.get(name)
-        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-            block = content[0]
-            if set(block) == {"type", "text"} and isinstance(block["text"], str):
-                kept[name] = block["text"]
+        if name in kept:
+            kept[name] = _joined(kept[name])
     return kept
+
+
+def _joined(content: Any) -> Any:
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        block = content[0]
+        if set(block) == {"type", "text"} and isinstance(block["text"], str):
+            return block["text"]
+    return content
 
 
 def _list(value: Any) -> list[Any]:

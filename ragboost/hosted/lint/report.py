@@ -1,6 +1,7 @@
 """Lint a log of requests: sum up what breaks the prompt cache, and what that costs."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,33 +10,20 @@ from rich.table import Table
 
 from ragboost.config import PriceSettings
 from ragboost.errors import RequestError
-from ragboost.hosted.lint.causes import Cause, PrefixBreak, compare
-from ragboost.hosted.lint.conversations import LoggedConversations
-from ragboost.hosted.lint.prompt import LoggedPrompt, body_of, estimate_tokens, read_prompt
+from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak
+from ragboost.hosted.lint.conversations import LastPrompts
+from ragboost.hosted.lint.live import PromptComparison
+from ragboost.hosted.lint.prompt import PROMPTS, PromptParts, conversation_name, estimate_tokens
 from ragboost.hosted.lint.varying import LoggedVarying
 from ragboost.hosted.receipts import find_price
 from ragboost.jsonl import Line, decode, read_lines
+from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.types import RecordedRequest
 
 _MAX_EXAMPLES = 3
 _MAX_FINDINGS = 1000
 _MAX_BAD_LINES = 20
 _MAX_LINE_BYTES = 64 * 1024 * 1024
-
-_ADVICE = {
-    Cause.TIME: "move it behind the documents, or into the last message",
-    Cause.RANDOM_ID: "remove it, or move it into the last message",
-    Cause.TOOL_ORDER: "sort the tools, or set stable.enabled",
-    Cause.TOOLS: "send the same tools with every request",
-    Cause.KEY_ORDER: "encode JSON with sorted keys, or set stable.enabled",
-    Cause.ITEM_ORDER: "keep the items in one order, or give them as documents to the proxy",
-    Cause.ITEMS: "append to the end only, or move the items into the last message",
-    Cause.WHITESPACE: "render the prompt in one place",
-    Cause.TRUNCATED: "truncate rarely and by much, not a little with every request",
-    Cause.SYSTEM: "keep the system prompt, and put what changes into the last message",
-    Cause.MESSAGE: "send earlier messages as they were sent before",
-    Cause.MODEL: "stay with one model in a conversation: each has a cache of its own",
-}
 
 
 @dataclass
@@ -57,7 +45,7 @@ class LintFinding:
             "times": self.times,
             "lost_tokens": self.lost_tokens,
             "cost": round(self.cost, 6),
-            "advice": _ADVICE[self.cause],
+            "advice": MENDS[self.cause],
             "examples": [
                 {
                     "earlier": earlier,
@@ -135,7 +123,7 @@ class LintReport:
             row = [str(finding.cause), finding.place]
             row += [f"{finding.times:,}", f"{finding.lost_tokens:,}"]
             row += [f"{finding.cost:.4f}"] if self.has_prices else []
-            shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{_ADVICE[finding.cause]}"
+            shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{MENDS[finding.cause]}"
             table.add_row(*row, shown.replace("[", r"\["))
         return table
 
@@ -166,15 +154,15 @@ def lint_log(
     Raises:
         RequestError: the file cannot be read, or none of its lines is a request.
     """
-    report, conversations, texts = LintReport(), LoggedConversations(), LoggedVarying()
+    report, prompts, texts = LintReport(), LastPrompts(clock=lambda: 0.0), LoggedVarying()
     for line in read_lines(path, max_bytes=_MAX_LINE_BYTES):
-        row = _read(line, report)
-        if isinstance(row, RecordedRequest):
+        logged = _read(line, report)
+        if isinstance(logged, RecordedRequest):
             report.requests += 1
-            report.prompt_tokens += texts.add_recorded(row)
-        elif row is not None:
-            _compare(conversations, row.prompt, report, prices=prices)
-            texts.add_body(row.body)
+            report.prompt_tokens += texts.add_recorded(logged)
+        elif logged is not None:
+            _compare(logged, prompts, report, prices=prices)
+            texts.add_body(logged.body.raw)
         if on_progress is not None:
             on_progress(line.number)
     report.varying = texts.advice()
@@ -185,43 +173,52 @@ def lint_log(
 
 
 class _LoggedRequest(NamedTuple):
-    body: Mapping[str, Any]
-    prompt: LoggedPrompt
+    body: JsonBody
+    name: str  # of its conversation; empty if it is not named
+    where: str
 
 
 def _compare(
-    conversations: LoggedConversations,
-    prompt: LoggedPrompt,
+    logged: _LoggedRequest,
+    prompts: LastPrompts,
     report: LintReport,
     *,
     prices: Sequence[PriceSettings],
 ) -> None:
+    parts = PromptParts.of(logged.body.fields)
     report.requests += 1
-    report.prompt_tokens += estimate_tokens(prompt.num_bytes)
-    before = conversations.continue_with(prompt)
+    report.prompt_tokens += estimate_tokens(parts.num_bytes)
+    before = prompts.replace(logged.body, name=logged.name, where=logged.where)
     if before is None:
         return
-    report.continued += 1
-    if (found := compare(before, prompt)) is not None:
-        price = find_price(prices, before.model)
-        report.add(before.where, prompt.where, found, price=price)
+    report.continued += not before.is_head_only
+    if (found := PromptComparison(before, logged.body).run()) is not None:
+        price = find_price(prices, parts.model)
+        report.add(before.prompt.where, logged.where, found, price=price)
 
 
 def _read(line: Line, report: LintReport) -> _LoggedRequest | RecordedRequest | None:
     if len(line.raw) > _MAX_LINE_BYTES:
         report.add_bad_line(f"{line.where}: longer than {_MAX_LINE_BYTES} bytes")
         return None
-    prompt = None
     try:
         row = decode(line.raw, where=line.where)
-        if isinstance(row, dict):
-            if (recorded := RecordedRequest.of(row)) is not None:
-                return recorded
-            prompt = read_prompt(line.where, row)
-    except (RequestError, RecursionError) as error:
+        if isinstance(row, dict) and (recorded := RecordedRequest.of(row)) is not None:
+            return recorded
+        inner = _body_of(row) if isinstance(row, dict) else {}
+        if any(inner.get(name) for name in PROMPTS):
+            raw = line.raw if inner is row else json.dumps(inner).encode()
+            return _LoggedRequest(JsonBody(raw), conversation_name(row, inner), line.where)
+    except (RequestError, MalformedBodyError, RecursionError) as error:
         report.add_bad_line(str(error) or f"{line.where}: nested too deeply")
         return None
-    if prompt is None:
-        report.add_bad_line(f"{line.where}: no request with `messages`, `input` or `prompt`")
-        return None
-    return _LoggedRequest(body_of(row), prompt)
+    report.add_bad_line(f"{line.where}: no request with `messages`, `input` or `prompt`")
+    return None
+
+
+def _body_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request in a line, which may be the line's object itself."""
+    for name in ("body", "request", "request_body"):
+        if isinstance(inner := row.get(name), dict):
+            return inner
+    return row

@@ -1,8 +1,6 @@
 """Find the text that differs before the documents in a log, as the proxy finds it live."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import Settings
@@ -29,12 +27,9 @@ class LoggedVarying:
             max_entries=_MAX_HEADS
         )
 
-    def add_body(self, body: Mapping[str, Any]) -> None:
-        try:
-            raw = json.dumps(body).encode()
+    def add_body(self, raw: bytes) -> None:
+        with suppress(RagBoostError, MalformedBodyError):  # the proxy would forward it as it is
             self._pieces.observe(parse_request(raw, (), formats=self._formats))
-        except (RagBoostError, MalformedBodyError):
-            pass  # the proxy would forward it as it is
 
     def add_recorded(self, request: RecordedRequest) -> int:
         """Add a line of `proxy.record`; return its prompt tokens."""

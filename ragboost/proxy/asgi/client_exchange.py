@@ -132,10 +132,10 @@ class RequestContext:
         if self._head is None:
             return
         head, self._head = self._head, None
+        held, self._held = self._held, []
         await self.send(head)
-        if self._held:
-            await self.send_body(b"".join(self._held))
-            self._held = []
+        if held:
+            await self.send_body(b"".join(held))
 
 
 class BodyTooLargeError(RequestError):

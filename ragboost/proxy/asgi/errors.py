@@ -31,6 +31,8 @@ async def on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), error
     request_id = request.headers.get("x-request-id") or new_request_id()
     headers = {"x-request-id": request_id}
+    if (retry_after_s := getattr(error, "retry_after_s", None)) is not None:
+        headers["retry-after"] = str(retry_after_s)
     return error_response(error.status, str(error), param=error.param, headers=headers)
 
 

@@ -166,6 +166,16 @@ class Metrics:
             "ragboost_predicted_cached_prompt_tokens_total",
             "Document tokens that the context index predicted as cached.",
         )
+        self._cache_breaks = self._counters(
+            "ragboost_cache_breaks_total",
+            "Requests that are not the continuation of the one before, by cause.",
+            ("cause",),
+        )
+        self._broken_tokens = self._counters(
+            "ragboost_cache_break_tokens_total",
+            "Prompt tokens that would have been cached without these, estimated.",
+            ("cause",),
+        )
         self._passage_bytes = self._plain_counter(
             "ragboost_passage_bytes_total",
             "Bytes of repeated tool results that were replaced by references.",
@@ -285,6 +295,10 @@ class Metrics:
         self._sent_documents.inc(sent)
         self._dropped_documents.inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
+
+    def count_cache_break(self, cause: str, *, lost_tokens: int) -> None:
+        self._cache_breaks[cause,].inc()
+        self._broken_tokens[cause,].inc(lost_tokens)
 
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)

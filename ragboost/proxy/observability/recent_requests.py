@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any
 
 from ragboost.context import Context
+from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import RequestContext
 from ragboost.wires.usage import Usage
 
@@ -54,6 +55,7 @@ class RecentRequests:
         *,
         backend: str,
         bypass: str | None,
+        cache_break: CacheBreak | None = None,
     ) -> None:
         """Add a completion that has ended.
 
@@ -68,6 +70,7 @@ class RecentRequests:
             "backend": backend,
             "status": request.status,
             "bypass": bypass,
+            "cache_break": cache_break.header.decode() if cache_break else None,
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,

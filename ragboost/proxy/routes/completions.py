@@ -179,7 +179,8 @@ class Completions(Passthrough):
             tokens = usage.prompt_tokens, usage.cached_tokens
             zones = PromptZones.of(usage, bought_tokens=upstream.bought_tokens)
             advice = self._advice(upstream)
-            return Receipt(*tokens, predicted, dropped, cost, zones, advice).encode()
+            found = upstream.cache_break.as_json() if upstream.cache_break else None
+            return Receipt(*tokens, predicted, dropped, cost, zones, advice, found).encode()
 
         return write
 
@@ -221,7 +222,14 @@ class Completions(Passthrough):
             if upstream.tracked is not None:
                 upstream.tracked.report_end(usage, backend=backend, is_computed=is_computed)
             bypass = upstream.bypass.reason if upstream.bypass is not None else None
-            self._recent.add(exchange, context, usage, backend=backend, bypass=bypass)
+            self._recent.add(
+                exchange,
+                context,
+                usage,
+                backend=backend,
+                bypass=bypass,
+                cache_break=upstream.cache_break,
+            )
             if self._log is not None and upstream.record is not None:
                 self._log.add(exchange, upstream.record, usage)
         if exchange.first_byte is not None:

@@ -71,6 +71,8 @@ _RESPONSE_HEADERS = {
     "x-ragboost-documents-dropped": "Given documents that were not sent again: duplicates, and "
     "those of earlier turns.",
     "x-ragboost-bypass": "Reason for which nothing was boosted; absent if something was.",
+    "x-ragboost-cache-break": "Where and why the prompt is not the continuation of the one before, "
+    "and what helps; absent if it is.",
     "x-ragboost-overhead-ms": "Time for parsing, boosting and encoding.",
     "x-ragboost-backend": "Name of the backend that responded.",
     "x-ragboost-cached-tokens-predicted": "Prompt tokens that its prefix cache was expected to "

@@ -225,6 +225,9 @@ class RecentCompletion(BaseModel):
     backend: str
     status: int
     bypass: str | None
+    cache_break: str | None = Field(
+        description="Why its prompt is not the continuation of the one before."
+    )
     ttft_ms: float | None
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -242,6 +245,14 @@ class VaryingText(BaseModel):
     advice: str = Field(description="Its tokens, how often it differs, and what helps.")
 
 
+class CacheBreakFigures(BaseModel):
+    """Requests that are not the continuation of the one before, of one cause."""
+
+    count: float
+    lost_tokens: float = Field(description="That would have been cached without it, estimated.")
+    mend: str
+
+
 class DashboardData(BaseModel):
     """The figures of the dashboard."""
 
@@ -253,6 +264,7 @@ class DashboardData(BaseModel):
     arms: dict[str, ArmFigures] = Field(
         description="Of a hold-out, `boosted` and `held_out`; empty without one."
     )
+    cache_breaks: dict[str, CacheBreakFigures] = Field(description="By cause, the worst first.")
     ttft: dict[str, FirstTokenTimes] = Field(description="For `boosted` and `bypassed` requests.")
     fidelity: PredictionQuality
     history: DashboardHistory

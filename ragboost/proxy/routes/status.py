@@ -3,11 +3,13 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragboost.errors import SessionStoreError
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.observability.merged import label_metrics, merge_readiness
 from ragboost.proxy.observability.metrics import CONTENT_TYPE
@@ -72,6 +74,9 @@ class StatusRoutes:
         problems = await self._state.backends.find_problems()
         is_ready = len(problems) < len(self._state.backends.all)
         response.status_code = 200 if is_ready else 503
+        if self._state.store.is_on_disk:  # a server that does not respond would delay the answer
+            with suppress(SessionStoreError):
+                await self._state.store.check()
         problem = self._state.store.problem
         status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
         own = Readiness(

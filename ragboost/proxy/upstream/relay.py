@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
+from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientWatch, RequestContext
 from ragboost.proxy.upstream.backends import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
@@ -44,6 +45,7 @@ class UpstreamRequest(NamedTuple):
     seconds: float | None = None  # to prepare it, without waiting; None: no completion
     dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
     arm: str | None = None  # None: its documents, if any, are no part of a comparison
+    cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
     worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
     varying: VaryingPiece | None = None  # differs before the documents, and is sent there
     record: RecordedRequest | None = None  # its shape, for `proxy.record`
@@ -63,6 +65,8 @@ class UpstreamRequest(NamedTuple):
         ]
         if self.bypass is not None:
             headers.append((b"x-ragboost-bypass", self.bypass.reason.encode()))
+        if self.cache_break is not None:
+            headers.append((b"x-ragboost-cache-break", self.cache_break.header))
         return headers
 
     @property
@@ -72,6 +76,7 @@ class UpstreamRequest(NamedTuple):
             "documents": self.num_documents,
             "documents_dropped": self.num_dropped,
             "bypass": self.bypass.reason if self.bypass else None,
+            "cache_break": str(self.cache_break.cause) if self.cache_break else None,
             "overhead_ms": round((self.seconds or 0.0) * 1000, 3),
         }
 

@@ -86,7 +86,7 @@ class ResponseReader:
         """Read a chunk of the body and return the bytes to send to the client now, maybe none."""
         self._num_bytes += len(chunk)
         if self._num_bytes > _MAX_BYTES:
-            self._is_readable = False
+            self._is_readable, self._chunks = False, []
         if self._is_stream:
             is_whole = not self._rest and chunk.endswith(b"\n\n")
             if is_whole and self._on_messages is None and not has_usage(chunk):

@@ -38,6 +38,19 @@ def test_kv_that_saw_no_other_chunk_replaces_kv_that_did(adapter: ModelAdapter) 
     assert bases == [20, 2, 2, 2]
 
 
+def test_approximate_kv_replaces_no_exact_kv(adapter: ModelAdapter) -> None:
+    library = make_library(adapter)
+    alone = exact_prefix(adapter, [3, 4, 5, 6])
+    exact, approximate = replace(alone, base=20, exact_after="digest"), replace(alone, base=2)
+    key = library.key(alone.tokens)
+    library.add(key, exact, is_first=True)
+    library.add(key, approximate, is_first=True)
+
+    found = library.find(key, alone.tokens)
+    assert found is not None
+    assert found.base == 20
+
+
 def test_kv_of_other_frequencies_is_not_found(adapter: ModelAdapter) -> None:
     library = make_library(adapter)
     kv = replace(exact_prefix(adapter, [3, 4, 5, 6]), regime="other")

@@ -183,7 +183,7 @@ def test_a_question_is_needed_and_a_ratio_is_between_0_and_1(reuse: ChunkReuse) 
         reuse.prefill(system, chunks, question, ratio=1.5)
 
 
-@pytest.mark.parametrize("policy", ["gradual", "hybrid", "two-stage", "a3"])
+@pytest.mark.parametrize("policy", ["gradual", "hybrid", "anchored", "a3"])
 def test_stored_kv_is_never_changed_in_place(reuse: ChunkReuse, policy: str) -> None:
     system, chunks, question = make_prompt()
     reuse.precompute(system, chunks)
@@ -210,7 +210,7 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(
 
     def run(number: int) -> torch.Tensor:
         order = [chunks[i] for i in orders[number]]
-        policy = ["gradual", "two-stage", "fusionrag", "epic"][number // 4]
+        policy = ["gradual", "anchored", "fusionrag", "epic"][number // 4]
         return reuse.prefill(system, order, question, policy=policy, ratio=0.3).logits
 
     alone = [run(number) for number in range(16)]

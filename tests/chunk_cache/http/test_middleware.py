@@ -20,7 +20,8 @@ from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http import asgi, middleware
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.http.asgi import Scope
-from ragboost.chunk_cache.http.middleware import CHAT, ExactError, ReuseMiddleware, StartedEngine
+from ragboost.chunk_cache.http.middleware import ExactError, ReuseMiddleware, StartedEngine
+from ragboost.chunk_cache.http.paths import CHAT
 from ragboost.chunk_cache.http.reports import ReportInbox, ReportSender
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -54,6 +55,8 @@ class FakeServer:
             CHAT: self.chat,
             "/tokenize": self.tokenize,
             "/v1/completions": self.chat,
+            "/inference/v1/generate": self.chat,
+            "/generate": self.chat,
         }
         return Starlette(
             routes=[Route(path, route, methods=["POST"]) for path, route in routes.items()]
@@ -160,7 +163,7 @@ def test_the_engine_gets_the_token_positions_of_each_chunk(served: Served) -> No
 
     plan, ids = plan_of(served), ids_of(rendered(chat()["messages"]))
     assert [ids[start:stop] for start, stop in plan["chunks"]] == [ids_of(p) for p in PASSAGES]
-    assert (plan["policy"], plan["ratio"], plan["reuse"]) == ("gradual", 0.15, True)
+    assert (plan["policy"], plan["ratio"], plan["reuse"]) == ("anchored", 0.15, True)
     assert "ragboost" not in served.engine.bodies[-1]
     assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 7
     assert sum(response.json()["usage"]["ragboost"].values()) == 58
@@ -272,6 +275,17 @@ def test_a_plan_of_the_clients_own_does_not_reach_the_engine(
     served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
 
     assert [body["kv_transfer_params"] for body in served.engine.bodies] == [{"other": 2}]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/inference/v1/generate"])
+def test_a_plan_reaches_the_engine_by_no_other_route(served: Served, path: str) -> None:
+    plan = {"kv_transfer_params": {"ragboost": {"chunks": [[0, 40]], "tenant": "another"}}}
+    served.post({**plan, "sampling_params": [{"extra_args": {**plan, "n": 1}}, {"n": 2}]}, path)
+    served.post(chat(), path)
+
+    clean = {"kv_transfer_params": None}
+    nested = {"sampling_params": [{"extra_args": {**clean, "n": 1}}, {"n": 2}]}
+    assert served.engine.bodies == [{**clean, **nested}, chat()]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])

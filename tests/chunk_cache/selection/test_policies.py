@@ -113,13 +113,6 @@ def test_in_layer_0_the_question_sees_what_it_sees_in_an_ordinary_forward(
     assert (mass[2] - truth[1][2]).abs().max() > 0.01, "deeper, reuse makes a difference"
 
 
-def test_a_question_alone_has_a_softmax_per_chunk(reuse: ChunkReuse) -> None:
-    mass = at_once(view_of(reuse).question_alone_attention())
-    for start, stop in view_of(reuse).assembly.chunks:
-        total = mass[:, start:stop].sum(1)
-        torch.testing.assert_close(total, torch.full((3,), 4.0 * len(QUESTION)))
-
-
 def test_missing_chunks_are_not_looked_at() -> None:
     reuse = ChunkReuse(build_adapter(), TieredStore())
     reuse.precompute(SYSTEM, [CHUNKS[0], CHUNKS[1], CHUNKS[3]])
@@ -134,6 +127,20 @@ def test_epic_takes_the_heads_of_all_chunks_evenly(reuse: ChunkReuse) -> None:
     assert result.selected == (26, 27, 46, 47, 66, 67)
 
 
+def test_anchored_takes_the_heads_of_chunks_and_what_the_question_attends_to(
+    reuse: ChunkReuse,
+) -> None:
+    attention = at_once(make_policy("mean-layers").score(view_of(reuse)))
+    read = (attention.topk(6).indices + 26).tolist()
+    heads = [26, 27, 46, 47, 66, 67]
+
+    chosen = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy="anchored", ratio=0.2).selected
+
+    assert len(chosen) == 12
+    assert set(chosen) >= {26, 46, 66, *read[:3]}
+    assert len(set(chosen) - {*heads, *range(28, 30), *range(48, 50), *range(68, 70)}) >= 3
+
+
 def test_the_oracle_takes_what_it_is_given(reuse: ChunkReuse) -> None:
     policy = make_policy("oracle", positions=(30, 80, 55))
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
@@ -146,16 +153,6 @@ def test_random_depends_on_its_seed_alone(reuse: ChunkReuse) -> None:
         return reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy).selected
 
     assert draw(1) == draw(1) != draw(2)
-
-
-def test_two_stages_keep_the_first_half(reuse: ChunkReuse) -> None:
-    view = view_of(reuse)
-    first = at_once(make_policy("mean-layers").score(view))
-    half = set(choose(view.assembly, first, num_tokens=5).tolist())
-
-    scores = at_once(make_policy("two-stage").score(view_of(reuse)))
-
-    assert half == set(view.candidates[scores.isinf()].tolist())
 
 
 def test_sensitivity_is_the_change_by_other_chunks_and_serves_the_offline_hybrid() -> None:

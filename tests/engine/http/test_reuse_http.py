@@ -10,6 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
+from ragboost.chunk_cache.selection.calibration import Calibration, shape_digest
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.engine.builtin import build_tokenizer
@@ -220,7 +221,7 @@ def test_log_probabilities_of_the_prompt_are_refused(served: Served, field: str)
 def test_a_route_and_metrics_tell_of_reuse(empty: Served) -> None:
     told = httpx.get(f"{empty.url}/chunk_reuse").json()
     assert told["is_possible"] is True
-    assert (told["default"], told["policy"], told["ratio"]) == ("exact", "gradual", 0.15)
+    assert (told["default"], told["policy"], told["ratio"]) == ("exact", "anchored", 0.15)
     assert set(told["policies"]) == set(POLICIES) - MEASURED
     ask(empty, [0, 1], ragboost=APPROX)
     text = httpx.get(f"{empty.url}/metrics").text
@@ -277,6 +278,24 @@ def test_a_failed_self_test_turns_reuse_off(
     assert loaded.adapter is None
     assert "chunk reuse stays off for this model" in (loaded.reuse_refusal or "")
     assert "full_error" in caplog.text
+
+
+def test_a_calibration_decides_policy_and_ratio_for_its_model_alone(tmp_path: Path) -> None:
+    loaded, path = load_model(SETTINGS), tmp_path / "calibration.json"
+    assert loaded.adapter is not None
+    Calibration(shape_digest(loaded.adapter), "mean-layers", 0.25).write(path, expected={})
+    settings = SETTINGS.model_copy(update={"reuse_calibration": path})
+
+    with serve_in_thread(create_engine_app(settings)) as url:
+        said = httpx.get(f"{url}/chunk_reuse").json()
+
+    assert (said["policy"], said["ratio"]) == ("mean-layers", 0.25)
+    both = EngineSettings(**{**settings.model_dump(), "reuse_ratio": 0.3})
+    with pytest.raises(ConfigError, match=r"reuse_calibration decides engine\.reuse_"):
+        create_engine_app(both)
+    Calibration("of another model", "epic", 0.25).write(path, expected={})
+    with pytest.raises(ConfigError, match="made for another model"):
+        create_engine_app(settings)
 
 
 def test_settings_of_reuse() -> None:

@@ -132,7 +132,7 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
     wait_for_chunks(engine, 3)
     assert engine.chunk_filler is not None
     reuse = engine.chunk_filler.reuse
-    for policy in ("gradual", "mean-layers", "epic", "two-stage", "cacheblend"):
+    for policy in ("gradual", "mean-layers", "epic", "anchored", "cacheblend"):
         engine.reset_prefix_cache().result()
         parts = parts_of([2, 3, 1])
         got = Request(engine, parts, reuse=approx(policy, 0.3)).tokens()[0]
@@ -235,7 +235,7 @@ def test_concurrent_requests_that_share_chunks_do_not_disturb_each_other(engine:
     assert engine.chunk_filler is not None
     engine.chunk_filler.reuse.precompute(SYSTEM, [chunk(number) for number in range(1, 5)])
     orders = [[1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3], [3, 3, 1], [2, 5, 1, 4], [4, 1]]
-    policies = ["gradual", "two-stage", "epic", "a3", "hybrid", "mean-layers"]
+    policies = ["gradual", "anchored", "epic", "a3", "hybrid", "mean-layers"]
 
     def start(number: int) -> Request:
         how = approx(policies[number], 0.3) if number != 3 else None
@@ -397,7 +397,7 @@ def test_requests_leave_stored_chunks_as_they_are(engine: Engine) -> None:
     stored = [stored_kv(reuse, list(each)) for each in [*chunks, SYSTEM]]
     tensors = [t for kv in stored if kv is not None for layer in kv.layers for t in layer]
     before = [tensor.clone() for tensor in tensors]
-    for policy in ("gradual", "two-stage", "reuse", "full"):
+    for policy in ("gradual", "anchored", "reuse", "full"):
         engine.reset_prefix_cache().result()
         Request(engine, parts_of([3, 1, 2]), reuse=approx(policy), max_tokens=20).finish()
     assert len(tensors) == 4 * 2 * 2

@@ -1,12 +1,15 @@
 """What a client may send, and how long it may take."""
 
+import socket
 from collections.abc import Callable
 
 import httpx
 import pytest
 
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.metrics import read_metric
 from tests.sockets import exchange
 
 
@@ -63,3 +66,29 @@ def test_the_head_limit_counts_each_request_of_a_connection(
     proxy = start_proxy(proxy={"max_header_bytes": 1024})
     with httpx.Client(base_url=proxy.url, headers={"x-some": "y" * 500}) as client:
         assert [client.get("/health").status_code for _ in range(5)] == [200] * 5
+
+
+def test_bodies_are_bounded_together_while_they_arrive_and_while_their_requests_run(
+    engine: FakeEngine, start_proxy: Callable[..., ProxyServer]
+) -> None:
+    limits = {"max_body_bytes": 100_000, "max_total_body_bytes": 150_000}
+    proxy = start_proxy(proxy=limits)
+    url, body = proxy.url + "/v1/chat/completions", b'{"messages":[]}'.ljust(90_000)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 90000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", proxy.port)) as arriving:
+        arriving.sendall(head + body[:-1])
+        budget = proxy.server.config.http_protocol_class.budget
+        eventually(lambda: budget.num_bytes, equals=len(body) - 1)
+        refused = httpx.post(url, content=body)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert "proxy.max_total_body_bytes" in refused.json()["error"]["message"]
+        assert httpx.post(url, content=body[:50_000]).status_code == 200
+        engine.misbehave(hold=True)
+        arriving.sendall(body[-1:])
+        eventually(lambda: engine.num_active, equals=1)
+        engine.behave()
+        assert httpx.post(url, content=iter([body])).status_code == 503
+    eventually(lambda: budget.num_bytes, equals=0)
+    assert httpx.post(url, content=body).status_code == 200
+    assert read_metric(proxy.url, "ragboost_requests_total", outcome="refused") == 2

@@ -17,6 +17,7 @@ from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
 from ragboost.chunk_cache.model.pace import Pace, advance
@@ -36,10 +37,13 @@ class SlotFiller(ABC):
         rows: tokens that one nested pass may compute.
     """
 
-    def __init__(self, model: NestedModel, store: KVStore, *, backend: str, rows: int) -> None:
+    def __init__(
+        self, model: NestedModel, store: KVStore, *, settings: EngineChunkSettings, rows: int
+    ) -> None:
+        settings.check_model(model)
         self.model = model
         self.library = ChunkLibrary.of(model, store)
-        self.backend = make_backend(backend)
+        self.backend = make_backend(settings.backend)
         self._pace = Pace(rows)
         self._pass_began, self._pass_tokens = 0.0, 0  # of the engine's last pass
 

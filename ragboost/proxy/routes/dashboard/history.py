@@ -12,6 +12,7 @@ from typing import Self
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from ragboost.hosted.lint.causes import MENDS, Cause
 from ragboost.proxy.observability.metrics import HANDED_OVER
 
 _INTERVAL_S = 5.0
@@ -31,6 +32,21 @@ def read_errors(families: Iterable[Metric]) -> dict[str, float]:
             if sample.name == "ragboost_requests_total" and kind not in _NO_ERRORS:
                 counts[kind] = counts.get(kind, 0.0) + sample.value
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def read_cache_breaks(families: Iterable[Metric]) -> dict[str, dict[str, float | str]]:
+    """Return number, lost tokens and mend of each cause for cache misses, the worst first."""
+    names = {
+        "ragboost_cache_breaks_total": "count",
+        "ragboost_cache_break_tokens_total": "lost_tokens",
+    }
+    figures = {cause: {"count": 0.0, "lost_tokens": 0.0} for cause in Cause}
+    for family in families:
+        for sample in family.samples:
+            if sample.name in names:
+                figures[Cause(sample.labels["cause"])][names[sample.name]] += sample.value
+    worst = sorted(figures.items(), key=lambda item: -item[1]["lost_tokens"])
+    return {str(c): {**each, "mend": MENDS[c]} for c, each in worst if each["count"]}
 
 
 def read_totals(families: Sequence[Metric]) -> dict[str, float]:

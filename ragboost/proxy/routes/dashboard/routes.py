@@ -23,6 +23,7 @@ from ragboost.proxy.observability.recent_requests import MAX_RECENT
 from ragboost.proxy.routes.dashboard.history import (
     TotalsHistory,
     read_arms,
+    read_cache_breaks,
     read_errors,
     read_totals,
     read_ttft,
@@ -101,6 +102,7 @@ class Dashboard:
             "errors": read_errors(families),
             "ttft": read_ttft(families),
             "arms": read_arms(families),
+            "cache_breaks": read_cache_breaks(families),
             "fidelity": self._fidelity(),
             "history": self.history.as_json(
                 read_totals(list(self._state.metrics.registry.collect()))

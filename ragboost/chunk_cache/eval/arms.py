@@ -1,0 +1,146 @@
+"""Measure policies at ratios against full attention, prompt by prompt, and keep what was measured.
+
+Knows prefills and their agreement. Does not know how a prompt is filled.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+from ragboost.chunk_cache.eval.full_answer import Agreement, FullAnswer
+from ragboost.chunk_cache.model.request_cache import RequestCache
+
+Arm = tuple[str, float]  # policy and ratio
+FULL, REUSE = ("full", 1.0), ("reuse", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmOutcome:
+    """One prompt in one arm."""
+
+    policy: str
+    ratio: float
+    kl: float  # of the first token to full attention, in nats
+    kl_answer: float  # mean over the tokens of full attention's answer and its end
+    same_first: bool  # the first token is full attention's
+    same_answer: bool
+    computed: float  # share of the prompt's tokens
+    cpu_s: float  # processor seconds of the prefill with look-up, selection and question
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """An arm over several prompts."""
+
+    policy: str
+    ratio: float
+    num_prompts: int
+    kl: float  # mean divergence of the first token from full attention, in nats
+    kl_answer: float  # the same over full attention's answer
+    same_first: float  # share of equal first tokens
+    same_answer: float
+    cost: float  # median share of full attention's processor time
+
+
+class FilledArm(NamedTuple):
+    """A prompt as an arm fills it."""
+
+    cache: RequestCache
+    logits: torch.Tensor  # of the last token, (vocabulary,)
+    num_computed: int  # tokens
+    num_tokens: int
+
+
+class MeasuredArm(NamedTuple):
+    """A filled prompt beside full attention's."""
+
+    outcome: ArmOutcome
+    full: FullAnswer
+    agreement: Agreement
+    cache: RequestCache  # full attention's answer is appended to it
+
+
+def measure_arms(
+    fill: Callable[[Arm], FilledArm],
+    arms: Sequence[Arm],
+    *,
+    answer: Callable[[FilledArm], FullAnswer],
+    clock: Callable[[], float] = time.process_time,
+) -> Iterator[MeasuredArm]:
+    """Yield the arms of a prompt, full attention first: it is computed and answered once.
+
+    Args:
+        fill: prefills the prompt in an arm, into a cache of its own.
+        answer: decodes full attention's answer, and takes the cache.
+        clock: of the prefills, in seconds.
+    """
+    full: FullAnswer | None = None
+    for policy, ratio in [FULL, *(arm for arm in arms if arm != FULL)]:
+        begin = clock()
+        filled = fill((policy, ratio))
+        cpu_s = clock() - begin
+        if full is None:
+            full = answer(filled._replace(cache=filled.cache.clone()))
+        found = full.compare(filled.cache, filled.logits)
+        outcome = ArmOutcome(
+            policy,
+            ratio,
+            kl=found.kl,
+            kl_answer=found.kl_answer,
+            same_first=found.same_first,
+            same_answer=found.same_answer,
+            computed=filled.num_computed / filled.num_tokens,
+            cpu_s=cpu_s,
+        )
+        yield MeasuredArm(outcome, full, found, filled.cache)
+
+
+T = TypeVar("T", bound=ArmOutcome)
+
+
+class OutcomeFile(Generic[T]):
+    """Outcomes of prompts, a line for each as it comes; later lines add arms.
+
+    Args:
+        path: None: nothing is kept.
+        kind: what a line's outcomes are.
+    """
+
+    def __init__(self, path: Path | None, kind: type[T]) -> None:
+        self._path = path
+        self._found: dict[str, dict[Arm, T]] = {}
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                row = json.loads(line)
+                self._add(row["id"], [kind(**fields) for fields in row["outcomes"]])
+            except (ValueError, TypeError, KeyError):  # the last line of an interrupted run
+                continue
+
+    def missing(self, prompt_id: str, arms: Sequence[Arm]) -> list[Arm]:
+        """Return the arms in which a prompt has not been measured."""
+        found = self._found.get(prompt_id, {})
+        return [arm for arm in arms if arm not in found]
+
+    def add(self, prompt_id: str, outcomes: Sequence[T]) -> None:
+        """Keep outcomes of a prompt."""
+        self._add(prompt_id, outcomes)
+        if self._path is not None:
+            row = {"id": prompt_id, "outcomes": [asdict(outcome) for outcome in outcomes]}
+            with self._path.open("a") as file:
+                file.write("\n" + json.dumps(row))  # behind a line that was cut off
+
+    def of(self, prompt_id: str, arm: Arm) -> T:
+        """Return a prompt's outcome in an arm."""
+        return self._found[prompt_id][arm]
+
+    def _add(self, prompt_id: str, outcomes: Sequence[T]) -> None:
+        arms = {(outcome.policy, outcome.ratio): outcome for outcome in outcomes}
+        self._found[prompt_id] = {**arms, **self._found.get(prompt_id, {})}

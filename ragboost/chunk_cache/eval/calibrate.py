@@ -1,0 +1,228 @@
+"""`ragboost calibrate`: choose policy and ratio for a model by what they do to a user's prompts.
+
+Half of the prompts choose, the other half says what the choice is worth. The cost is processor time
+of the whole prefill, as a share of full attention's on the same prompt; what costs more than the
+limit is dropped after a few prompts.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+
+from ragboost.chunk_cache.core.loading import load, load_tokenizer
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.eval.arms import (
+    FULL,
+    REUSE,
+    Arm,
+    ArmOutcome,
+    ArmSummary,
+    FilledArm,
+    OutcomeFile,
+    measure_arms,
+)
+from ragboost.chunk_cache.eval.cases import Case, read_cases
+from ragboost.chunk_cache.eval.full_answer import FullAnswer
+from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.report import calibration_table
+from ragboost.chunk_cache.eval.runner import stop_ids
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
+from ragboost.chunk_cache.selection.calibration import (
+    Calibration,
+    calibrated_policies,
+    shape_digest,
+)
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.errors import ChunkCacheError
+
+DEFAULT: Arm = (DEFAULT_POLICY, DEFAULT_RATIO)
+MAX_ANSWER_TOKENS = 24
+MIN_PROMPTS = 4
+_SHOWN = 10
+_FIRST = 3  # prompts after which an arm's cost is known
+Progress = Callable[[str, int, int], None]
+
+
+class Calibrator:
+    """Measures arms on the prompts of one model.
+
+    Args:
+        outcomes: what earlier runs measured; new outcomes are added.
+    """
+
+    def __init__(self, reuse: ChunkReuse, outcomes: OutcomeFile[ArmOutcome]) -> None:
+        self._reuse, self._outcomes = reuse, outcomes
+        self._model = reuse.library.identity.model
+
+    def measure(self, case: Case, arms: Sequence[Arm]) -> None:
+        """Measure the arms of a prompt that no earlier run has, full attention's among them."""
+        missing = self._outcomes.missing(self._id(case), [FULL, *arms])
+        if not missing:
+            return
+        reuse = self._reuse
+        reuse.precompute(case.system, case.chunks)
+
+        def fill(arm: Arm) -> FilledArm:
+            policy, ratio = arm
+            result = reuse.prefill(
+                case.system, case.chunks, case.question, policy=policy, ratio=ratio
+            )
+            computed = result.counts.recomputed + result.counts.computed
+            return FilledArm(result.cache, result.logits, computed, result.num_tokens)
+
+        def answer(full: FilledArm) -> FullAnswer:
+            return FullAnswer(
+                reuse.adapter,
+                full.cache,
+                full.logits,
+                position=full.num_tokens,
+                max_tokens=MAX_ANSWER_TOKENS,
+                stop_ids=stop_ids(reuse),
+            )
+
+        measured = measure_arms(fill, missing, answer=answer, clock=_clock(reuse))
+        self._outcomes.add(self._id(case), [arm.outcome for arm in measured])
+
+    def summary(self, cases: Sequence[Case], arm: Arm) -> ArmSummary:
+        """Return an arm over prompts that were measured in it."""
+        found = [self._outcomes.of(self._id(case), arm) for case in cases]
+        return ArmSummary(
+            *arm,
+            num_prompts=len(found),
+            kl=fmean(outcome.kl for outcome in found),
+            kl_answer=fmean(outcome.kl_answer for outcome in found),
+            same_first=fmean(outcome.same_first for outcome in found),
+            same_answer=fmean(outcome.same_answer for outcome in found),
+            cost=self.cost(cases, arm),
+        )
+
+    def cost(self, cases: Sequence[Case], arm: Arm) -> float:
+        """Return an arm's cost."""
+        return median(
+            self._outcomes.of(self._id(case), arm).cpu_s
+            / max(1e-9, self._outcomes.of(self._id(case), FULL).cpu_s)
+            for case in cases
+        )
+
+    def gains(self, cases: Sequence[Case], arm: Arm, other: Arm) -> list[float]:
+        """Return for each prompt by how much nearer an arm's answer is than another's."""
+        return [
+            self._outcomes.of(self._id(case), other).kl_answer
+            - self._outcomes.of(self._id(case), arm).kl_answer
+            for case in cases
+        ]
+
+    def _id(self, case: Case) -> str:
+        prompt = json.dumps([self._model, case.system, case.chunks, case.question])
+        return hashlib.sha256(prompt.encode()).hexdigest()[:32]
+
+
+def choose(
+    calibrator: Calibrator,
+    cases: Sequence[Case],
+    arms: Sequence[Arm],
+    *,
+    max_cost: float | None,
+    on_progress: Progress,
+) -> list[ArmSummary]:
+    """Measure arms, and return those that cost at most `max_cost`, the nearest to full attention
+    first.
+
+    Args:
+        max_cost: None: what the default arm costs, which is affordable then.
+    """
+    kept = list(dict.fromkeys([*([DEFAULT] if max_cost is None else []), *arms]))
+    limit = max_cost
+    for number, case in enumerate(cases, 1):
+        calibrator.measure(case, kept)
+        seen = cases[:number]
+        if number >= min(_FIRST, len(cases)):
+            limit = calibrator.cost(seen, DEFAULT) if max_cost is None else max_cost
+            kept = [arm for arm in kept if calibrator.cost(seen, arm) <= limit]
+        on_progress("choosing", number, len(cases))
+    if not kept:
+        raise ChunkCacheError(f"every policy and ratio costs more than {max_cost:g} of a prefill")
+    return sorted(
+        (calibrator.summary(cases, arm) for arm in kept), key=lambda summary: summary.kl_answer
+    )
+
+
+def _clock(reuse: ChunkReuse) -> Callable[[], float]:
+    """Return the clock of an arm's cost: processor time, or time on a GPU."""
+    device = reuse.adapter.device
+    if device.type != "cuda":
+        return time.process_time
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+def run(
+    model: Path,
+    data: Path,
+    out: Path,
+    *,
+    policies: Sequence[str],
+    ratios: Sequence[float],
+    max_cost: float | None,
+    limit: int,
+    device: str,
+    as_json: bool,
+    on_progress: Progress,
+) -> str:
+    """Calibrate, write the file, and return a table or JSON.
+
+    What is measured is kept in a file beside it, so that an interrupted run goes on.
+    """
+    if unknown := sorted(set(policies) - set(calibrated_policies())):
+        known = ", ".join(calibrated_policies())
+        raise ChunkCacheError(f"--policy must be one of {known}, got {unknown[0]!r}")
+    for ratio in ratios:
+        if not 0.0 < ratio < 1.0:
+            raise ChunkCacheError(f"--ratio must be between 0 and 1, got {ratio}")
+    cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
+    if len(cases) < MIN_PROMPTS:
+        raise ChunkCacheError(f"{data} has {len(cases)} prompts; at least {MIN_PROMPTS} are needed")
+    adapter, _, _ = load(model, device=device)
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=4 << 30))
+    parts = out.with_name(f"{out.name}.parts.jsonl")
+    calibrator = Calibrator(reuse, OutcomeFile(parts, ArmOutcome))
+    choosing, held_out = cases[::2], cases[1::2]
+    arms = [(policy, ratio) for policy in policies for ratio in ratios]
+    rows = choose(calibrator, choosing, arms, max_cost=max_cost, on_progress=on_progress)
+    best: Arm = (rows[0].policy, rows[0].ratio)
+    for number, case in enumerate(held_out, 1):
+        calibrator.measure(case, [best, DEFAULT, REUSE])
+        on_progress("checking", number, len(held_out))
+    checked = [calibrator.summary(held_out, arm) for arm in dict.fromkeys([best, DEFAULT, REUSE])]
+    gain = estimate(calibrator.gains(held_out, best, DEFAULT))
+    expected = {
+        "model": model.resolve().name,
+        "prompts": [asdict(summary) for summary in checked],
+        "gain": gain.mean,
+        "gain_error": gain.error,
+    }
+    Calibration(shape_digest(adapter), *best).write(out, expected=expected)
+    if as_json:
+        found = {"rows": [asdict(row) for row in rows], "expected": expected, "file": str(out)}
+        return json.dumps(found)
+    table = calibration_table(rows[:_SHOWN])
+    check = calibration_table(checked)
+    return f"""{len(choosing)} prompts chose:
+{table}
+
+{len(held_out)} other prompts, on which nothing was chosen:
+{check}
+
+{best[0]} at {best[1]:g} is nearer to full attention than {DEFAULT_POLICY} at {DEFAULT_RATIO:g} by \
+{gain.mean:.4f} +- {gain.error:.4f} nats a token there.
+Written to {out}: set engine.reuse_calibration (vLLM, SGLang: calibration) to it."""

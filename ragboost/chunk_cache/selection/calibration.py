@@ -1,0 +1,115 @@
+"""Read and write the selection that `ragboost calibrate` chose for one model.
+
+A small file that every engine reads. It knows the shape of its model, not the weights: a model that
+was tuned further should be calibrated again.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ragboost.chunk_cache.model.reusable_model import ReusableModel
+from ragboost.chunk_cache.selection import MEASURED, POLICIES
+from ragboost.errors import ConfigError, RequestError
+from ragboost.jsonl import decode
+
+VERSION = 1
+MAX_BYTES = 1 << 16
+_SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The selection chosen for one model."""
+
+    shape: str  # of the model, see `shape_digest`
+    policy: str
+    ratio: float
+
+    @classmethod
+    def read(cls, path: Path) -> "Calibration":
+        """Return what a file says.
+
+        Raises:
+            ConfigError: the file cannot be read, or is not a calibration.
+        """
+        try:
+            if not path.is_file():
+                raise ConfigError(f"the calibration {path} is not a file")
+            with path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+            if len(raw) > MAX_BYTES:
+                raise ConfigError(f"the calibration {path} has more than {MAX_BYTES:,} bytes")
+            fields = decode(raw)
+        except OSError as error:
+            raise ConfigError(f"cannot read the calibration {path}: {error.strerror}") from None
+        except RequestError as error:
+            raise ConfigError(f"the calibration {path} is {error}") from None
+        version = fields.get("version") if isinstance(fields, dict) else None
+        if version != VERSION:
+            raise ConfigError(
+                f"{path} is not a calibration of this version ({VERSION}): write it again with "
+                "`ragboost calibrate`"
+            )
+        return cls._checked(fields, path)
+
+    @classmethod
+    def _checked(cls, fields: Mapping[str, Any], path: Path) -> "Calibration":
+        shape, policy, ratio = (fields.get(name) for name in ("shape", "policy", "ratio"))
+        if not isinstance(shape, str):
+            raise ConfigError(f"the calibration {path} names no model: `shape` is {shape!r:.40}")
+        if not isinstance(policy, str) or policy not in calibrated_policies():
+            known = ", ".join(calibrated_policies())
+            raise ConfigError(
+                f"`policy` in the calibration {path} must be one of {known}, got {policy!r:.40}"
+            )
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise ConfigError(
+                f"`ratio` in the calibration {path} must be from 0 to 1, got {ratio!r:.40}"
+            )
+        return cls(shape, policy, float(ratio))
+
+    def write(self, path: Path, *, expected: Mapping[str, Any]) -> None:
+        """Write the file, with what its reader may want to know beside the choice."""
+        fields = {"version": VERSION, **asdict(self), "expected": expected}
+        written = path.with_name(f"{path.name}.writing")
+        written.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        written.replace(path)
+
+    def check(self, model: ReusableModel) -> None:
+        """Check that a model is the one that was calibrated.
+
+        Raises:
+            ConfigError: its shape differs.
+        """
+        if shape_digest(model) != self.shape:
+            raise ConfigError(
+                f"the calibration was made for another model than {model.name} of this engine: "
+                "run `ragboost calibrate` with this one"
+            )
+
+
+def calibrated_policies() -> list[str]:
+    """Return the policies that a calibration may choose: those that need no measurements, but the
+    bounds and baselines."""
+    without = MEASURED | {"full", "reuse", "random", "oracle"}
+    return [name for name in POLICIES if name not in without]
+
+
+def shape_digest(model: ReusableModel) -> str:
+    """Return a digest of a model's kind and sizes, equal in every engine."""
+    config = json.loads(model.config_text())
+    text = config.get("text_config") or config
+    shape = json.dumps([text.get(name) for name in _SHAPE])
+    return hashlib.sha256(shape.encode()).hexdigest()[:32]

@@ -1,0 +1,151 @@
+"""Say of each request why it is not the continuation of the one before, for whoever sent it.
+
+What is kept of a user's requests is compared with that user's only, and what is said of them holds
+no text: a place, lengths, a cause. Does not know HTTP.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ragboost.bounded_map import BoundedMap
+from ragboost.config import PriceSettings
+from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak, compare, expired_break
+from ragboost.hosted.lint.conversations import MARKS, LastPrompts, Predecessor
+from ragboost.hosted.lint.prompt import PromptParts
+from ragboost.hosted.receipts import find_price
+from ragboost.rewriting.json_body import JsonBody
+from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.wires.body import is_stored
+from ragboost.wires.providers import PROMPT_CACHES
+
+_MAX_BYTES = 64 * 1024 * 1024  # of all teams
+_MAX_BODY_BYTES = 2 * 1024 * 1024
+_MAX_TEAMS = 64
+_SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds, _ in cache.ttls)
+# Between conversations, other differences are those of applications.
+_HEAD_CAUSES = frozenset(
+    {
+        Cause.TIME,
+        Cause.RANDOM_ID,
+        Cause.TOOL_ORDER,
+        Cause.KEY_ORDER,
+        Cause.ITEM_ORDER,
+        Cause.WHITESPACE,
+    }
+)
+
+
+class CacheBreak(NamedTuple):
+    """Why a request finds less in the prefix cache than the one before it left there."""
+
+    cause: Cause
+    path: str  # of the part of the prompt in which it differs
+    tokens_in: int  # of the prompt before the difference, estimated
+    lost_tokens: int  # behind it, which would have been cached, estimated
+    cost: float | None  # what these cost more than read from the cache; None without a price
+
+    @property
+    def mend(self) -> str:
+        """One line on what helps."""
+        return MENDS[self.cause]
+
+    @property
+    def header(self) -> bytes:
+        """Value of a header, ASCII: place, cause, what is lost and what helps."""
+        where = f"diverged at {self.path}, {self.tokens_in} tokens in: {self.cause}"
+        return f"{where}; {self.lost_tokens} tokens lost; {self.mend}".encode("ascii", "replace")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields of receipts and of the dashboard."""
+        fields: dict[str, Any] = {
+            "cause": str(self.cause),
+            "path": self.path,
+            "tokens_in": self.tokens_in,
+            "lost_tokens": self.lost_tokens,
+            "mend": self.mend,
+        }
+        return fields if self.cost is None else {**fields, "cost": round(self.cost, 9)}
+
+
+class PromptComparison(NamedTuple):
+    """Two requests that are not alike: what differs is found when it is asked for."""
+
+    before: Predecessor
+    body: JsonBody
+    seconds: float = 0.0  # between them; 0 if unknown
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.body.raw) + len(self.before.prompt.raw)
+
+    def run(self) -> PrefixBreak | None:
+        """Return the first difference; it takes about a millisecond per 50 KB."""
+        if self.before.is_continued and not self.seconds:
+            return None
+        old = PromptParts.of(JsonBody(self.before.prompt.raw).fields)
+        if self.before.is_continued:
+            return expired_break(old, seconds=self.seconds)
+        new = PromptParts.of(self.body.fields)
+        if not self.before.is_head_only:
+            return compare(old, new)
+        found = compare(old.head(), new.head())
+        return found if found is not None and found.cause in _HEAD_CAUSES else None
+
+
+class PrefixWatch:
+    """The last requests of all users, bounded for each team.
+
+    Args:
+        num_teams: that share the memory.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        prices: Sequence[PriceSettings] = (),
+        *,
+        num_teams: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prices = prices
+        self._clock = clock
+        self._max_size = _MAX_BYTES // min(max(num_teams, 1), _MAX_TEAMS)
+        self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=_MAX_TEAMS)
+
+    def observe(self, request: ParsedRequest) -> PromptComparison | None:
+        """Add a request; return the comparison with the one before, if they are not alike."""
+        body, team = request.body, request.tenant_key.team
+        if len(body.raw) > min(_MAX_BODY_BYTES, self._max_size) or is_stored(body.fields):
+            return None
+        last = self._teams.get(team)
+        if last is None:
+            last = LastPrompts(max_size=self._max_size, clock=self._clock)
+            self._teams.put(team, last)
+        name = (request.session or "").partition("/")[2]  # behind what depends on the model
+        before = last.replace(body, owner=request.owner, name=name)
+        if before is None or (before.is_head_only and request.found is not None):
+            return None  # what varies before documents is found by others
+        seconds = self._clock() - before.prompt.time_s
+        if before.is_continued and not _may_expire(before, seconds):
+            return None
+        return PromptComparison(before, body, seconds)
+
+    def report(
+        self, found: PrefixBreak, *, model: str, tokens_per_byte: float
+    ) -> CacheBreak | None:
+        """Return what is said of a difference; None if nothing is lost."""
+        lost = int(found.lost_bytes * tokens_per_byte)
+        if lost <= 0:
+            return None
+        price, cost = find_price(self._prices, model), None
+        if price is not None:
+            cost = lost * price.input * (1 - price.cached_read) / 1_000_000
+        tokens_in = int(found.equal_bytes * tokens_per_byte)
+        return CacheBreak(found.cause, found.path, tokens_in, lost, cost)
+
+
+def _may_expire(before: Predecessor, seconds: float) -> bool:
+    if seconds <= _SHORTEST_TTL_S:
+        return False
+    return any(mark in before.prompt.raw for mark in MARKS)

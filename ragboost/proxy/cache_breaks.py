@@ -1,0 +1,35 @@
+"""Find out why requests miss the prefix cache, and count the causes. Does not know bodies."""
+
+import asyncio
+
+from ragboost.booster.tenants import Tenants
+from ragboost.config import Settings
+from ragboost.hosted.lint.live import CacheBreak, PrefixWatch
+from ragboost.proxy.observability.metrics import Metrics
+from ragboost.rewriting.parsed_request import ParsedRequest
+
+_THREAD_BYTES = 64 * 1024  # of both requests: comparing these takes about 2 ms
+
+
+class CacheBreaks:
+    def __init__(self, settings: Settings, tenants: Tenants, metrics: Metrics) -> None:
+        keys = settings.proxy.api_keys
+        self._watch = PrefixWatch(settings.prices, num_teams=len(keys))
+        self._tenants = tenants
+        self._metrics = metrics
+
+    async def observe(self, request: ParsedRequest) -> CacheBreak | None:
+        """Return why a request is not the continuation of the one before; None if it is."""
+        comparison = self._watch.observe(request)
+        if comparison is None:
+            return None
+        is_large = comparison.num_bytes > _THREAD_BYTES
+        found = await asyncio.to_thread(comparison.run) if is_large else comparison.run()
+        if found is None:
+            return None
+        model = request.tenant_key.model
+        ratio = self._tenants.tokens_per_byte(model)
+        cache_break = self._watch.report(found, model=model, tokens_per_byte=ratio)
+        if cache_break is not None:
+            self._metrics.count_cache_break(str(found.cause), lost_tokens=cache_break.lost_tokens)
+        return cache_break

@@ -1,0 +1,77 @@
+"""Clients that do not read their responses: what is buffered for them is bounded, and returned."""
+
+import gc
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeVar
+
+import pytest
+
+from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.upstream.client import UpstreamResponse
+from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.serving.connection import HttpConnection
+from tests.eventually import eventually
+from tests.fakes import FakeEngine
+from tests.fakes.proxy import ProxyServer
+from tests.sockets import open_request
+
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
+NUM_CLIENTS = 2
+T = TypeVar("T")
+
+
+def objects(kind: type[T]) -> list[T]:
+    return [found for found in gc.get_objects() if isinstance(found, kind)]
+
+
+def buffered() -> int:
+    """Return the bytes that this process keeps for clients."""
+    transports = [c.transport for c in objects(HttpConnection) if c.transport is not None]
+    return (
+        sum(response._size for response in objects(UpstreamResponse))
+        + sum(transport.get_write_buffer_size() for transport in transports)
+        + sum(sum(map(len, reader._chunks)) for reader in objects(ResponseReader))
+        + sum(sum(map(len, exchange._held)) for exchange in objects(RequestContext))
+    )
+
+
+def num_paused() -> int:
+    """Count the backend's connections from which nothing is read."""
+    return sum(response._connection._is_paused for response in objects(UpstreamResponse))
+
+
+@pytest.mark.parametrize(
+    ("kind", "receipts", "max_mib"),
+    [
+        ("text/event-stream", True, 1),
+        ("application/json", False, 9),  # 8 MiB are kept until the usage can be read,
+        ("application/json", True, 17),  # and 8 MiB held for the receipt
+    ],
+)
+def test_what_is_buffered_for_clients_that_do_not_read_is_bounded_and_returned(
+    engine: FakeEngine,
+    start_proxy: Callable[..., ProxyServer],
+    kind: str,
+    receipts: bool,
+    max_mib: int,
+) -> None:
+    proxy = start_proxy(proxy={"receipts": receipts})
+    body = EVENT * (40_000_000 // len(EVENT))
+    engine.misbehave(status=200, body=body, headers={"content-type": kind})
+    connections = proxy.server.server_state.connections
+    messages = [{"role": "user", "content": "why?"}]
+    ours = {"documents": ["one", "two"]}
+    chat = {"model": "m", "messages": messages, "stream": True, "ragboost": ours}
+    with ExitStack() as stack:
+        for _ in range(NUM_CLIENTS):
+            connection = open_request(proxy.port, "/v1/chat/completions", chat)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stack.enter_context(connection)
+        eventually(lambda: sum(c.is_write_paused for c in list(connections)), equals=NUM_CLIENTS)
+        eventually(num_paused, equals=NUM_CLIENTS)
+        assert buffered() < NUM_CLIENTS * max_mib * 2**20
+        assert num_paused() == NUM_CLIENTS
+    eventually(lambda: len(connections) + engine.num_active, equals=0)
+    eventually(buffered, equals=0)
