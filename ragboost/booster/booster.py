@@ -9,7 +9,7 @@ from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose
 from ragboost.booster.conversations import StoredConversations
-from ragboost.booster.planning import Planned, plan_first, plan_offline
+from ragboost.booster.planning import LivePlanner, Planned, plan_offline
 from ragboost.booster.residency import Residency
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -86,6 +86,7 @@ class Booster(StoredConversations, UsageReports):
             policy if isinstance(policy, RecentContexts) else RecentContexts(prior)
         )
         self.rents = RentLedger()
+        self._planner = LivePlanner(self.index, self.settings.ordering, policy)
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -176,22 +177,16 @@ class Booster(StoredConversations, UsageReports):
         Returns:
             The position of the request, and the order of its documents.
         """
-        ordering = self.settings.ordering
-        is_single = len(requests) == 1 or not ordering.enabled
+        is_single = len(requests) == 1 or not self.settings.ordering.enabled
         if is_single:
             requests = requests[:1]
         retrieved = [self._retrieve(r.query, r.documents, r.prompt_prefix) for r in requests]
         with self._lock:
             if is_single:
+                self._planner.clear()
                 order = self._order_alone(retrieved[0])
                 return 0, Planned.of(retrieved[0], order.permutation, order.cached_tokens)
-            return plan_first(
-                self.index,
-                retrieved,
-                settings=ordering,
-                policy=self._policy,
-                budget_tokens=budget_tokens,
-            )
+            return self._planner.plan_first(retrieved, budget_tokens=budget_tokens)
 
     def record(
         self,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import OrderPolicy, plan_batch, plan_next
+from ragboost.ordering import OrderPolicy, RequestWindow, plan_batch
 
 
 class Planned(NamedTuple):
@@ -36,31 +36,39 @@ class Planned(NamedTuple):
         )
 
 
-def plan_first(
-    index: ContextIndex,
-    retrieved: Sequence[Retrieved],
-    *,
-    settings: OrderingSettings,
-    policy: OrderPolicy,
-    budget_tokens: float,
-) -> tuple[int, Planned]:
-    """Return the position of the request to send next, and the order of its documents.
+class LivePlanner:
+    """Plans the requests that wait for the prefix cache of a context index."""
 
-    The arguments are those of `ordering.plan_next`. Changes nothing.
-    """
-    keep = settings.keep_last
-    at, order, cached_tokens = plan_next(
-        index,
-        [r.elements[keep:] for r in retrieved],
-        _lengths(retrieved),
-        policy=policy,
-        budget_tokens=budget_tokens,
-    )
-    elements = retrieved[at].elements
-    position = {element: i for i, element in enumerate(elements)}
-    last = range(min(keep, len(elements)) - 1, -1, -1)
-    permutation = (*(position[element] for element in order), *last)
-    return at, Planned.of(retrieved[at], permutation, cached_tokens)
+    def __init__(
+        self, index: ContextIndex, settings: OrderingSettings, policy: OrderPolicy
+    ) -> None:
+        self._window = RequestWindow(index)
+        self._settings = settings
+        self._policy = policy
+
+    def clear(self) -> None:
+        """Forget what the last plan found out: nobody waits."""
+        self._window.clear()
+
+    def plan_first(
+        self, retrieved: Sequence[Retrieved], *, budget_tokens: float
+    ) -> tuple[int, Planned]:
+        """Return the position of the request to send next, and the order of its documents.
+
+        The arguments are those of `RequestWindow.plan_next`. Changes nothing in the index.
+        """
+        keep = self._settings.keep_last
+        at, order, cached_tokens = self._window.plan_next(
+            [r.elements[keep:] for r in retrieved],
+            _lengths(retrieved),
+            policy=self._policy,
+            budget_tokens=budget_tokens,
+        )
+        elements = retrieved[at].elements
+        position = {element: i for i, element in enumerate(elements)}
+        last = range(min(keep, len(elements)) - 1, -1, -1)
+        permutation = (*(position[element] for element in order), *last)
+        return at, Planned.of(retrieved[at], permutation, cached_tokens)
 
 
 def plan_offline(

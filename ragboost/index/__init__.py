@@ -1,6 +1,6 @@
 """The context index: the document sequences that a prefix cache holds (RAGBoost section 4)."""
 
-from ragboost.index.context_index import ContextIndex, IndexEntry
+from ragboost.index.context_index import ContextIndex, IndexEntry, IndexView
 from ragboost.index.context_tree import Seat
 from ragboost.index.directory import Holders, PrefixDirectory
 from ragboost.index.eviction import EvictionForecast
@@ -13,6 +13,7 @@ __all__ = [
     "EvictionForecast",
     "Holders",
     "IndexEntry",
+    "IndexView",
     "Node",
     "PrefixDirectory",
     "PrefixMatch",

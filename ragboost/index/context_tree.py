@@ -5,6 +5,7 @@ hashable keys with lengths in tokens; does not know requests or engines.
 """
 
 import sys
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -60,6 +61,8 @@ class ContextTree:
 
         Takes the same time for any number of nodes: later insertions take the old tree apart.
         """
+        if not self.root.children:
+            return  # an engine may say so any number of times, and insert nothing
         seat = self._seat
         cleared = seat.directory.clear(seat.bit) if seat is not None else 0
         self._retired.append(_Retired([self.root], seat, cleared))
@@ -72,6 +75,8 @@ class ContextTree:
         self._seat = self.root.branch = None
 
     def _empty(self) -> None:
+        # Documents with which the latest uses began, by tick: only there can a prefix have grown.
+        self.starts: deque[tuple[int, Hashable]] = deque(maxlen=64)
         self.root = Node()
         if self._seat is not None:
             self.root.branch = self._seat.directory.root
@@ -116,6 +121,7 @@ class ContextTree:
         self._tick += 1
         if self._seat is not None and is_use:
             self._seat.directory.note(documents, self._seat.bit)
+        self.starts.extend([(self._tick, start) for start in documents[:1]])
         node, at = self.root, 0
         while at < len(documents):
             child = node.children.get(documents[at])
@@ -142,15 +148,14 @@ class ContextTree:
         for depth, slot in enumerate(search_path):
             child = node.child_at(slot)
             if child is None:
-                raise ContextIndexError(
-                    f"search path {tuple(search_path)} ends after {depth} steps"
-                )
+                raise ContextIndexError(f"search path {search_path} ends after {depth} steps")
             node = child
         self.touch(node)
         return node
 
     def touch(self, node: Node) -> None:
         self._tick += 1
+        self.starts.extend([(self._tick, step.documents[0]) for step in node.ancestors[:1]])
         for step in node.ancestors:
             self._use(step)
 

@@ -6,7 +6,7 @@ from ragboost.ordering.popularity import RecentContexts
 from ragboost.ordering.prior import CorpusPrior
 from ragboost.ordering.rent_or_buy import Purchase, RentLedger
 from ragboost.ordering.request import Order, OrderPolicy, order_documents
-from ragboost.ordering.window import NextRequest, plan_next
+from ragboost.ordering.window import NextRequest, RequestWindow
 
 __all__ = [
     "BatchPlan",
@@ -17,11 +17,11 @@ __all__ = [
     "Purchase",
     "RecentContexts",
     "RentLedger",
+    "RequestWindow",
     "group_turns",
     "make_order_policy",
     "order_documents",
     "plan_batch",
-    "plan_next",
     "read_prior",
     "release_order",
 ]

@@ -213,3 +213,13 @@ def test_an_internal_that_moved_switches_reuse_off_and_nothing_else() -> None:
     assert told["refusal"].startswith("engine_internals: ImportError: ")
     assert told["error"] < ROUNDING
     assert told["num_warnings"] == 1
+
+
+def test_a_disk_that_hangs_or_is_slow_stops_no_step_of_the_scheduler() -> None:
+    told = run_checks("chunks_vllm_places")
+    for name in ("hung", "slow"):
+        assert told[name]["steps_during_reads"] > 0, "steps return while a read is under way"
+        assert told[name]["told"]["reused"] in (0, 360), "0: later than it waits"
+    assert told["threads"] == ["ragboost-load-disk"]
+    aborted = told["aborted"]
+    assert (aborted["was_tracked"], aborted["left"], aborted["is_idle"]) == (1, [0, 0, 0], True)

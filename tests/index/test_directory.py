@@ -136,6 +136,32 @@ def test_an_index_that_is_emptied_leaves_nothing_in_the_directory() -> None:
     assert not directory.root.children
 
 
+def test_what_returns_after_a_clear_stays_while_the_old_tree_is_taken_apart() -> None:
+    directory = PrefixDirectory()
+    index, other = (ContextIndex(seat=Seat(directory, bit)) for bit in (1, 2))
+    sequences = [(f"a{at % 20}", f"b{at}", "c") for at in range(400)]
+    for documents in sequences:
+        index.insert(documents, (1, 1, 1))
+    index.clear()
+    for at, documents in enumerate(reversed(sequences)):
+        index.insert(documents, (1, 1, 1))
+        other.insert(documents[: at % 4], (1, 1, 1)[: at % 4])
+        assert listed_for(directory, 1) == held_by(index)
+        assert listed_for(directory, 2) == held_by(other)
+    assert not index._retired
+
+
+def test_an_engine_that_says_again_and_again_that_it_is_empty_costs_no_memory() -> None:
+    directory = PrefixDirectory()
+    index = ContextIndex(seat=Seat(directory, 1))
+    for at in range(50):
+        index.insert((f"a{at}", "b"), (1, 1))
+        for _ in range(100):
+            index.clear()
+    assert len(index._retired) <= 1
+    assert listed_for(directory, 1) == held_by(index) == set()
+
+
 @given(st.lists(DOCUMENTS, max_size=20), DOCUMENTS)
 def test_fewer_visits_find_no_more(sent: list[Prefix], documents: Prefix) -> None:
     directory = PrefixDirectory()

@@ -1,5 +1,7 @@
 import pickle
+import random
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -74,3 +76,49 @@ def test_memory_does_not_grow_with_what_left_the_window() -> None:
 
     assert len(recent) == 16
     assert sizes[-1] < 1.5 * sizes[16]
+
+
+class CountedLength:
+    """A length of 1 that counts how often a saving is computed from it."""
+
+    num_uses = 0
+
+    def __rmul__(self, odds: float) -> float:
+        CountedLength.num_uses += 1
+        return odds
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95, 1.0])
+def test_the_work_for_a_request_grows_with_its_documents_not_with_pairs_of_them(
+    share: float,
+) -> None:
+    rng = random.Random(0)
+    work = []
+    for num_documents in (100, 800):
+        recent = RecentContexts()
+        for _ in range(500):
+            recent.add([i for i in range(num_documents) if rng.random() < share])
+        lengths: Any = dict.fromkeys(range(num_documents), CountedLength())
+        CountedLength.num_uses = 0
+        assert len(set(recent.order(range(num_documents), lengths))) == num_documents
+        work.append(CountedLength.num_uses)
+
+    assert work[1] < 12 * work[0]  # of pairs there are 64 times as many
+    assert work[1] < 30 * 800
+
+
+def test_of_a_long_list_the_documents_that_came_together_stay_together() -> None:
+    recent = RecentContexts()
+    topics = [[f"{topic}{i}" for i in range(40)] for topic in "abc"]
+    for at in range(60):
+        recent.add(topics[at % 3])
+    mixed = [document for row in zip(*topics, strict=True) for document in row]
+
+    ordered = recent.order(mixed, dict.fromkeys(mixed, 7))
+
+    assert sorted(map(str, ordered)) == sorted(mixed)
+    assert [{str(document)[0] for document in ordered[at : at + 40]} for at in (0, 40, 80)] == [
+        {"a"},
+        {"b", "c"},
+        {"b", "c"},
+    ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
 from ragboost.chunk_cache.core.request import SERVED_POLICIES, EngineChunkRequest
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
@@ -102,6 +103,15 @@ class EngineChunkSettings:
         """Options of requests that leave them out."""
         return EngineChunkRequest(
             policy=self.policy, ratio=self.ratio, granularity=self.granularity
+        )
+
+    def reuse_defaults(self, *, refusal: str | None) -> ReuseDefaults:
+        """Return the same for the server in front of the engine, which may refuse reuse."""
+        return ReuseDefaults(
+            is_approx=self.reuse == "approx",
+            options=ReuseOptions(self.policy, self.ratio),
+            refusal=refusal,
+            policies=SERVED_POLICIES,
         )
 
     def make_store(self) -> TieredStore:

@@ -1,6 +1,7 @@
 """`ragboost calibrate`: choose policy and ratio for a model by what they do to a user's prompts.
 
-Half of the prompts choose, the other half says what the choice is worth. The cost is processor time
+Half of the prompts choose, the other half says what the choice is worth; without a gain there the
+default stays. The cost is processor time
 of the whole prefill, as a share of full attention's on the same prompt; what costs more than the
 limit is dropped after a few prompts.
 """
@@ -29,7 +30,7 @@ from ragboost.chunk_cache.eval.arms import (
 )
 from ragboost.chunk_cache.eval.cases import Case, read_cases
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
-from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.metrics import Estimate, estimate
 from ragboost.chunk_cache.eval.report import calibration_table
 from ragboost.chunk_cache.eval.runner import stop_ids
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
@@ -183,12 +184,7 @@ def run(
 
     What is measured is kept in a file beside it, so that an interrupted run goes on.
     """
-    if unknown := sorted(set(policies) - set(calibrated_policies())):
-        known = ", ".join(calibrated_policies())
-        raise ChunkCacheError(f"--policy must be one of {known}, got {unknown[0]!r}")
-    for ratio in ratios:
-        if not 0.0 < ratio < 1.0:
-            raise ChunkCacheError(f"--ratio must be between 0 and 1, got {ratio}")
+    _check(policies, ratios)
     cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
     if len(cases) < MIN_PROMPTS:
         raise ChunkCacheError(f"{data} has {len(cases)} prompts; at least {MIN_PROMPTS} are needed")
@@ -205,24 +201,53 @@ def run(
         on_progress("checking", number, len(held_out))
     checked = [calibrator.summary(held_out, arm) for arm in dict.fromkeys([best, DEFAULT, REUSE])]
     gain = estimate(calibrator.gains(held_out, best, DEFAULT))
+    # What the other half does not confirm is chance, unless the default costs too much.
+    is_kept = best == DEFAULT or gain.mean > gain.error or max_cost is not None
+    chosen = best if is_kept else DEFAULT
     expected = {
         "model": model.resolve().name,
         "prompts": [asdict(summary) for summary in checked],
         "gain": gain.mean,
         "gain_error": gain.error,
     }
-    Calibration(shape_digest(adapter), *best).write(out, expected=expected)
+    Calibration(shape_digest(adapter), *chosen).write(out, expected=expected)
     if as_json:
         found = {"rows": [asdict(row) for row in rows], "expected": expected, "file": str(out)}
-        return json.dumps(found)
-    table = calibration_table(rows[:_SHOWN])
-    check = calibration_table(checked)
-    return f"""{len(choosing)} prompts chose:
-{table}
+        return json.dumps({"policy": chosen[0], "ratio": chosen[1], **found})
+    return _text(out, rows, checked, gain, chosen=chosen)
 
-{len(held_out)} other prompts, on which nothing was chosen:
-{check}
 
-{best[0]} at {best[1]:g} is nearer to full attention than {DEFAULT_POLICY} at {DEFAULT_RATIO:g} by \
-{gain.mean:.4f} +- {gain.error:.4f} nats a token there.
-Written to {out}: set engine.reuse_calibration (vLLM, SGLang: calibration) to it."""
+def _check(policies: Sequence[str], ratios: Sequence[float]) -> None:
+    if unknown := sorted(set(policies) - set(calibrated_policies())):
+        known = ", ".join(calibrated_policies())
+        raise ChunkCacheError(f"--policy must be one of {known}, got {unknown[0]!r}")
+    for ratio in ratios:
+        if not 0.0 < ratio < 1.0:
+            raise ChunkCacheError(f"--ratio must be between 0 and 1, got {ratio}")
+
+
+def _text(
+    out: Path,
+    rows: Sequence[ArmSummary],
+    checked: Sequence[ArmSummary],
+    gain: Estimate,
+    *,
+    chosen: Arm,
+) -> str:
+    best = rows[0].policy, rows[0].ratio
+    said = (
+        f"{best[0]} at {best[1]:g} is nearer to full attention by {gain.mean:.4f} +- "
+        f"{gain.error:.4f} nats a token than the default there."
+    )
+    if best == DEFAULT:
+        said = "The default is the nearest that costs no more."
+    elif chosen != best:
+        said += " That may be chance, so the default stays."
+    return f"""{rows[0].num_prompts} prompts chose:
+{calibration_table(rows[:_SHOWN])}
+
+{checked[0].num_prompts} other prompts, on which nothing was chosen:
+{calibration_table(checked)}
+
+{said}
+{chosen[0]} at {chosen[1]:g} is in {out}: engine.reuse_calibration (vLLM, SGLang: calibration)."""

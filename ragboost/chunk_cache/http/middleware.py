@@ -20,14 +20,13 @@ from ragboost.chunk_cache.core.options import (
     FIELD,
     ChunkPosition,
     ReuseDefaults,
-    ReuseOptions,
     read_exact_chunks,
     read_measure,
     read_options,
     read_positions,
     read_tenant,
 )
-from ragboost.chunk_cache.core.request import PARAMS_KEY, SERVED_POLICIES, VERSION
+from ragboost.chunk_cache.core.request import PARAMS_KEY, VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.http.announcements import Announcer
 from ragboost.chunk_cache.http.asgi import (
@@ -128,12 +127,7 @@ class ReuseMiddleware(ABC):
         if isinstance(engine, str):
             return ReuseDefaults(refusal=engine)
         settings = engine.settings
-        defaults = ReuseDefaults(
-            is_approx=settings.reuse == "approx",
-            options=ReuseOptions(settings.policy, settings.ratio),
-            refusal=read_status(engine.name),
-            policies=SERVED_POLICIES,
-        )
+        defaults = settings.reuse_defaults(refusal=read_status(engine.name))
         if defaults.refusal != STARTING:
             self._defaults = defaults
             if defaults.refusal is None and settings.has_more_than_memory:

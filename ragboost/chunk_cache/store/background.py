@@ -79,9 +79,10 @@ class BackgroundTier:
         for key in known:
             self._known.put(key, None)
         self._unwritten: dict[str, ChunkKV] = {}
+        self._unwritten_bytes = 0
         self._behind: BoundedMap[str, bool] = BoundedMap(max_entries=_MAX_KNOWN)  # see `is_new`
         self._removed: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)  # but still there
-        self._must_clear = False
+        self._num_clears = self._num_cleared = 0  # asked for; done
         self._busy: dict[int, float] = {}  # beginning of each thread's running call
         self._hung: set[tuple[int, float]] = set()
         self._loaders = Workers(_NUM_LOADERS, name=f"ragboost-load-{name}")
@@ -97,6 +98,11 @@ class BackgroundTier:
         if has_new:
             self._breaker.failed(is_hung=True)
         return len(hung) < _NUM_LOADERS and not self._breaker.is_open
+
+    @property
+    def is_trusted(self) -> bool:
+        """True if nothing hangs and the last calls did not fail: requests may wait for it."""
+        return self.is_available and not self._hung and not self._breaker.is_failing
 
     def __contains__(self, key: str) -> bool:
         """Return True if the place is known to hold a chunk, or is about to."""
@@ -123,16 +129,18 @@ class BackgroundTier:
                 return True
         is_available = self.is_available
         with self._lock:
-            queued = sum(other.size_bytes for other in self._unwritten.values())
+            queued = self._unwritten_bytes
             if not is_available or (queued and queued + chunk.size_bytes > WRITE_BEHIND_BYTES):
                 self._behind.put(key, is_new)
                 return False
+            self._drop_unwritten(key)
             self._unwritten[key] = chunk
+            self._unwritten_bytes += chunk.size_bytes
             self.version += 1
         if self._writer.submit(partial(self._write, key, chunk, is_new)):
             return True
         with self._lock:
-            self._unwritten.pop(key, None)
+            self._drop_unwritten(key)
             self._behind.put(key, is_new)
         return False
 
@@ -140,7 +148,7 @@ class BackgroundTier:
         """Remove a chunk: from now on it is not found."""
         with self._lock:
             self._known.pop(key)
-            self._unwritten.pop(key, None)
+            self._drop_unwritten(key)
             self._removed.put(key, None)
             self.version += 1
         self._writer.submit(partial(self._remove, key))
@@ -150,17 +158,19 @@ class BackgroundTier:
         with self._lock:
             self._known = BoundedMap(max_entries=_MAX_KNOWN)
             self._unwritten.clear()
-            self._must_clear = True
+            self._unwritten_bytes = 0
+            self._num_clears += 1
             self.version += 1
         self._writer.submit(self._clear)
 
     def drain(self) -> bool:
-        """Wait until everything queued is written; return False if the place hangs or rests."""
+        """Wait until everything queued is written; return False if a call hangs, or the place
+        rests."""
         done = threading.Event()
         if not self._writer.submit(done.set):
             return False
         while not done.wait(0.1):
-            if not self.is_available:
+            if not self.is_available or self._hung:
                 return False
         return True
 
@@ -175,25 +185,31 @@ class BackgroundTier:
         begin, num_tokens, ended = time.perf_counter(), 0, 0
         try:
             for load in loads:
-                chunk = None if load.is_cancelled else self._read(load.key)
-                num_tokens += 0 if chunk is None else len(chunk.tokens)
+                chunk = self._find(load.key)  # computed meanwhile
+                if chunk is None and not load.is_cancelled and self.is_available:
+                    chunk = self._read(load.key)
+                    num_tokens += 0 if chunk is None else len(chunk.tokens)
                 ended += 1
                 self._done(load, chunk)
-            if num_tokens:  # only the time of all of them together is meaningful
-                self.speeds.loaded(num_tokens, time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin  # only that of all of them is meaningful
+            if num_tokens:
+                self.speeds.loaded(num_tokens, seconds)
+            elif asked := sum(load.num_tokens for load in loads):
+                self.speeds.missed(asked, seconds)
         finally:  # whatever happens, nothing may wait forever
             for load in loads[ended:]:
                 self._done(load, None)
 
     def _read(self, key: str) -> ChunkKV | None:
         with self._lock:
-            if self._must_clear or key in self._removed:
+            num_clears = self._num_clears
+            if num_clears != self._num_cleared or key in self._removed:
                 return None
         chunk = None
         with self._asking():
             chunk = self.tier.load(key)
         with self._lock:
-            if self._must_clear or key in self._removed:
+            if num_clears != self._num_clears or key in self._removed:
                 return None
             if chunk is None:
                 self.version += key in self._known
@@ -206,18 +222,24 @@ class BackgroundTier:
         self._clear()
         with self._lock:
             is_wanted = self._unwritten.get(key) is chunk  # neither replaced nor removed since
-        is_saved = False
+            is_new = is_new or key in self._removed
+        is_saved = has_answered = False
         if not is_wanted:
             return
         with self._asking():
             is_saved = (not is_new and key in self.tier) or self.tier.save(key, chunk)
+            has_answered = True
         with self._lock:
             if self._unwritten.get(key) is chunk:
-                del self._unwritten[key]
+                self._drop_unwritten(key)
                 self.version += 1
                 if is_saved:
                     self._known.put(key, None)
-        self._catch_up()
+                    self._removed.pop(key)
+                elif not has_answered:
+                    self._behind.put(key, is_new)
+        if has_answered:
+            self._catch_up()
 
     def _catch_up(self) -> None:
         """Queue KV that was stored while there was no room or no answer, if it is in memory yet."""
@@ -229,20 +251,26 @@ class BackgroundTier:
                 is_new = bool(self._behind.pop(key))
                 is_there = key in self._known and not is_new
             chunk = None if is_there else self._find(key)
-            if chunk is not None:
-                self.write(key, chunk, is_new=is_new)
+            if chunk is not None and not self.write(key, chunk, is_new=is_new):
+                return
 
     def _remove(self, key: str) -> None:
         with self._asking():
             self.tier.remove(key)
-        with self._lock:
-            self._removed.pop(key)
+            with self._lock:
+                self._removed.pop(key)
 
     def _clear(self) -> None:
-        if self._must_clear:
+        num_clears = self._num_clears
+        if num_clears != self._num_cleared:
             with self._asking():
                 self.tier.clear()
-                self._must_clear = False
+                self._num_cleared = num_clears
+
+    def _drop_unwritten(self, key: str) -> None:
+        """Requires the lock."""
+        chunk = self._unwritten.pop(key, None)
+        self._unwritten_bytes -= 0 if chunk is None else chunk.size_bytes
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

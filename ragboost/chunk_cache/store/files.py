@@ -271,7 +271,7 @@ class ChunkFile:
         for name, (shape, dtype) in self._fields.tensors.items():
             start, stop = self._ranges[name]
             size = math.prod(shape) * _dtype(dtype).itemsize
-            if type(start) is not int or start < 8 or stop - start != size:
+            if not type(start) is type(stop) is int or start < 8 or stop - start != size:
                 raise self._refusal(f"tensor {name} has {stop - start} bytes instead of {size}")
             last = max(last, stop)
         if last != self.size_bytes:

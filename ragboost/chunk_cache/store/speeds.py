@@ -4,6 +4,7 @@ import threading
 
 _WEIGHT = 0.2
 _RETRY_EVERY = 32
+_SHORT_S = 0.05  # a search that nobody minds
 
 
 class Speeds:
@@ -19,6 +20,13 @@ class Speeds:
     def loaded(self, num_tokens: int, seconds: float) -> None:
         with self._lock:
             self._load_s = _mix(self._load_s, seconds / max(1, num_tokens))
+
+    def missed(self, num_tokens: int, seconds: float) -> None:
+        """Note a search for so many tokens that found none: a slow one counts as a load."""
+        with self._lock:
+            per_token = seconds / max(1, num_tokens)
+            if seconds > _SHORT_S and self._compute_s is not None and per_token > self._compute_s:
+                self._load_s = _mix(self._load_s, per_token)
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         with self._lock:

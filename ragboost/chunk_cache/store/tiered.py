@@ -4,6 +4,7 @@ KV that is used often, or is expensive to compute for its size, stays in fast me
 written to disk and to the remote store in the background, and comes back when a request needs it.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from functools import partial
 
 import torch
 
+from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy
 from ragboost.chunk_cache.store.background import BackgroundTier, ChunkLoad
@@ -23,6 +25,9 @@ from ragboost.chunk_cache.store.speeds import Speeds
 MIN_WAIT_S, MAX_WAIT_S = 0.05, 5.0
 """Bounds of the time for which a request waits for its chunks: as long as computing them would
 take, and the greatest while that is not known."""
+MISS_S = 1.0
+"""Seconds for which a chunk that was nowhere is not looked for again."""
+_MAX_MISSED = 1 << 16
 
 
 class TieredStore:
@@ -70,6 +75,7 @@ class TieredStore:
         ]
         self._lock = threading.RLock()
         self._loads: dict[str, ChunkLoad] = {}
+        self._missed: BoundedMap[str, float] = BoundedMap(max_entries=_MAX_MISSED)  # until when
         self._tiers: list[BackgroundTier] = []
         if disk is not None:
             self._add_tier(disk, "disk", self.speeds, known=disk.keys())
@@ -123,6 +129,7 @@ class TieredStore:
             for tier in self._tiers:
                 tier.speeds.computed(len(chunk.tokens), chunk.compute_s)
         with self._lock:
+            self._missed.pop(key)
             if self._from_memory(key) is not None:
                 return True
             is_kept = self._place(key, chunk)
@@ -160,10 +167,13 @@ class TieredStore:
         if not self._tiers:
             return
         with self._lock:
+            now = self._clock()
             missing = {
                 key: num_tokens
                 for key, num_tokens in chunks.items()
-                if key not in self._loads and not self._is_in_memory(key)
+                if key not in self._loads
+                and not self._is_in_memory(key)
+                and now >= (self._missed.peek(key) or -math.inf)
             }
             if missing:
                 self._start(missing)
@@ -178,9 +188,10 @@ class TieredStore:
 
     def clear(self) -> None:
         """Remove all KV, on disk and in the remote store too."""
-        self.forget()
-        for tier in self._tiers:
-            tier.clear()
+        with self._lock:  # no load may begin in between
+            self.forget()
+            for tier in self._tiers:
+                tier.clear()
 
     def flush(self) -> None:
         """Wait until all KV in memory is in every other place, as far as it fits there and they
@@ -255,9 +266,12 @@ class TieredStore:
     def _ask(self, loads: Sequence[ChunkLoad], first: int) -> None:
         """Load chunks from the first place from number `first` on that is worth it and answers."""
         for tier in self._tiers[first:]:
+            is_trusted = tier.is_trusted
             if not tier.speeds.is_worth_loading():
                 self.num_late += len(loads)
             elif tier.load(loads):
+                for load in loads if not is_trusted else ():
+                    load.wait_until = -math.inf  # see whether it works again; nobody waits for that
                 return
         for load in loads:
             self._end(load, None)
@@ -274,8 +288,11 @@ class TieredStore:
         with self._lock:
             if self._loads.get(load.key) is load:
                 del self._loads[load.key]
-                if chunk is not None and not any(load.key in tier for tier in self.memory):
-                    self._place(load.key, chunk, is_pinned=True)
+                is_there = any(load.key in tier for tier in self.memory)
+                if chunk is not None and not is_there:
+                    is_there = self._place(load.key, chunk, is_pinned=True)
+                if not is_there:
+                    self._missed.put(load.key, self._clock() + MISS_S)
         load.end(chunk)
 
     def _await(self, key: str) -> ChunkKV | None:

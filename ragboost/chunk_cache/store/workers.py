@@ -25,11 +25,9 @@ class Workers:
 
     def __init__(self, count: int, *, name: str) -> None:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_QUEUED)
-        self._threads = [
-            threading.Thread(target=self._run, name=name, daemon=True) for _ in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._name, self._threads = name, list[threading.Thread]()
+        for _ in range(count):
+            self._start()
 
     def submit(self, work: Callable[[], None]) -> bool:
         """Queue a function; return False if too many wait."""
@@ -50,12 +48,24 @@ class Workers:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            try:
-                work()
-            except WORK_ERRORS:
-                logger.exception("moving stored KV failed")
+        has_ended = False
+        try:
+            while (work := self._queue.get()) is not None:
+                try:
+                    work()
+                except WORK_ERRORS:
+                    logger.exception("moving stored KV failed")
+            has_ended = True
+        finally:
+            if not has_ended:  # a bug ends this thread, with its traceback, but not the work
+                self._threads.remove(threading.current_thread())
+                self._start()
 
 
 class Breaker:
@@ -71,6 +81,11 @@ class Breaker:
         """True while the store is not to be asked."""
         return self._clock() < self._open_until
 
+    @property
+    def is_failing(self) -> bool:
+        """True from the failures that opened it until the next success."""
+        return self._num_failures >= _MAX_FAILURES
+
     def failed(self, *, is_hung: bool = False) -> None:
         """Note a failure; one that hangs counts as three."""
         with self._lock:
@@ -84,6 +99,6 @@ class Breaker:
     def worked(self) -> None:
         """Note a success."""
         with self._lock:
-            if self._num_failures >= _MAX_FAILURES:
+            if self.is_failing:
                 logger.info("%s works again", self._name)
             self._num_failures, self._pause_s, self._open_until = 0, _FIRST_PAUSE_S, 0.0

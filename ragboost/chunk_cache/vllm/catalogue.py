@@ -18,7 +18,7 @@ from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
+from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
 from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
 
 _MAX_LOADS = 1 << 16
@@ -28,8 +28,13 @@ class _RankLoad:
     """A chunk that the ranks were told to load."""
 
     def __init__(self, wait_until: float) -> None:
-        self.wait_until = wait_until
+        self.wait_until = self.retry_at = wait_until
+        self.has_failed = False
         self.loaded: Counter[ListedChunk] = Counter()  # by the ranks that have it in memory
+
+    def fail(self, now: float) -> None:
+        """Note that a rank has not loaded it: nobody waits, and nobody tries again for a while."""
+        self.has_failed, self.wait_until, self.retry_at = True, now, now + MISS_S
 
 
 class ListStore:
@@ -85,7 +90,7 @@ class ListStore:
         now = time.monotonic()
         for key, num_tokens in chunks.items() if self._is_backed else ():
             load = self._loads.peek(key)
-            if key not in self._tier and (load is None or load.wait_until < now):
+            if key not in self._tier and (load is None or load.retry_at < now):
                 self._loads.put(key, _RankLoad(now + MAX_WAIT_S))
                 self.wanted[key] = num_tokens
 
@@ -98,7 +103,7 @@ class ListStore:
         """List the chunks that all ranks have loaded, and forget the loads that failed on one."""
         for chunk, count in report.loaded.items():
             load = self._loads.peek(chunk.key)
-            if load is None:
+            if load is None or load.has_failed:
                 self._drop_unlisted(chunk.key)
                 continue
             load.loaded[chunk] += count
@@ -108,7 +113,9 @@ class ListStore:
             elif load.loaded.total() >= self._size:  # of different versions
                 report.absent.add(chunk.key)
         for key in report.absent:
-            if self._loads.pop(key) is not None:
+            load = self._loads.peek(key)
+            if load is not None and not load.has_failed:
+                load.fail(time.monotonic())
                 self._drop_unlisted(key)
 
     def _drop_unlisted(self, key: str) -> None:

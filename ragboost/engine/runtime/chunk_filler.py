@@ -4,6 +4,7 @@ Knows requests and stored chunks. Does not know how steps are planned. Belongs t
 """
 
 import logging
+import time
 from typing import NamedTuple
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
@@ -14,6 +15,7 @@ from ragboost.chunk_cache.core.snapkv import evict
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.request_cache import RequestCache
+from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
 from ragboost.engine.runtime.filling import COMPUTE_ERRORS, PromptFiller
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import RagBoostError
@@ -51,7 +53,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
             start, stop = options.chunks[number]
             keys = library.keys(key, tokens[start:stop], is_first=number == 0)
             lengths |= dict.fromkeys(keys, stop - start)
-        request.awaited_keys = list(lengths)
+        request.awaited_keys, request.awaits_since = list(lengths), time.monotonic()
         try:
             self.reuse.store.prefetch(lengths)
         except COMPUTE_ERRORS as error:  # such as no room for a thread
@@ -59,7 +61,10 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
 
     def is_loading(self, request: EngineRequest) -> bool:
         """Return True while stored chunks of a request are on their way into memory, and waiting is
-        expected to be faster than computing."""
+        expected to be faster than computing. Later requests may start new loads of the same chunks:
+        it does not wait for those too."""
+        if time.monotonic() - request.awaits_since > MAX_WAIT_S:
+            return False
         return self.reuse.store.is_loading(request.awaited_keys)
 
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[PlannedFilling | None]:

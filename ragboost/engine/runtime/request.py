@@ -58,6 +58,7 @@ class EngineRequest:
         self.chunks = prompt.chunks  # None: the prompt is computed exactly
         self.chunk_keys: dict[int, str] = {}  # of the chunks to store, by number
         self.awaited_keys: list[str] = []  # of stored KV that may be loaded before it begins
+        self.awaits_since = 0.0
         self.window: QuestionWindow | None = None  # until the prompt is shortened by it
         if prompt.chunks is not None and prompt.chunks.chunks and prompt.keep_tokens is not None:
             num_after = self.num_prompt_tokens - prompt.chunks.chunks[-1][1]

@@ -121,6 +121,11 @@ def test_the_command_writes_what_engines_read_and_resumes(
     assert [row["num_prompts"] for row in found["expected"]["prompts"]] == [3, 3, 3]
     assert again == found
     assert parts.read_text() == kept, "nothing is measured twice"
+    del command[command.index("--cost") : command.index("--cost") + 2]
+    monkeypatch.setattr(Calibrator, "gains", lambda *_: [0.1, -0.1, 0.1])
+    unconfirmed = run()
+    assert (unconfirmed["policy"], unconfirmed["ratio"]) == DEFAULT
+    assert Calibration.read(out).policy == DEFAULT[0]
     command[-1] = "hybrid-offline"
     with pytest.raises(ChunkCacheError, match="--policy must be one of epic"):
         run()

@@ -158,6 +158,10 @@ def test_a_chunk_that_a_rank_could_not_load_is_dropped_by_the_others() -> None:
     assert sorted(catalogue.take_dropped()) == sorted([lacking.key, differing.key])
     take(catalogue, loaded(lacking))
     assert catalogue.take_dropped() == [lacking.key], "too late"
+    catalogue.take_wanted()
+    store.prefetch({lacking.key: TOKENS})
+    assert not store.is_loading([lacking.key]), "nobody waits again for what was just missed"
+    assert catalogue.take_wanted() == {}
 
 
 def test_ranks_without_a_disk_or_a_remote_store_load_nothing() -> None:

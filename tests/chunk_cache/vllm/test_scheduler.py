@@ -13,7 +13,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, TieredStore
 from ragboost.chunk_cache.vllm import scheduler
 from ragboost.chunk_cache.vllm.data import StepWork
 from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
@@ -408,6 +408,17 @@ def test_a_request_whose_chunks_are_on_their_way_is_asked_for_again(adapter: Mod
     assert all(kv is not None for kv in work.fills[0].plan.stored)
     assert threading.current_thread().name not in place.threads
     bench.library.store.close()
+
+
+def test_a_request_does_not_wait_for_the_loads_of_later_ones_for_ever(
+    adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(adapter)
+    request = bench.request()
+    monkeypatch.setattr(type(bench.library.store), "is_loading", lambda store, keys: True)
+    assert bench.scheduler.match(request, 0).num_tokens is None
+    bench.scheduler._tracked[request.request_id].asked.arrived_at -= MAX_WAIT_S + 1
+    assert bench.scheduler.match(request, 0).num_tokens == 0
 
 
 def test_a_request_is_computed_if_its_chunks_do_not_come_in_time(adapter: ModelAdapter) -> None:

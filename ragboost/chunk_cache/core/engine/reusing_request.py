@@ -4,8 +4,9 @@ Knows options, positions and stored chunks. Does not know an engine, whose sched
 states.
 """
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
@@ -17,6 +18,7 @@ from ragboost.chunk_cache.core.request import (
     read_request,
 )
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
 
 
 class ChunkCapture(NamedTuple):
@@ -41,6 +43,7 @@ class ReusingRequest:
     reply_to: Any  # where the API server waits for the report
     reason: str | None  # why it is computed exactly; None: it reuses chunks
     prefix_tokens: int = 0  # whose KV the engine held when it was last looked up
+    arrived_at: float = field(default_factory=time.monotonic)
 
     @classmethod
     def read(
@@ -84,7 +87,10 @@ class ReusingRequest:
 
     def awaits_chunks(self, library: ChunkLibrary, *, prefix_tokens: int) -> bool:
         """Return True while chunks behind the prefix are on their way into memory, and waiting is
-        expected to be faster than computing."""
+        expected to be faster than computing. Later requests may start new loads of the same chunks:
+        it does not wait for those too."""
+        if time.monotonic() - self.arrived_at > MAX_WAIT_S:
+            return False
         chunks = self.options.chunks
         keys = [key for number, key in self.keys.items() if chunks[number][1] > prefix_tokens]
         return library.store.is_loading(keys)

@@ -53,9 +53,9 @@ class MooncakeDriver:
             raise StoreUnavailableError(f"Mooncake: error {found}")
         return found == 1
 
-    def get(self, name: str) -> bytearray | None:
+    def get(self, name: str, *, max_bytes: int) -> bytearray | None:
         size = int(self._store.get_size(name))
-        if size == _NOT_FOUND or size > self.max_bytes:
+        if size == _NOT_FOUND or size > min(max_bytes, self.max_bytes):
             return None
         value = bytearray(memoryview(self._store.get(name)) if size > 0 else b"")
         if not value:

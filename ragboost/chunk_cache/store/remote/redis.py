@@ -29,6 +29,7 @@ class RedisDriver:
         retry = import_extra("redis.retry", extra="redis")
         backoff = import_extra("redis.backoff", extra="redis")
         self._errors = (client.RedisError, OSError)
+        self._other_type = client.exceptions.ResponseError
         self._full = client.exceptions.OutOfMemoryError
         try:
             self._client: Any = client.Redis.from_url(
@@ -48,11 +49,16 @@ class RedisDriver:
         with self._asking():
             return bool(self._client.exists(_key(name)))
 
-    def get(self, name: str) -> bytearray | None:
+    def get(self, name: str, *, max_bytes: int) -> bytearray | None:
         key, value = _key(name), bytearray()
         with self._asking():
-            size = int(self._client.strlen(key))
-            if not 0 < size <= self.max_bytes:
+            try:
+                size = int(self._client.strlen(key))
+            except self._other_type as error:
+                if not str(error).startswith("WRONGTYPE"):
+                    raise
+                return None  # a list, or another thing that is not ours: `put` replaces it
+            if not 0 < size <= min(max_bytes, self.max_bytes):
                 return None
             for start in range(0, size, _PART_BYTES):
                 stop = min(size, start + _PART_BYTES)
@@ -67,8 +73,10 @@ class RedisDriver:
             with self._asking():
                 for start in range(0, len(view), _PART_BYTES):
                     part = bytes(view[start : start + _PART_BYTES])
-                    self._client.setrange(unfinished, start, part)
-                    self._client.expire(unfinished, _UNFINISHED_TTL_S)
+                    with self._client.pipeline(transaction=True) as both:  # never without expiry
+                        both.setrange(unfinished, start, part)
+                        both.expire(unfinished, _UNFINISHED_TTL_S)
+                        both.execute()
                 with self._client.pipeline(transaction=True) as both:
                     both.rename(unfinished, key)
                     both.expire(key, TTL_S)

@@ -37,8 +37,9 @@ class RemoteDriver(Protocol):
         """Return True if there is a value."""
         ...
 
-    def get(self, name: str) -> bytearray | None:
-        """Return a value, of at most `max_bytes`; None if there is none, or a longer one."""
+    def get(self, name: str, *, max_bytes: int) -> bytearray | None:
+        """Return a value; None if there is none, or one longer than this limit or the store's,
+        which is not read."""
         ...
 
     def put(self, name: str, value: bytes) -> bool:
@@ -79,7 +80,7 @@ class RemoteTier:
 
     def load(self, key: str) -> ChunkKV | None:
         name = self._name(key)
-        value = self._driver.get(name)
+        value = self._driver.get(name, max_bytes=self._driver.max_bytes)
         if value is None:
             return None
         try:
@@ -115,8 +116,9 @@ class RemoteTier:
         with self._lock:
             now = self._clock()
             if not self._generation or now - self._read_at > _GENERATION_S:
-                value = self._driver.get(f"{PREFIX}:generation") or b""
-                is_valid = 0 < len(value) <= _MAX_GENERATION_BYTES and value.isalnum()
+                name = f"{PREFIX}:generation"
+                value = self._driver.get(name, max_bytes=_MAX_GENERATION_BYTES) or b""
+                is_valid = value.isalnum() and value.isascii()
                 self._generation = value.decode() if is_valid else self._new_generation()
                 self._read_at = now
             return self._generation

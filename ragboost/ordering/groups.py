@@ -1,0 +1,162 @@
+"""Group waiting requests that gain more by sharing documents than by their own cached prefixes.
+
+Knows documents as keys with lengths, and asks for the cached prefixes of sets of them.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from ragboost.index import PrefixMatch
+from ragboost.ordering.overlaps import Documents, Tokens, WaitingContext
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A request, or two groups that share their common documents first."""
+
+    documents: Documents  # that all its requests share, in the relevance order of one of them
+    prefix: Documents  # the longest cached prefix within these
+    cached_tokens: int  # of the prefix
+    number: int  # of a single request its position; merged groups count on from there
+    parts: tuple["Group", ...] = ()  # in the order of their numbers
+    parent: Optional["Group"] = None
+
+    def first_leaf(self) -> "Group":
+        """Return the request to send first, of those that share most."""
+        group = self
+        while group.parts:
+            group = group.parts[-1]
+        return group
+
+    def chain(self) -> "list[Group]":
+        """Return the groups from the outermost one to this."""
+        group, chain = self, [self]
+        while group.parent is not None:
+            group = group.parent
+            chain.append(group)
+        return chain[::-1]
+
+
+class Groups:
+    """The groups of a window, one per row; a merged group takes the row of its first part.
+
+    Args:
+        shared: tokens that each pair of requests shares: (n, n).
+        search: finds the longest cached prefix within documents of these lengths.
+    """
+
+    def __init__(
+        self,
+        contexts: Sequence[WaitingContext],
+        tokens: Mapping[Hashable, int],
+        shared: Tokens,
+        *,
+        search: Callable[[Documents, Sequence[int]], PrefixMatch],
+    ) -> None:
+        self._tokens = tokens
+        self._search = search
+        self._sets = [frozenset(context.documents) for context in contexts]
+        self.leaves = [
+            Group(context.documents, *search(*context)[:2], position)
+            for position, context in enumerate(contexts)
+        ]
+        self._groups = list(self.leaves)
+        self._num_groups = len(self.leaves)
+        self._alive = np.ones(len(contexts), dtype=bool)
+        self._shared = shared  # at most so many tokens; exact between requests
+        self._cached = np.array([group.cached_tokens for group in self.leaves], dtype=np.int64)
+        # Gains of merging row and column, row < column, or upper bounds: the cached prefix of the
+        # common documents is no longer than that of either group.
+        self._gains = np.triu(shared - np.maximum.outer(self._cached, self._cached), 1)
+        self._is_exact = np.minimum.outer(self._cached, self._cached) == 0
+        self._merged: list[dict[int, Group]] = [{} for _ in contexts]  # by row and column
+        self._partner = self._gains.argmax(axis=1)  # of each row, the first with the greatest gain
+        self._best = self._gains.max(axis=1)
+
+    def longest_cached(self) -> Group:
+        """Return the group with the longest cached prefix; of equal ones that merged last."""
+        alive = [self._groups[row] for row in np.flatnonzero(self._alive)]
+        return max(alive, key=lambda group: (group.cached_tokens, group.number))
+
+    def merge(self) -> None:
+        """Merge the pair with the greatest gain until no pair has any; of equal ones the first."""
+        while True:
+            a = int(self._best.argmax())
+            if self._best[a] <= 0:
+                return
+            b = int(self._partner[a])
+            if self._is_exact[a, b]:
+                self._join(a, b)
+            else:
+                self._measure(a, b)
+
+    def _measure(self, a: int, b: int) -> None:
+        """Replace an upper bound by the gain."""
+        merged = self._intersect(a, b)
+        length = sum(self._lengths(merged.documents))
+        self._shared[a, b] = self._shared[b, a] = length
+        cached = merged.cached_tokens - int(self._cached[a]) - int(self._cached[b])
+        self._gains[a, b] = length + cached
+        self._is_exact[a, b] = True
+        row = self._gains[a]
+        self._partner[a] = partner = row.argmax()
+        self._best[a] = row[partner]
+
+    def _intersect(self, a: int, b: int) -> Group:
+        """Return the group that two would be."""
+        if (merged := self._merged[a].get(b)) is None:
+            first, second = self._groups[a], self._groups[b]
+            parts = (first, second) if first.number < second.number else (second, first)
+            common = self._sets[a] & self._sets[b]
+            documents = [document for document in parts[0].documents if document in common]
+            prefix, cached = self._cached_prefix(documents, parts)
+            merged = Group(documents, prefix, cached, number=-1, parts=parts)
+            self._merged[a][b] = merged
+        return merged
+
+    def _cached_prefix(
+        self, documents: Documents, parts: tuple[Group, Group]
+    ) -> tuple[Documents, int]:
+        shorter = min(parts, key=lambda part: part.cached_tokens)
+        if not shorter.cached_tokens:
+            return (), 0
+        common = frozenset(documents)
+        for part in parts:
+            if part.cached_tokens == shorter.cached_tokens and common.issuperset(part.prefix):
+                return part.prefix, part.cached_tokens  # there is no longer one
+        match = self._search(documents, self._lengths(documents))
+        return match.documents, min(match.cached_tokens, shorter.cached_tokens)
+
+    def _join(self, a: int, b: int) -> None:
+        merged = self._intersect(a, b)
+        for part in merged.parts:
+            part.parent = merged
+        self._num_groups += 1
+        merged.number = self._num_groups
+        self._groups[a] = merged
+        self._merged[a].clear()
+        for row in self._merged[:a]:
+            row.pop(a, None)
+        cached = merged.cached_tokens
+        self._sets[a] = frozenset(merged.documents)
+        self._cached[a] = cached
+        self._alive[b] = False
+        self._is_exact[a] = self._is_exact[:, a] = False
+        shared, gains = self._shared, self._gains
+        shared[a] = shared[:, a] = np.minimum(shared[a], shared[b])
+        bounds = (shared[a] - np.maximum(self._cached, cached)) * self._alive
+        gains[b] = gains[:, b] = 0
+        gains[a, a + 1 :] = bounds[a + 1 :]
+        gains[:a, a] = bounds[:a]
+        partner, best = self._partner, self._best
+        is_stale = (partner == a) | (partner == b) | (gains[:, a] >= best)
+        is_stale[[a, b]] = True
+        rows = np.flatnonzero(is_stale)
+        partner[rows] = columns = gains[rows].argmax(axis=1)
+        best[rows] = gains[rows, columns]
+
+    def _lengths(self, documents: Documents) -> list[int]:
+        return [self._tokens[document] for document in documents]

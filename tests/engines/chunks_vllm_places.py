@@ -1,0 +1,130 @@
+"""Check that a disk that hangs or is slow stops nobody in an offline vLLM, in vLLM's environment.
+
+Prints one JSON object, which the test that starts this file checks.
+"""
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.files import ChunkFile
+from tests.engines.chunks_vllm import report, scheduler_of
+from tests.engines.offline_vllm import ReuseLLM
+from tests.engines.random_model import SMALL, Prompts
+
+LAYER_S = 0.05
+RUNNING = 48  # tokens of the request that runs meanwhile
+
+
+class Gate:
+    """Lets a disk answer, or not; notes the threads that read."""
+
+    def __init__(self) -> None:
+        self.is_open, self.threads, self.num_reading = threading.Event(), set[str](), 0
+        self.is_open.set()
+
+    @contextmanager
+    def before_reads(self, *, seconds: float = 0.0) -> Iterator[None]:
+        plain, pause = ChunkFile.read_layer, threading.Event()
+
+        def read_layer(file: ChunkFile, number: int) -> Any:
+            self.threads.add(threading.current_thread().name)
+            self.num_reading += 1
+            pause.wait(seconds)  # a slow disk
+            self.is_open.wait()
+            self.num_reading -= 1
+            return plain(file, number)
+
+        ChunkFile.read_layer = read_layer  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            ChunkFile.read_layer = plain  # type: ignore[method-assign]
+
+
+def run(engine: ReuseLLM, prompts: Prompts, gate: Gate) -> dict[str, Any]:
+    """Run one request while another one's chunks are read; count the steps of the first."""
+    core, store = engine.llm.llm_engine, scheduler_of(engine)._library.store
+    engine.llm.reset_prefix_cache()
+    store.forget()
+    store.speeds._compute_s = 1.0  # a token: loading is worth it, and waiting
+    store.speeds._load_s = None
+    tokens, positions = prompts.prompt([2, 0, 1])
+    core.add_request(
+        "running", {"prompt_token_ids": prompts.tokens(64)}, engine.sampling(max_tokens=RUNNING)
+    )
+    core.step()
+    core.add_request("reusing", {"prompt_token_ids": tokens}, engine.sampling(positions, ratio=0.0))
+    ended: dict[str, Any] = {}
+    during = 0  # steps that returned while a read was under way
+    while core.has_unfinished_requests():
+        outputs = core.step()
+        during += gate.num_reading > 0
+        for output in outputs:
+            if output.finished:
+                ended[output.request_id.split("-")[0]] = output
+        if "running" in ended:
+            gate.is_open.set()
+    return {"steps_during_reads": during, "told": report(ended["reusing"])}
+
+
+def check_aborted(engine: ReuseLLM, prompts: Prompts, gate: Gate) -> dict[str, Any]:
+    """A request that is aborted while its chunks are on their way leaves nothing behind."""
+    scheduler = scheduler_of(engine)
+    core, store = engine.llm.llm_engine, scheduler._library.store
+    engine.llm.reset_prefix_cache()
+    store.forget()
+    store.speeds._compute_s, store.speeds._load_s = 1.0, None
+    tokens, positions = prompts.prompt([1, 0])
+    name = core.add_request(
+        "aborted", {"prompt_token_ids": tokens}, engine.sampling(positions, ratio=0.0)
+    )
+    for _ in range(3):
+        core.step()
+    was_tracked = len(scheduler._tracked)
+    core.abort_request([name or "aborted"], internal=name is not None)
+    core.step()
+    left = [len(scheduler._tracked), len(scheduler._plans), len(scheduler._salts)]
+    gate.is_open.set()
+    after = engine.run(tokens, positions, ratio=0.0)
+    return {
+        "was_tracked": was_tracked,
+        "left": left,
+        "is_idle": not core.has_unfinished_requests(),
+        "after": report(after),
+    }
+
+
+def main() -> None:
+    gate, told = Gate(), dict[str, Any]()
+    with tempfile.TemporaryDirectory() as folder, gate.before_reads():
+        engine = ReuseLLM(
+            SMALL,
+            blocks=75,
+            max_model_len=1024,
+            max_num_batched_tokens=1024,
+            settings={"directory": folder},
+        )
+        prompts = Prompts(system=40, chunks=3, size=120, question=23)
+        engine.run(*prompts.prompt([0, 1, 2]))
+        store = scheduler_of(engine)._library.store
+        store.flush()
+        assert isinstance(store.disk, DiskTier)
+        assert len(store.disk) == 3
+        for name, check in (("hung", run), ("aborted", check_aborted)):
+            gate.is_open.clear()
+            told[name] = check(engine, prompts, gate)
+        with gate.before_reads(seconds=LAYER_S):
+            told["slow"] = run(engine, prompts, gate)
+        told["threads"] = sorted(gate.threads)
+    print(json.dumps(told))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
