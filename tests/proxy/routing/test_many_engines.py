@@ -29,8 +29,8 @@ def engines() -> Iterator[list[FakeEngine]]:
 
 
 def proxy_for(engines: list[FakeEngine], **sections: Any) -> ProxyServer:
-    replicas = [{"url": engine.url, "name": f"e{i}"} for i, engine in enumerate(engines)]
-    router = {"health_interval_s": 0.1}
+    replicas: Any = [{"url": engine.url, "name": f"e{i}"} for i, engine in enumerate(engines)]
+    router: Any = {"health_interval_s": 0.1}
     return ProxyServer(
         proxy_settings("http://unused", backends=replicas, router=router, **sections)
     )
