@@ -79,7 +79,7 @@ embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in t
     "docs/chunk-storage.md": TINY_MODEL
     + REUSE
     + """
-keys = []
+key, tokens = "0" * 32, [1, 2]
 disk = DiskTier(Path("p"), capacity_bytes=1 << 20)
 """,
     "docs/graph.md": TINY_MODEL
