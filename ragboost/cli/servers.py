@@ -115,12 +115,12 @@ def engine(
     config = config or settings_file()
     loaded = load_settings(flags, toml=config)
     settings = loaded.engine
-    log_to_terminal(loaded.log)
-    log_settings_file(config)
 
     from ragboost.engine import create_engine_app
     from ragboost.serving import serve
 
+    log_to_terminal(loaded.log)
+    log_settings_file(config)
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
 
 

@@ -266,7 +266,7 @@ def test_new_weights_leave_no_chunk_of_a_waiting_request(bench: Bench) -> None:
 
 
 def test_prompts_beyond_the_budget_of_a_step_wait_for_the_next(adapter: ModelAdapter) -> None:
-    bench = Bench(adapter, step_tokens=110)  # one prompt needs 107
+    bench = Bench(adapter, step_tokens=60)  # one prompt needs 45
     bench.learn()
     first, second = bench.req(ratio=0.5), bench.req(ratio=0.5, rid="b")
 
