@@ -299,7 +299,7 @@ class Booster(StoredConversations, UsageReports):
         self, elements: Sequence[Hashable], tokens: Sequence[int], *, ratio: float | None
     ) -> IndexEntry:
         num_exact, bought_tokens = None, 0
-        if ratio is not None:
+        if ratio is not None and self.settings.ordering.enabled:  # else nothing is bought
             self.rents.capacity_tokens = self.residency.capacity_tokens
             cached = self.index.cached_prefix(elements).cached_tokens
             decide = self.rents.decide

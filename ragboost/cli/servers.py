@@ -10,7 +10,7 @@ import typer
 from ragboost.cli.logs import log_settings_file, log_to_terminal
 from ragboost.cli.options import CONFIG, backends, setting, switch
 from ragboost.config import Settings, load_settings, settings_file
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, import_extra
 
 _BACKEND = (
     "Base URL of a backend, without /v1; give it once per backend; by default "
@@ -53,6 +53,8 @@ def serve(
         raise ConfigError("--embedded starts its own backend: omit --backend")
     if model is not None and not embedded:
         raise ConfigError("--model is for --embedded; a backend names its own models")
+    if embedded:
+        import_extra("torch", extra="engine")
     flags |= {"engine.model": model, "log.level": log_level}
     config = config or settings_file()
     settings = load_settings({**flags, **backends(backend)}, toml=config)

@@ -105,9 +105,10 @@ def test_a_stream_splits_its_usage(server: EngineServer) -> None:
 
 def test_several_choices_share_one_reuse(server: EngineServer) -> None:
     ask(server, chat([0, 1, 2, 3]))
-    answer = server.post(
-        "/v1/chat/completions", chat([3, 2, 0, 1], n=2, logprobs=True, temperature=0.01, seed=1)
-    )
+    # vLLM refuses choices without sampling; SGLang draws among what is nearly as likely.
+    temperature = 0.01 if server.kind == "vllm" else 0.0
+    body = chat([3, 2, 0, 1], n=2, logprobs=True, temperature=temperature, seed=1)
+    answer = server.post("/v1/chat/completions", body)
 
     texts = {choice["message"]["content"] for choice in answer["choices"]}
     assert len(answer["choices"]) == 2
@@ -149,10 +150,8 @@ def test_a_policy_that_is_not_served_harms_nobody(server: EngineServer, policy: 
         "max_tokens": 1,
         "kv_transfer_params": {"ragboost": plan},
     }
-    told = server.post("/v1/completions", body)["kv_transfer_params"]["ragboost"]
-
-    assert told["reason"] == "bad_options"
-    assert told["reused"] == 0
+    # A client's own plan does not reach the engine.
+    assert server.post("/v1/completions", body)["kv_transfer_params"] is None
 
 
 def test_precompute_stores_and_measures_a_corpus_for_the_policies_that_need_it(
