@@ -50,6 +50,7 @@ class RedisTransport:
         self._name = name
         self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._was_idle = False
+        self._is_closing = False
         self._has_read_kept = False
         self._client: Any = make_client(settings)
         # Also the name of the stream. Unlike keys, channels are the same in all databases.
@@ -66,6 +67,7 @@ class RedisTransport:
             self._tasks.append(asyncio.create_task(self._repeat(work), name=f"{name} replicas"))
 
     async def close(self) -> None:
+        self._is_closing = True  # the client may swallow a cancellation that meets an answer
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,7 +75,7 @@ class RedisTransport:
         await self.handler.close()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        while not self._is_closing:
             try:
                 await work()
             except self._errors as error:
@@ -83,7 +85,7 @@ class RedisTransport:
             await asyncio.sleep(_RETRY_S)
 
     async def _publish(self) -> None:
-        while True:
+        while not self._is_closing:
             for at in range(_LOAD_EVERY):
                 for message in self._messages(has_load=at == 0):
                     await self._send(encode(message), is_kept=bool(message.prompts))
@@ -120,7 +122,7 @@ class RedisTransport:
             if not self._has_read_kept:
                 self._has_read_kept = True
                 await self._try_to_read_kept()
-            while True:
+            while not self._is_closing:
                 message = await channel.get_message(timeout=_POLL_S)
                 if message is not None:
                     self._receive(message["data"])

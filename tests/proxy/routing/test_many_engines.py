@@ -85,7 +85,9 @@ def check_prompts(
             assert not [other for other in TENANTS if other != tenant and f"<{other} " in text]
             numbers = {int(part.split(">")[0]) for part in text.split(f"<{tenant} ")[1:]}
             assert len(numbers) == 5
-    assert seen == set(wanted)
+    # A request whose engine died may have reached none.
+    answered = {body["messages"][0]["content"] for body, answer in answers if answer.is_success}
+    assert answered <= seen
 
 
 def check_directories(proxy: ProxyServer) -> None:
