@@ -143,7 +143,7 @@ class Admission:
     def start(self) -> None:
         if not self.is_running:
             self.is_running = self.is_prefilling = True
-            self.backend.load.running += 1
+            self.backend.load.add(running=1)
 
     def move(self, backend: Backend) -> None:
         """Assign the request to another backend, whose cache is not expected to hold it."""
@@ -163,7 +163,7 @@ class Admission:
 
     def count_computed(self) -> None:
         if self._backend is not None:
-            self._backend.load.prefill_tokens -= self._prefill_tokens
+            self._backend.load.add(prefill_tokens=-self._prefill_tokens)
         self._prefill_tokens = 0
         self.is_prefilling = False
 
@@ -175,14 +175,12 @@ class Admission:
 
     def _add_load(self, backend: Backend) -> None:
         self._prefill_tokens = self.uncached_tokens
-        backend.load.assigned += 1
         backend.load.dispatched += 1
-        backend.load.prefill_tokens += self._prefill_tokens
+        backend.load.add(assigned=1, prefill_tokens=self._prefill_tokens)
 
     def _remove_load(self) -> None:
         if self._backend is None:
             return
         self.count_computed()
-        self._backend.load.assigned -= 1
-        self._backend.load.running -= self.is_running
+        self._backend.load.add(assigned=-1, running=-self.is_running)
         self.is_running = False

@@ -56,13 +56,22 @@ class BackendLoad:
     prefill_tokens: int = 0
     dispatched: int = 0  # requests ever assigned; breaks ties
     elsewhere: Load = _NO_LOAD  # the requests of other workers and replicas, as last heard
+    # So that the router reads the loads that have changed, not all of them for each request.
     on_change: Callable[[], object] | None = field(default=None, repr=False, compare=False)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        # So that the router reads the loads that have changed, not all of them for each request.
-        object.__setattr__(self, name, value)
-        if name != "on_change" and getattr(self, "on_change", None) is not None:
-            self.on_change()  # type: ignore[misc]
+    def add(self, *, running: int = 0, assigned: int = 0, prefill_tokens: int = 0) -> None:
+        self.running += running
+        self.assigned += assigned
+        self.prefill_tokens += prefill_tokens
+        self._changed()
+
+    def hear(self, elsewhere: Load) -> None:
+        self.elsewhere = elsewhere
+        self._changed()
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
 
 class Backend:

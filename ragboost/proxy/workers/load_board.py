@@ -81,7 +81,7 @@ class LoadBoard:
         for key in before.keys() | now.keys():
             load = self._backends[key].load
             columns = zip(load.elsewhere, before.get(key, _NONE), now.get(key, _NONE), strict=True)
-            load.elsewhere = Load(*[total - old + new for total, old, new in columns])
+            load.hear(Load(*[total - old + new for total, old, new in columns]))
         self._on_change()
 
 

@@ -131,8 +131,8 @@ async def test_all_backends_of_a_tenant_learn_one_order() -> None:
 async def test_loads_that_change_are_read_again() -> None:
     routed = Routed()
     for backend in routed.backends.all[:2]:
-        backend.load.prefill_tokens = 10_000
+        backend.load.add(prefill_tokens=10_000)
     assert (await routed.send(*"abc")) is routed.backends.all[2]
-    routed.backends.all[0].load.prefill_tokens = 0
-    routed.backends.all[2].load.prefill_tokens = 10_000
+    routed.backends.all[0].load.add(prefill_tokens=-10_000)
+    routed.backends.all[2].load.add(prefill_tokens=10_000)
     assert (await routed.send(*"xyz")) is routed.backends.all[0]
