@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError, SessionStoreError, import_extra
+from ragboost.redis_client import make_redis
 from ragboost.sessions.redis_scripts import APPEND, CREATE, DELETE, RESTORE
 from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
 
@@ -127,24 +128,14 @@ class RedisStore(ChatSessionStore):
 
 def make_client(settings: SessionSettings) -> Any:
     """Make an asynchronous client for the server that the settings name; it connects when used."""
-    client = import_extra("redis.asyncio", extra="redis")
-    retry = import_extra("redis.asyncio.retry", extra="redis")
-    backoff = import_extra("redis.backoff", extra="redis")
     if settings.url is None:
         raise ConfigError("session.url is missing: the address of Redis, such as redis://HOST:6379")
-    try:
-        return client.Redis.from_url(
-            settings.url.get_secret_value(),
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
-            # A connection may have been closed while idle. An append that is repeated is known.
-            retry=retry.Retry(backoff.NoBackoff(), 1),
-        )
-    except ValueError:  # its message may quote the password
-        raise ConfigError(
-            "session.url is not a URL of Redis: redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], "
-            "rediss:// for TLS, unix://PATH"
-        ) from None
+    return make_redis(
+        settings.url.get_secret_value(),
+        problem="session.url is not a URL of Redis:",
+        timeout_s=_TIMEOUT_S,
+        is_async=True,  # an append that is repeated is known
+    )
 
 
 def _fields(session: ChatSession) -> dict[str, bytes]:

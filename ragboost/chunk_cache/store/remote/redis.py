@@ -7,9 +7,9 @@ nobody reads expire; the server's `maxmemory` bounds them all.
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from ragboost.errors import ConfigError, StoreUnavailableError, import_extra
+from ragboost.errors import StoreUnavailableError, import_extra
+from ragboost.redis_client import make_redis
 
 TTL_S = 7 * 24 * 3600
 """Seconds for which a value is kept after its last use."""
@@ -25,25 +25,13 @@ class RedisDriver:
     max_bytes = 512 << 20  # Redis's limit
 
     def __init__(self, address: str) -> None:
-        client = import_extra("redis", extra="redis")
-        retry = import_extra("redis.retry", extra="redis")
-        backoff = import_extra("redis.backoff", extra="redis")
-        self._errors = (client.RedisError, OSError)
-        self._other_type = client.exceptions.ResponseError
-        self._full = client.exceptions.OutOfMemoryError
-        try:
-            self._client: Any = client.Redis.from_url(
-                address,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                # A connection may have been closed while idle; all commands may be repeated.
-                retry=retry.Retry(backoff.NoBackoff(), 1),
-            )
-        except ValueError:  # its message may quote the password
-            raise ConfigError(
-                "a remote store in Redis is redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], "
-                "rediss:// for TLS, unix://PATH"
-            ) from None
+        self._client = make_redis(
+            address, problem="a remote store in Redis is", timeout_s=_TIMEOUT_S, is_async=False
+        )
+        errors = import_extra("redis.exceptions", extra="redis")
+        self._errors = (errors.RedisError, OSError)
+        self._other_type = errors.ResponseError
+        self._full = errors.OutOfMemoryError
 
     def has(self, name: str) -> bool:
         with self._asking():

@@ -1,0 +1,36 @@
+"""Make clients for a Redis or Valkey server, whatever is kept there."""
+
+from typing import Any
+
+from ragboost.errors import ConfigError, import_extra
+
+_FORMS = "redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], rediss:// for TLS, unix://PATH"
+
+
+def make_redis(address: str, *, problem: str, timeout_s: float, is_async: bool) -> Any:
+    """Return a client that connects when it is used.
+
+    A connection may have been closed while idle, so a command is sent once more: all commands must
+    be such that they may be repeated.
+
+    Args:
+        problem: beginning of the message for an address that is none, before what would be one.
+        timeout_s: of one message, and of connecting.
+
+    Raises:
+        ConfigError: the address is malformed.
+        MissingExtraError: redis is not installed.
+    """
+    module = "redis.asyncio" if is_async else "redis"
+    client = import_extra(module, extra="redis")
+    retry = import_extra(f"{module}.retry", extra="redis")
+    backoff = import_extra("redis.backoff", extra="redis")
+    try:
+        return client.Redis.from_url(
+            address,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=retry.Retry(backoff.NoBackoff(), 1),
+        )
+    except ValueError:  # its message may quote the password
+        raise ConfigError(f"{problem} {_FORMS}") from None
