@@ -1,5 +1,6 @@
 """The context index: the document sequences that a prefix cache holds (RAGBoost section 4)."""
 
+from ragboost.index.clearings import Clearings
 from ragboost.index.context_index import ContextIndex, IndexEntry, IndexView
 from ragboost.index.context_tree import Seat
 from ragboost.index.directory import Holders, PrefixDirectory
@@ -9,6 +10,7 @@ from ragboost.index.search import CachedPrefix, PrefixMatch
 
 __all__ = [
     "CachedPrefix",
+    "Clearings",
     "ContextIndex",
     "EvictionForecast",
     "Holders",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ragboost.errors import ContextIndexError
 from ragboost.index.branch import Branch, common_length
+from ragboost.index.clearings import Clearings
 
 # Sequences, and documents, after which those of earlier sequences begin to be forgotten.
 _RECENT_PER_INDEX = 48
@@ -34,8 +35,7 @@ class PrefixDirectory:
         self.root = Branch((), parent=None)
         self.max_visits = max_visits
         self._tick = 1
-        self._cleared: dict[int, int] = {}  # by bit, the tick at which the index was cleared
-        self._last_cleared = 0
+        self._clearings = Clearings()
         # By document, the indexes that were sent it: of the last sequences, and of as many before.
         self._recent: dict[Hashable, int] = {}
         self._earlier: dict[Hashable, int] = {}
@@ -56,7 +56,7 @@ class PrefixDirectory:
         be resident in part, or about to be evicted; the index's own search says so.
         """
         length = dict(zip(documents, tokens, strict=True))
-        last_cleared, max_visits = self._last_cleared, self.max_visits
+        last_cleared, max_visits = self._clearings.last, self.max_visits
         found: list[tuple[int, int]] = []
         frontier = [(0, 0, self.root)]
         visits = num_pushed = 0
@@ -167,9 +167,9 @@ class PrefixDirectory:
         Returns:
             The tick for `remove`, which has to be called for what the index held.
         """
-        self._cleared[bit] = self._last_cleared = self._tick
+        self._clearings.add(bit, self._tick)
         self._tick += 1
-        return self._last_cleared
+        return self._clearings.last
 
     def check_integrity(self) -> None:
         """Compare each branch with its parent."""
@@ -185,12 +185,7 @@ class PrefixDirectory:
                 stack.append(child)
 
     def _live(self, branch: Branch) -> int:
-        members = branch.members
-        if branch.tick <= self._last_cleared:
-            for bit, tick in self._cleared.items():
-                if branch.tick <= tick:
-                    members &= ~bit
-        return members
+        return self._clearings.live(branch.members, branch.tick)
 
 
 def _longest(found: list[tuple[int, int]]) -> list[Holders]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import RouterSettings
-from ragboost.index import Holders
+from ragboost.index import Clearings, Holders
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.signals.signal import (
     CacheReading,
@@ -43,8 +43,7 @@ class PrefixAffinity(RoutingSignal):
         self._numbers: dict[str, int] = {}  # of the backends' bits
         self._columns: Columns | None = None
         self._tick = 0
-        self._forgotten: dict[int, int] = {}  # by bit, when the backend was forgotten
-        self._last_forgotten = -1
+        self._forgotten = Clearings()
 
     async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
         links = [prefix.link for prefix in reversed(admission.prefixes)]
@@ -99,15 +98,10 @@ class PrefixAffinity(RoutingSignal):
     def forget(self, backend: str) -> None:
         number = self._numbers.get(backend)
         if number is not None:
-            self._forgotten[1 << number] = self._last_forgotten = self._tick
+            self._forgotten.add(1 << number, self._tick)
 
     def _members(self, sent: _Sent) -> int:
-        members = sent.members
-        if sent.tick <= self._last_forgotten:
-            for bit, tick in self._forgotten.items():
-                if sent.tick <= tick:
-                    members &= ~bit
-        return members
+        return self._forgotten.live(sent.members, sent.tick)
 
 
 def prefixes_of(body: JsonBody, *, seed: bytes) -> tuple[MessagePrefix, ...]:
