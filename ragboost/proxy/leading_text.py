@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
+from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.threads import run_bytes
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -24,8 +25,8 @@ class ObservedRequest(NamedTuple):
     varying: VaryingPiece | None  # that it is sent with, before the documents
     record: RecordedRequest | None  # of what the client sent, for `proxy.record`
 
-    def note(self, upstream: UpstreamRequest) -> UpstreamRequest:
-        return upstream._replace(varying=self.varying, record=self.record)
+    def note(self, upstream: UpstreamRequest, cache_break: CacheBreak | None) -> UpstreamRequest:
+        return upstream._replace(varying=self.varying, record=self.record, cache_break=cache_break)
 
 
 class LeadingText:

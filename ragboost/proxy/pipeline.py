@@ -144,7 +144,7 @@ class BoostPipeline:
             raw, bypass, model = request.body.raw, request.bypass, request.tenant_key.model
             forward = partial(self._forward, raw, headers, admission, started=started)
             plain = forward(bypass=bypass, model=model, history=digest, is_read=is_read)
-            return seen.note(plain._replace(cache_break=cache_break))
+            return seen.note(plain, cache_break)
         work = self._boost(
             request,
             headers,
@@ -157,7 +157,7 @@ class BoostPipeline:
         )
         # A thread cannot be cancelled: the tenant stays locked until it is done, client or not.
         upstream = await (asyncio.shield(work) if needs_thread(request) else work)
-        return seen.note(self._count(upstream)._replace(cache_break=cache_break))
+        return seen.note(self._count(upstream), cache_break)
 
     def _readable(self, raw: bytes, has_chunks: bool) -> bytes:
         if self._stable is not None:

@@ -19,6 +19,6 @@ def needs_thread(request: ParsedRequest) -> bool:
     return num > _THREAD_DOCUMENTS or len(request.body.raw) > _THREAD_BYTES
 
 
-async def run_bytes(work: Callable[[], T], num_bytes: int) -> T:
-    """Do work on a body, in a thread if it is large."""
-    return await asyncio.to_thread(work) if num_bytes > _THREAD_BYTES else work()
+async def run_bytes(work: Callable[[], T], num_bytes: int, *, max_bytes: int = _THREAD_BYTES) -> T:
+    """Do work on a body, in a thread if that has more than `max_bytes`."""
+    return await asyncio.to_thread(work) if num_bytes > max_bytes else work()

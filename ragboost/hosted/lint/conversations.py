@@ -164,6 +164,7 @@ class _Search:
         self.decoded = decoded
         self.name_key = name_key  # 0 without a name
         self._samples: dict[int, int] = {}
+        self._first = _first_turn(decoded)
 
     def sample(self, at: int) -> int:
         if at not in self._samples:
@@ -194,14 +195,14 @@ class _Search:
         known = before.samples if before is not None else ()
         return known + tuple([self.sample(at) for at in range(len(known), len(self.decoded))])
 
-    @property
-    def _first(self) -> int:
-        """Index of the first message behind the instructions; 0 if all are instructions."""
-        for at, message in enumerate(self.decoded[:_MAX_SHARED]):
-            role = message.get("role") if isinstance(message, dict) else None
-            if role not in ANY.instruction_roles:
-                return at
-        return 0
+
+def _first_turn(messages: Sequence[Any]) -> int:
+    """Return the index of the first message behind the instructions; 0 if all are instructions."""
+    for at, message in enumerate(messages[:_MAX_SHARED]):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ANY.instruction_roles:
+            return at
+    return 0
 
 
 def _sample(message: Any) -> tuple[Any, ...]:
