@@ -1,4 +1,4 @@
-"""Fixtures: a FakeEngine, and the proxy as a real server in front of it."""
+"""Fixtures: a FakeEngine, the proxy as a real server in front of it, and a Redis server."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests.eventually import DEADLINE_S
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
+from tests.fakes.redis import PROGRAM, RedisServer
 from tests.sockets import find_unused_port
 
 # Slow machines must not fail tests: Hypothesis examples have no deadline,
@@ -46,6 +47,15 @@ def engine() -> Iterator[FakeEngine]:
 def proxy(engine: FakeEngine) -> Iterator[ProxyServer]:
     with ProxyServer(proxy_settings(engine.url)) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    pytest.importorskip("redis", reason="needs the extra redis")
+    if PROGRAM is None:
+        pytest.skip("neither redis-server nor valkey-server is on PATH")
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from ragboost.chunk_cache.store.contract import ChunkTier
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.remote import join_remote
+from ragboost.errors import StoreUnavailableError
 from tests.fakes import mooncake
 from tests.fakes.mooncake import MooncakeServer
 from tests.fakes.redis import PROGRAM, RedisServer
@@ -58,6 +59,14 @@ class HungPlace:
         self.threads.add(threading.current_thread().name)
         self.was_asked.release()
         self.may_answer.wait()
+
+
+class FailingPlace(HungPlace):
+    """Fails to load once it may answer."""
+
+    def load(self, key: str) -> ChunkKV | None:
+        super().load(key)
+        raise StoreUnavailableError("no answer")
 
 
 @contextmanager

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from ragboost.chunk_cache.store import background
-from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.store.workers import Breaker
-from ragboost.errors import StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk, same
-from tests.chunk_cache.store.places import HungPlace
+from tests.chunk_cache.store.places import FailingPlace, HungPlace
 from tests.eventually import DEADLINE_S, eventually
 
 
@@ -109,12 +107,7 @@ def test_a_remote_store_is_asked_for_what_the_disk_lacks(place: HungPlace, tmp_p
 
 
 def test_a_place_that_fails_is_left_alone_for_a_while() -> None:
-    class Failing(HungPlace):
-        def load(self, key: str) -> ChunkKV | None:
-            super().load(key)
-            raise StoreUnavailableError("no answer")
-
-    now, place = [0.0], Failing()
+    now, place = [0.0], FailingPlace()
     place.may_answer.set()
     store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
     for number in range(3):

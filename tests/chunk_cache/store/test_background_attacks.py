@@ -12,7 +12,7 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.store.workers import Workers
 from ragboost.errors import StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk, same
-from tests.chunk_cache.store.places import HungPlace
+from tests.chunk_cache.store.places import FailingPlace, HungPlace
 from tests.eventually import DEADLINE_S, eventually
 
 
@@ -204,12 +204,7 @@ def test_slow_misses_teach_that_asking_is_not_worth_it() -> None:
 
 
 def test_the_rest_of_a_request_is_not_asked_of_a_place_that_fails() -> None:
-    class Failing(HungPlace):
-        def load(self, key: str) -> ChunkKV | None:
-            super().load(key)
-            raise StoreUnavailableError("no answer")
-
-    place = Failing()
+    place = FailingPlace()
     place.may_answer.set()
     store = TieredStore(remote=place, waits=False, clock=lambda: 0.0)
     keys = [str(number) for number in range(20)]
@@ -220,12 +215,7 @@ def test_the_rest_of_a_request_is_not_asked_of_a_place_that_fails() -> None:
 
 
 def test_a_request_does_not_wait_for_a_place_on_probation() -> None:
-    class Failing(HungPlace):
-        def load(self, key: str) -> ChunkKV | None:
-            super().load(key)
-            raise StoreUnavailableError("no answer")
-
-    now, place = [0.0], Failing()
+    now, place = [0.0], FailingPlace()
     place.may_answer.set()
     store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
     store.prefetch({"a": 6, "b": 6, "c": 6})

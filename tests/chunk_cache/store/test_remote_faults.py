@@ -32,15 +32,6 @@ while True:
 
 
 @pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
-    pytest.importorskip("redis", reason="needs the extra redis")
-    if PROGRAM is None:
-        pytest.skip("neither redis-server nor valkey-server is on PATH")
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
 def mooncake_store() -> Iterator[MooncakeServer]:
     if (reason := mooncake.missing()) is not None:
         pytest.skip(reason)

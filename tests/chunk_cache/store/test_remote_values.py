@@ -16,16 +16,7 @@ from ragboost.chunk_cache.store.remote import join_remote
 from ragboost.chunk_cache.store.remote.tier import RemoteTier
 from ragboost.errors import ChunkCacheError, StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk, same
-from tests.fakes.redis import PROGRAM, RedisServer
-
-
-@pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
-    pytest.importorskip("redis", reason="needs the extra redis")
-    if PROGRAM is None:
-        pytest.skip("neither redis-server nor valkey-server is on PATH")
-    with RedisServer() as server:
-        yield server
+from tests.fakes.redis import RedisServer
 
 
 @pytest.fixture
