@@ -147,7 +147,7 @@ class WaitingRoomSettings(Section):
 
 
 class BoostSettings(Section):
-    """Which requests are boosted."""
+    """The requests that are boosted."""
 
     share: float = Field(
         1.0,

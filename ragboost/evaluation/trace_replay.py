@@ -24,7 +24,7 @@ class ReplayedRequest(NamedTuple):
 
 
 class ReplayResult(NamedTuple):
-    """What a server reported; shares are of the prompt tokens."""
+    """Counts and times that a server reported; shares are of the prompt tokens."""
 
     requests: int
     failed: int

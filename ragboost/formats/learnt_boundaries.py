@@ -113,7 +113,7 @@ class BoundaryLearner:
 
 
 class _Head:
-    """What the requests with one head have shown."""
+    """Paragraphs of the requests with one head, and what stood beside them."""
 
     def __init__(self) -> None:
         self._recent: deque[Run] = deque()

@@ -1,9 +1,8 @@
 """`ragboost calibrate`: choose policy and ratio for a model by what they do to a user's prompts.
 
 Half of the prompts choose, the other half says what the choice is worth; without a gain there the
-default stays. The cost is processor time
-of the whole prefill, as a share of full attention's on the same prompt; what costs more than the
-limit is dropped after a few prompts.
+default stays. The cost is processor time of the whole prefill, as a share of full attention's on
+the same prompt; what costs more than the limit is dropped after a few prompts.
 """
 
 import hashlib

@@ -17,7 +17,7 @@ _MAX_HEADS = 1000
 
 
 class LoggedVarying:
-    """What is known of the requests so far, bounded."""
+    """Lengths and heads of the requests so far, bounded."""
 
     def __init__(self) -> None:
         self._formats = make_formats(Settings())

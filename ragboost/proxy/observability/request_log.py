@@ -1,7 +1,7 @@
 """Log the shape of completions for replays: hashed ids and lengths in tokens, never a text.
 
-A line is a `RecordedRequest`. A thread writes it: the event loop never
-waits for the disk, and what the disk does not take costs lines, not requests.
+A line is a `RecordedRequest`. A thread writes it: the event loop never waits for the disk, and what
+the disk does not take costs lines, not requests.
 """
 
 import asyncio

@@ -132,7 +132,7 @@ class ChunkReuseProbe:
 
 
 class ReuseReport(msgspec.Struct):
-    """What a backend says of chunk reuse."""
+    """A backend's answer at `/chunk_reuse`."""
 
     is_possible: bool = False
     default: str = ""  # of requests that do not say: exact or approx

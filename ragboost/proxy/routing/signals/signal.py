@@ -17,7 +17,7 @@ Columns = npt.NDArray[np.int64]
 
 
 class CacheReading(NamedTuple):
-    """What the prefix caches hold of a request. (backends,)"""
+    """Tokens of a request that the prefix caches hold. (backends,)"""
 
     cached: Tokens  # that need not be computed
     # A lead for the backends whose cache the request suits: later requests like it find more there.
