@@ -30,6 +30,7 @@ _REFUSALS: Mapping[str, str] = MappingProxyType(
         "context_parallel": "it does not work with context parallelism",
         "several_nodes": "the engine runs on several nodes",
         "worker_processes": "a worker of the engine has not reported that it can",
+        "several_connectors": "it does not work beside another KV connector",
         "lora": "the engine serves LoRA adapters",
         "speculative_decoding": "it does not work with speculative decoding",
         "mla": "the model has latent attention (MLA)",
