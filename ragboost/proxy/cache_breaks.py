@@ -2,7 +2,7 @@
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
-from ragboost.hosted.lint.live import CacheBreak, PrefixWatch
+from ragboost.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.threads import run_bytes
 from ragboost.rewriting.parsed_request import ParsedRequest
@@ -12,8 +12,9 @@ _MAX_BYTES = 64 * 1024  # of both requests on the event loop: comparing these ta
 
 class CacheBreaks:
     def __init__(self, settings: Settings, tenants: Tenants, metrics: Metrics) -> None:
-        keys = settings.proxy.api_keys
-        self._watch = PrefixWatch(settings.prices, num_teams=len(keys))
+        proxy = settings.proxy  # the teams of a file may become more
+        num_teams = len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS
+        self._watch = PrefixWatch(settings.prices, num_teams=num_teams)
         self._tenants = tenants
         self._metrics = metrics
 

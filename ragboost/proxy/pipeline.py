@@ -32,7 +32,7 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import OrderComparison, ShadowTrial
 from ragboost.proxy.threads import needs_thread, run_bytes
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.workers.worker_pool import WorkerPool

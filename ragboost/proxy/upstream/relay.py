@@ -13,7 +13,7 @@ from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientWatch, RequestContext
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
