@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ragboost.config import BackendSettings
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.graph_documents import graph_as_documents
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
