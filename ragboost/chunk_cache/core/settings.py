@@ -7,6 +7,7 @@ vLLM: `kv_connector_extra_config` of `--kv-transfer-config`; SGLang:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
@@ -21,6 +22,8 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ConfigError
 
 _GIB = 1 << 30
+_ON_ACCELERATORS: Mapping[str, Any] = MappingProxyType({"granularity": 16, "backend": "varlen"})
+"""Defaults there: FlashAttention computes runs of tokens, and reads all keys for each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,19 @@ class EngineChunkSettings:
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
     calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
-    granularity: int = 1
+    granularity: int = 1  # tokens per block of the selection; on an accelerator 16
     # maximum tokens that reuse computes in one step of the engine, beside the scheduler's own; 0:
     # as many as the scheduler's. A prompt that needs more is filled over several steps
     step_tokens: int = 0
-    backend: str = "tiled"  # attention backend of the recomputation, see `BACKENDS`
+    # attention backend of the recomputation, see `BACKENDS`; on an accelerator `varlen`
+    backend: str = "tiled"
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> "EngineChunkSettings":
+    def read(cls, values: Mapping[str, Any], *, device: str = "cpu") -> "EngineChunkSettings":
         """Return the settings in a mapping of names to values.
+
+        Args:
+            device: kind of the engine's device, which decides some defaults.
 
         Raises:
             ConfigError: an unknown name, or a value of another type or out of range.
@@ -59,7 +66,7 @@ class EngineChunkSettings:
             allowed = (int, float) if types[name] is float else types[name]
             if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
-        settings = cls(**values)
+        settings = cls(**{**({} if device == "cpu" else _ON_ACCELERATORS), **values})
         if settings.reuse not in ("exact", "approx"):
             raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
         if settings.policy not in SERVED_POLICIES:
@@ -70,8 +77,8 @@ class EngineChunkSettings:
             settings = settings._calibrated(values)
         if make_eviction_policy(settings.eviction).sees_queue:
             raise ConfigError(
-                f"`eviction` {settings.eviction!r} ranks by the requests that wait, which the store "
-                "of an engine does not see: use heat, lru or lfu"
+                f"`eviction` {settings.eviction!r} ranks by the requests that wait, which an "
+                "engine's store does not see: use heat, lru or lfu"
             )
         if settings.remote:
             check_address(settings.remote)

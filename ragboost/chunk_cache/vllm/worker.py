@@ -121,8 +121,8 @@ class BlockFiller(SlotFiller):
         self.failed_requests.difference_update(request_ids)
 
     def fill_step(self, work: StepWork) -> None:
-        """Do the part of a step that comes before the model, or, if no request of the step reads it,
-        after it: fill prompts, and continue with those that wait, one after the other.
+        """Fill the prompts of a step, before the model or, if it reads none of them, after it, and
+        continue with those that wait, one after the other.
 
         If a filling fails, its blocks are reported as failed, and vLLM does with the request what
         its `kv_load_failure_policy` says: an error here would end the engine.

@@ -47,3 +47,10 @@ def test_a_store_with_a_directory_opens_again_with_its_chunks(tmp_path: Path) ->
 
     assert found is not None
     assert found.tokens == (1, 2, 3)
+
+
+def test_an_accelerator_selects_blocks_unless_a_setting_says_otherwise() -> None:
+    cpu, gpu = (EngineChunkSettings.read({}, device=kind) for kind in ("cpu", "cuda"))
+    assert (cpu.granularity, cpu.backend) == (1, "tiled")
+    assert (gpu.granularity, gpu.backend) == (16, "varlen")
+    assert EngineChunkSettings.read({"granularity": 4}, device="cuda").granularity == 4
