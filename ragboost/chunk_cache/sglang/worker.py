@@ -26,7 +26,7 @@ from ragboost.chunk_cache.sglang.compat import (
     write_pool,
 )
 from ragboost.chunk_cache.sglang.model import SGLangModel
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV
 from ragboost.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from ragboost.chunk_cache.eviction.heat import TAU_S
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import check_codec
 from ragboost.chunk_cache.store.files import ChunkFile, encode
 from ragboost.chunk_cache.store.keys import check_key
 from ragboost.errors import ChunkCacheError
@@ -42,10 +41,9 @@ class DiskTier:
     Args:
         directory: created if absent; must not be used for anything else.
         capacity_bytes: maximum bytes of all files, including those of other processes.
-        codec: encoding of new files, see `CODECS`; files of any codec are readable.
 
     Raises:
-        ChunkCacheError: an unknown codec, an invalid capacity, or an unusable directory.
+        ChunkCacheError: an invalid capacity, or an unusable directory.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class DiskTier:
         directory: Path,
         *,
         capacity_bytes: int,
-        codec: str = "plain",
         clock: Callable[[], float] = time.time,
     ) -> None:
         if capacity_bytes < 1:
@@ -62,7 +59,6 @@ class DiskTier:
         self.capacity_bytes = capacity_bytes
         self.num_refused = self.num_failed = 0  # invalid files; failed writes
         self.num_removed = 0  # removals by this process, of files that may have been absent
-        self._codec = check_codec(codec)
         self._clock = clock
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -142,7 +138,7 @@ class DiskTier:
             False if it exceeds the capacity by itself or the write failed (full disk, quota);
             nothing has changed then.
         """
-        data = encode(key, chunk, codec=self._codec)
+        data = encode(key, chunk)
         if len(data) > self.capacity_bytes:
             return False
         cost = _cost_per_byte(chunk.compute_s, len(chunk.tokens), len(data))

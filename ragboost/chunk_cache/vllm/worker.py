@@ -24,8 +24,7 @@ from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.ranks import Ranks, together
-from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.vllm.compat import engine_forward, find_ranks, paged_layer
 from ragboost.chunk_cache.vllm.connector import ChunkConnector

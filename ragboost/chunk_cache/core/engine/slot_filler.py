@@ -22,8 +22,7 @@ from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
 from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.request_cache import RequestLayer
-from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.keys import tokens_digest
 
