@@ -5,6 +5,7 @@ hits, never a caller's time. Knows one place. Does not know the memory that KV i
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -116,7 +117,11 @@ class BackgroundTier:
 
     def load(self, loads: Sequence[ChunkLoad]) -> bool:
         """Start to load the chunks of one request; return False if the place is not asked."""
-        return self.is_available and self._loaders.submit(partial(self._load, loads))
+        if not self.is_available:
+            return False
+        if self._num_clears != self._num_cleared:  # nothing is found until that has succeeded
+            self._writer.submit(self._clear)
+        return self._loaders.submit(partial(self._load, loads))
 
     def write(self, key: str, chunk: ChunkKV, *, is_new: bool = False) -> bool:
         """Queue KV for writing; return False if that is left for later.
@@ -163,20 +168,20 @@ class BackgroundTier:
             self.version += 1
         self._writer.submit(self._clear)
 
-    def drain(self) -> bool:
-        """Wait until everything queued is written; return False if a call hangs, or the place
-        rests."""
+    def drain(self, *, until: float = math.inf) -> bool:
+        """Wait until everything queued is written; return False if a call hangs, the place rests,
+        or that is not done at the time `until`."""
         done = threading.Event()
         if not self._writer.submit(done.set):
             return False
         while not done.wait(0.1):
-            if not self.is_available or self._hung:
+            if not self.is_available or self._hung or self._clock() > until:
                 return False
         return True
 
-    def close(self) -> None:
-        """Finish what is queued, if the place answers, and stop the threads."""
-        timeout_s = HANG_S if self.drain() else 0.0
+    def close(self, *, until: float = math.inf) -> None:
+        """Finish what is queued, as far as the place answers until then, and stop the threads."""
+        timeout_s = HANG_S if self.drain(until=until) else 0.0
         self._writer.close(timeout_s=timeout_s)
         self._loaders.close(timeout_s=timeout_s)
         self.tier.close()
@@ -219,7 +224,6 @@ class BackgroundTier:
         return chunk
 
     def _write(self, key: str, chunk: ChunkKV, is_new: bool) -> None:
-        self._clear()
         with self._lock:
             is_wanted = self._unwritten.get(key) is chunk  # neither replaced nor removed since
             is_new = is_new or key in self._removed
@@ -227,6 +231,7 @@ class BackgroundTier:
         if not is_wanted:
             return
         with self._asking():
+            self._clear_place()
             is_saved = (not is_new and key in self.tier) or self.tier.save(key, chunk)
             has_answered = True
         with self._lock:
@@ -261,11 +266,15 @@ class BackgroundTier:
                 self._removed.pop(key)
 
     def _clear(self) -> None:
+        with self._asking():
+            self._clear_place()
+
+    def _clear_place(self) -> None:
+        """Empty the place, unless that is done."""
         num_clears = self._num_clears
         if num_clears != self._num_cleared:
-            with self._asking():
-                self.tier.clear()
-                self._num_cleared = num_clears
+            self.tier.clear()
+            self._num_cleared = num_clears
 
     def _drop_unwritten(self, key: str) -> None:
         """Requires the lock."""

@@ -27,6 +27,8 @@ MIN_WAIT_S, MAX_WAIT_S = 0.05, 5.0
 take, and the greatest while that is not known."""
 MISS_S = 1.0
 """Seconds for which a chunk that was nowhere is not looked for again."""
+CLOSE_S = 30.0
+"""Seconds that writing what is only in memory may take at the end; the rest is lost."""
 _MAX_MISSED = 1 << 16
 
 
@@ -193,24 +195,25 @@ class TieredStore:
             for tier in self._tiers:
                 tier.clear()
 
-    def flush(self) -> None:
+    def flush(self, *, until: float = math.inf) -> None:
         """Wait until all KV in memory is in every other place, as far as it fits there and they
-        answer."""
+        answer, but not beyond the time `until`."""
         with self._lock:
             everything = {key: chunk for tier in self.memory for key, chunk in tier.items()}
         for tier in self._tiers:
             for key, chunk in everything.items():
                 if key not in tier and not tier.write(key, chunk):
-                    if not tier.drain():
+                    if not tier.drain(until=until):
                         break
                     tier.write(key, chunk)
-            tier.drain()
+            tier.drain(until=until)
 
     def close(self) -> None:
-        """Flush, and stop the threads."""
-        self.flush()
+        """Flush, and stop the threads, within `CLOSE_S` even if a place is slow."""
+        until = self._clock() + CLOSE_S
+        self.flush(until=until)
         for tier in self._tiers:
-            tier.close()
+            tier.close(until=until)
 
     def check_integrity(self) -> None:
         """Check the recorded sizes of the memory tiers."""
