@@ -66,7 +66,7 @@ class StartedEngine(NamedTuple):
 
     settings: EngineChunkSettings
     name: str  # under which it publishes whether it can reuse chunks
-    num_ranks: int = 1  # processes that take announcements of chunks
+    num_ranks: int = 1  # processes that take announcements of chunks; 0: none does
 
 
 class FoundChunks(NamedTuple):
@@ -130,7 +130,7 @@ class ReuseMiddleware(ABC):
         defaults = settings.reuse_defaults(refusal=read_status(engine.name))
         if defaults.refusal != STARTING:
             self._defaults = defaults
-            if defaults.refusal is None and settings.has_more_than_memory:
+            if defaults.refusal is None and settings.has_more_than_memory and engine.num_ranks:
                 self._announcer = Announcer(engine.name, num_ranks=engine.num_ranks)
         return defaults
 
@@ -142,7 +142,8 @@ class ReuseMiddleware(ABC):
         path = scope.get("path", "") if scope["type"] == "http" else ""
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
-            await respond(send, 200, self.defaults(scope).describe())
+            facts = self.defaults(scope).describe()
+            await respond(send, 200, {**facts, "prefetch": self._announcer is not None})
         elif method == "POST" and path in PREFETCHES:
             await self._prefetch({**scope, "path": PREFETCHES[path]}, receive, send)
         elif method == "POST" and PROMPT_ROUTES.search(path):
