@@ -38,6 +38,7 @@ class ChunkLibrary:
         self.identity = identity
         self.recipes: Mapping[str, str] = {} if recipes is None else recipes
         self._model = model
+        self.num_fills, self.fill_seconds = 0, 0.0  # of prompts
 
     @classmethod
     def of(

@@ -39,7 +39,7 @@ class PoolFiller(SlotFiller):
         self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
     ) -> None:
         self._runner, model = runner, SGLangModel(runner, ranks=ranks)
-        self._layers, self._store = model.layers, settings.make_store()
+        self._layers, self._store = model.layers, settings.make_store(model.device)
         super().__init__(model, self._store, settings=settings, rows=rows)
 
     @property

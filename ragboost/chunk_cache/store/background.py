@@ -8,21 +8,22 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import ChunkTier
+from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Workers
 
 logger = logging.getLogger(__name__)
 
 WRITE_BEHIND_BYTES = 1 << 28
-"""Maximum bytes of KV queued for writing; KV beyond it is written when it is evicted from memory,
-or by `flush`."""
+"""Maximum bytes of KV queued for writing, and of the file that is being written; KV beyond it is
+written when it is evicted from memory, or by `flush`. A larger chunk is written alone."""
 HANG_S = 10.0
 """Seconds after which one call of a verb counts as hung."""
 _NUM_LOADERS = 2  # so that a long load does not block a request that waits for a short one
@@ -56,6 +57,7 @@ class BackgroundTier:
 
     Args:
         known: keys that the place holds at the start.
+        write_bytes: as `WRITE_BEHIND_BYTES`.
         done: called in a loading thread with each load and its chunk; None: the place lacks it.
         find: returns KV in memory, for what could not be written when it was stored.
     """
@@ -66,6 +68,7 @@ class BackgroundTier:
         *,
         name: str,
         known: Iterable[str] = (),
+        write_bytes: int = WRITE_BEHIND_BYTES,
         speeds: Speeds,
         done: Callable[[ChunkLoad, ChunkKV | None], None],
         find: Callable[[str], ChunkKV | None],
@@ -73,7 +76,10 @@ class BackgroundTier:
     ) -> None:
         self.tier, self.speeds = tier, speeds
         self.version = 0  # number of changes, those included that may have been none
+        self.outcomes: Counter[str] = Counter()  # of chunks that it was asked for
+        self.load_seconds = 0.0
         self._done, self._find, self._clock = done, find, clock
+        self.name, self._max_queued = name, write_bytes // 2  # half is for the encoded file
         self._lock = threading.Lock()
         self._breaker = Breaker(name=f"the {name} of chunk KV", clock=clock)
         self._known: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)
@@ -110,6 +116,27 @@ class BackgroundTier:
         with self._lock:
             return key in self._known or key in self._unwritten
 
+    def keys(self) -> list[str]:
+        """Return the keys of the chunks that it is known to hold."""
+        with self._lock:
+            return [*self._known]
+
+    def stats(self) -> TierStats:
+        """Return what the place holds, as far as that is known without asking it."""
+        size = getattr(self.tier, "recorded_bytes", None)
+        capacity = getattr(self.tier, "capacity_bytes", None)
+        evicted = getattr(self.tier, "num_evicted", None)
+        with self._lock:
+            loads = dict(self.outcomes)
+            return TierStats(
+                self.name, len(self._known), size, capacity, evicted, loads, self.load_seconds
+            )
+
+    def count(self, outcome: str, num: int = 1) -> None:
+        """Count chunks that the place was asked for, or would have been."""
+        with self._lock:
+            self.outcomes[outcome] += num
+
     def unwritten(self, key: str) -> ChunkKV | None:
         """Return KV that waits to be written."""
         with self._lock:
@@ -135,7 +162,7 @@ class BackgroundTier:
         is_available = self.is_available
         with self._lock:
             queued = self._unwritten_bytes
-            if not is_available or (queued and queued + chunk.size_bytes > WRITE_BEHIND_BYTES):
+            if not is_available or (queued and queued + chunk.size_bytes > self._max_queued):
                 self._behind.put(key, is_new)
                 return False
             self._drop_unwritten(key)
@@ -210,10 +237,14 @@ class BackgroundTier:
             num_clears = self._num_clears
             if num_clears != self._num_cleared or key in self._removed:
                 return None
-        chunk = None
+        chunk, has_answered, begin = None, False, time.perf_counter()
         with self._asking():
             chunk = self.tier.load(key)
+            has_answered = True
+        outcome = "loaded" if chunk is not None else "absent" if has_answered else "failed"
         with self._lock:
+            self.outcomes[outcome] += 1
+            self.load_seconds += time.perf_counter() - begin
             if num_clears != self._num_clears or key in self._removed:
                 return None
             if chunk is None:

@@ -59,11 +59,14 @@ class DiskTier:
         self.capacity_bytes = capacity_bytes
         self.num_refused = self.num_failed = 0  # invalid files; failed writes
         self.num_removed = 0  # removals by this process, of files that may have been absent
+        self.num_evicted = 0  # by this process
+        self.recorded_bytes = 0  # of all processes, when this one looked last
         self._clock = clock
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with self._locked() as reserved:
-                reserved.total = sum(entry.size_bytes for entry in self._scan())
+                self.recorded_bytes = sum(entry.size_bytes for entry in self._scan())
+                reserved.total = self.recorded_bytes
         except OSError as error:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
@@ -156,7 +159,7 @@ class DiskTier:
             with self._locked() as reserved:
                 for entry in self._scan():
                     entry.path.unlink(missing_ok=True)
-                reserved.total = 0
+                reserved.total = self.recorded_bytes = 0
         except OSError as error:  # as above, or the directory is gone
             logger.warning("cannot remove the chunk files of %s: %s", self.directory, error)
 
@@ -202,11 +205,12 @@ class DiskTier:
                     break
                 entry.path.unlink(missing_ok=True)
                 self.num_removed += 1
+                self.num_evicted += 1
                 total -= entry.size_bytes
             if total + size > self.capacity_bytes:
                 raise OSError("unfinished files of other processes fill the directory")
         # Until the next scan the recorded total is never below the actual one.
-        reserved.total = total + size
+        reserved.total = self.recorded_bytes = total + size
 
     def _scan(self) -> Iterator[_Entry]:
         """Yield all files, unfinished ones with infinite rank, and remove abandoned ones. Requires

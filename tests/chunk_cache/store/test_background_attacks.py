@@ -101,8 +101,7 @@ def test_kv_queued_behind_a_full_queue_does_not_spin(
     place: HungPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_MAX_QUEUED", 2)
-    monkeypatch.setattr(background, "WRITE_BEHIND_BYTES", 1)
-    store = TieredStore(remote=place, waits=False)
+    store = TieredStore(remote=place, waits=False, write_bytes=1)
     store.put("a", make_chunk())
     assert place.was_asked.acquire(timeout=DEADLINE_S)
     store.put("b", make_chunk(1))  # no room: written later

@@ -102,8 +102,12 @@ class SlotFiller(ABC):
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def advance(self, steps: FillSteps, *, rows: int | None) -> FilledPrompt | None:
         """Continue a filling for about this many rows; return its result once it has ended."""
+        begin = time.perf_counter()
         with self.ordered():
-            return advance(steps, self._pace, rows=rows)
+            filled = advance(steps, self._pace, rows=rows)
+        self.library.num_fills += filled is not None
+        self.library.fill_seconds += time.perf_counter() - begin
+        return filled
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def finish(self, plan: PromptPlan, filled: FilledPrompt, slots: torch.Tensor) -> None:
