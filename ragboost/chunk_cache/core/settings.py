@@ -33,6 +33,8 @@ class EngineChunkSettings:
     reuse: str = "exact"
     # capacity of the store in host memory, with what waits there to be written elsewhere
     host_bytes: int = 4 * _GIB
+    # secret with which `ragboost precompute --public` stores documents for all tenants; empty: none
+    public_key: str = field(default="", repr=False)
     accelerator_bytes: int = 0  # capacity of the store in the engine's device, before host memory
     directory: str = ""  # folder of the store's disk tier; empty for none
     # remote store that several engines may share, such as redis://HOST:6379 or

@@ -22,6 +22,7 @@ from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkReque
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.reports import ReplyTo, ReportSender
 from ragboost.chunk_cache.http.store_commands import StoreCommand, Token, run_command
+from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix
 from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 
@@ -61,6 +62,9 @@ class AnnouncementInbox:
         self._library, self._has_closed = library, threading.Event()
         store = library().store
         self._retention = Retention(store) if isinstance(store, TieredStore) else None
+        if isinstance(store, TieredStore) and self._retention and library().has_public:
+            for key in sorted(store.keys(owner_prefix(PUBLIC))):  # stored before the last end
+                self._retention.pin(key)
         self._directory = _directory(engine, rank)
         if self._directory.is_dir() and self._directory.lstat().st_uid == os.getuid():
             shutil.rmtree(self._directory)  # of a process that was killed

@@ -23,6 +23,7 @@ from ragboost.chunk_cache.core.options import (
     read_measure,
     read_options,
     read_positions,
+    read_public,
     read_tenant,
 )
 from ragboost.chunk_cache.core.request import VERSION
@@ -57,6 +58,7 @@ from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder, chunk_texts
 from ragboost.chunk_cache.http.store_commands import StoreCommand, read_store_options
 from ragboost.chunk_cache.http.usage import UsageWriter
+from ragboost.chunk_cache.store.keys import PUBLIC
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
 from ragboost.errors import ConfigError, RequestError
 
@@ -93,7 +95,6 @@ class FoundChunks(NamedTuple):
 
 class ReuseMiddleware(ABC):
     params_field: str  # of a body, in which the engine reads the plan
-
     loads_first = False  # requests wait here, not in the engine, until their chunks are in memory
 
     def __init__(self, app: App, *, registry: CollectorRegistry = REGISTRY) -> None:
@@ -104,6 +105,7 @@ class ReuseMiddleware(ABC):
         self._inbox: ReportInbox | None = None
         self._announcer: Announcer | None = None  # once the engine can reuse chunks
         self._has_more_than_memory = False
+        self._public_key = ""
 
     @abstractmethod
     def engine(self, scope: Scope) -> StartedEngine | str:
@@ -144,6 +146,7 @@ class ReuseMiddleware(ABC):
             if defaults.refusal is None and engine.num_ranks:
                 self._announcer = Announcer(engine.name, num_ranks=engine.num_ranks)
                 self._has_more_than_memory = settings.has_more_than_memory
+                self._public_key = settings.public_key
         return defaults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -246,6 +249,7 @@ class ReuseMiddleware(ABC):
         num_exact = read_exact_chunks(extension)
         positions = read_positions(extension, is_chat=is_chat)
         tenant = _tenant(extension, fields)
+        is_public = read_public(extension, self._public_key)
         if defaults.refusal is not None:
             raise ExactError("refused")
         if not positions:
@@ -264,6 +268,8 @@ class ReuseMiddleware(ABC):
             plan["tenant"] = tenant
         if measure:
             plan["measure"] = True
+        if is_public:
+            plan["public"] = True
         if exact:
             plan["exact_chunks"] = len(exact)
         return plan
@@ -337,7 +343,9 @@ class ReuseMiddleware(ABC):
             if fields is None or not isinstance(extension, dict):
                 raise RequestError("the body must be a JSON object")
             is_chat = "messages" in fields
-            options, tenant = read_store_options(extension), _tenant(extension, fields)
+            options = read_store_options(extension)
+            is_public = read_public(extension, self._public_key)
+            tenant = PUBLIC if is_public else _tenant(extension, fields)
             positions = read_positions(extension, is_chat=is_chat)
             found = FoundChunks((), ())
             if positions:
@@ -350,7 +358,8 @@ class ReuseMiddleware(ABC):
             await refuse(send, RequestError(f"the prompt cannot be read: {reason}"))
             return
         chunks = [[*found.tokens[start:stop]] for start, stop in found.present]
-        answer = await self._ask_store(options, chunks, tenant, self.namespace(fields))
+        names = [] if is_public else self.namespace(fields)
+        answer = await self._ask_store(options, chunks, tenant, names)
         await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})
 
     async def _ask_store(self, *command: Any) -> dict[str, Any] | None:

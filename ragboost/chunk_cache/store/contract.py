@@ -85,6 +85,15 @@ class KVStore(Protocol):
         """Replace the KV of an existing key; an absent key stays absent."""
         ...
 
+    def keep(self, key: str) -> bool:
+        """Let KV in memory never be evicted from there; return False if it is not in memory, or
+        there is too much of that kind."""
+        ...
+
+    def is_kept(self, key: str) -> bool:
+        """Return True if KV is in memory and never evicted."""
+        ...
+
     def discard(self, key: str) -> None:
         """Remove KV. Removing an absent key does nothing."""
         ...

@@ -12,6 +12,8 @@ from ragboost.errors import ChunkCacheError
 LAYOUT_VERSION = 2
 """Version of the meaning of stored KV; older KV has other keys and is not found."""
 
+PUBLIC = "public"
+"""Salt of documents that all tenants may read. Tenants' own are digests, or empty."""
 _KEY = re.compile(r"[A-Za-z0-9 _-]{1,128}")
 
 

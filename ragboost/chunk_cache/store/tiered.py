@@ -247,8 +247,6 @@ class TieredStore:
         return [*found, *(tier.stats() for tier in self._tiers)]
 
     def keep(self, key: str) -> bool:
-        """Let a chunk in memory never be evicted from there; return False if it is not in memory,
-        or there is too much of that kind, see `MemoryTier.keep`."""
         with self._lock:
             return any(tier.keep(key) for tier in self.memory)
 
@@ -259,7 +257,6 @@ class TieredStore:
                 tier.release(key)
 
     def is_kept(self, key: str) -> bool:
-        """Return True if a chunk is in memory and never evicted."""
         with self._lock:
             return any(tier.is_kept(key) for tier in self.memory)
 

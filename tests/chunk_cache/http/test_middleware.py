@@ -1,5 +1,6 @@
 """The front of chunk reuse before a server that renders, tokenises and answers as vLLM does."""
 
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -428,3 +429,22 @@ def test_metrics_show_what_the_engine_holds(served: Served, place: HungPlace) ->
         served.registry.get_sample_value("ragboost_chunk_store_evictions_total", {"tier": "memory"})
         == 0
     )
+
+
+def test_only_the_holder_of_the_public_key_stores_for_all_tenants(served: Served) -> None:
+    assert served.post(chat(public="")).status_code == 400
+    served.front._public_key = "secret"
+    for wrong in ("", "Secret", "é", 7, True):
+        refused = served.client.post(
+            CHAT,
+            content=json.dumps(chat(public=wrong)),
+            headers={"content-type": "application/json"},
+        )
+        assert refused.status_code == 400, wrong
+        assert "secret" not in refused.text
+    assert served.post({"ragboost": {"public": "no"}}, path="/chunk_store").status_code == 400
+    assert not served.engine.bodies
+    assert served.post(chat(public="secret")).status_code == 200
+    assert plan_of(served)["public"] is True
+    assert served.post(chat()).status_code == 200
+    assert "public" not in plan_of(served)

@@ -24,7 +24,7 @@ from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.request_cache import RequestLayer
 from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import tokens_digest
+from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix, tokens_digest
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class SlotFiller(ABC):
     ) -> None:
         settings.check_model(model)
         self.model = model
-        self.library = ChunkLibrary.of(model, store)
+        self.library = ChunkLibrary.of(model, store, has_public=bool(settings.public_key))
         self.backend = make_backend(settings.backend)
         self._pace = Pace(rows)
         self._pass_began, self._pass_tokens = 0.0, 0  # of the engine's last pass
@@ -136,6 +136,8 @@ class SlotFiller(ABC):
                 seconds = time.perf_counter() - self._pass_began
                 kv = replace(kv, compute_s=seconds * len(slots) / self._pass_tokens)
             self.library.add(chunk.key, kv, is_first=chunk.is_first)
+            if self.library.has_public and chunk.key.startswith(owner_prefix(PUBLIC)):
+                self.library.publish(chunk.key)
             return kv
 
     def check_weights(self) -> bool:
