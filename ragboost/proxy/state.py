@@ -9,6 +9,7 @@ from typing import Self
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
+from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
@@ -19,6 +20,7 @@ from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.watched_file import Refresher
 from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.proxy.workers.message_handler import MessageHandler
@@ -45,6 +47,8 @@ class ProxyState:
     # Exchanges load and prompts with replicas of the proxy; None without Redis.
     replicas: RedisTransport | None
     log: RequestLog | None  # of `proxy.record`
+    keys: ApiKeys  # of the clients
+    refresher: Refresher  # reads keys and the list of backends again
 
     @classmethod
     def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
@@ -79,6 +83,8 @@ class ProxyState:
             replicas = RedisTransport(settings.session, handler, name=name)
             if not is_shadow:
                 metrics.watch_replicas(handler)
+        keys, keys_file = ApiKeys.watched(settings)
+        interval_s = settings.router.health_interval_s
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -105,6 +111,8 @@ class ProxyState:
             workers,
             replicas,
             _request_log(settings.proxy, metrics, identity),
+            keys,
+            Refresher([*backends.sources, *filter(None, [keys_file])], interval_s=interval_s),
         )
 
     @asynccontextmanager
@@ -118,7 +126,7 @@ class ProxyState:
             await self.sync.open()
             await self.chunk_reuse.open()
             async with AsyncExitStack() as stack:
-                for part in (self.board, self.workers, self.replicas):
+                for part in (self.refresher, self.board, self.workers, self.replicas):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()

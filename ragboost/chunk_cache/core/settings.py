@@ -41,7 +41,7 @@ class EngineChunkSettings:
     # mooncake://HOST:50051; empty for none
     remote: str = field(default="", repr=False)  # it may hold a password
     disk_bytes: int = 64 * _GIB  # capacity of the disk tier
-    eviction: str = "heat"  # eviction policy of the store, see `EVICTION_POLICIES`
+    eviction: str = "heat"  # eviction policy of the store: heat, lru or lfu
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
     calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
@@ -74,7 +74,11 @@ class EngineChunkSettings:
             )
         if settings.calibration:
             settings = settings._calibrated(values)
-        make_eviction_policy(settings.eviction)
+        if make_eviction_policy(settings.eviction).sees_queue:
+            raise ConfigError(
+                f"`eviction` {settings.eviction!r} ranks by the requests that wait, which the store "
+                "of an engine does not see: use heat, lru or lfu"
+            )
         if settings.remote:
             check_address(settings.remote)
         if not 0.0 <= settings.ratio <= 1.0:

@@ -143,12 +143,18 @@ class BackgroundTier:
             return self._unwritten.get(key)
 
     def load(self, loads: Sequence[ChunkLoad]) -> bool:
-        """Start to load the chunks of one request; return False if the place is not asked."""
+        """Start to load the chunks of one request, in two threads; return False if the place is not
+        asked."""
         if not self.is_available:
             return False
         if self._num_clears != self._num_cleared:  # nothing is found until that has succeeded
             self._writer.submit(self._clear)
-        return self._loaders.submit(partial(self._load, loads))
+        if not self._loaders.submit(partial(self._load, loads[::2])):
+            return False
+        if (others := loads[1::2]) and not self._loaders.submit(partial(self._load, others)):
+            for load in others:
+                self._done(load, None)
+        return True
 
     def write(self, key: str, chunk: ChunkKV, *, is_new: bool = False) -> bool:
         """Queue KV for writing; return False if that is left for later.

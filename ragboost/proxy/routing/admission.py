@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ragboost.booster import Planned
 from ragboost.booster.tenants import Tenant
 from ragboost.errors import BackendError
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import Conversation

@@ -16,7 +16,8 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.backend_queue import BackendQueue, QueuedRequest
 from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.routing.router import Router
-from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backends import Backends
 
 logger = logging.getLogger(__name__)
 

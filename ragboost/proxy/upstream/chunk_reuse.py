@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ragboost.config import BackendSettings
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.graph_documents import graph_as_documents
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
@@ -30,6 +30,7 @@ _REFUSALS: Mapping[str, str] = MappingProxyType(
         "context_parallel": "it does not work with context parallelism",
         "several_nodes": "the engine runs on several nodes",
         "worker_processes": "a worker of the engine has not reported that it can",
+        "several_connectors": "it does not work beside another KV connector",
         "lora": "the engine serves LoRA adapters",
         "speculative_decoding": "it does not work with speculative decoding",
         "mla": "the model has latent attention (MLA)",

@@ -24,6 +24,8 @@ from tests.eventually import eventually
         ({"ratio": 2}, "ratio"),
         ({"policy": "best"}, "best"),
         ({"eviction": "fifo"}, "fifo"),
+        ({"eviction": "lacr"}, "lacr.*use heat, lru or lfu"),
+        ({"eviction": "next-use"}, "next-use.*use heat, lru or lfu"),
     ],
 )
 def test_a_wrong_setting_is_named(told: dict[str, Any], named: str) -> None:

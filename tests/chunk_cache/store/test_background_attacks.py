@@ -235,11 +235,12 @@ def test_a_load_that_came_too_late_is_not_made_after_the_chunk_was_computed(
     place: HungPlace,
 ) -> None:
     store = TieredStore(remote=place, waits=False)
-    store.prefetch({"first": 6, "second": 6})
-    assert place.was_asked.acquire(timeout=DEADLINE_S)
+    store.prefetch({"first": 6, "beside": 6, "second": 6})
+    for _ in ("first", "beside"):  # one thread each
+        assert place.was_asked.acquire(timeout=DEADLINE_S)
     store.put("second", make_chunk(2))  # the request did not wait
     place.may_answer.set()
-    eventually(lambda: not store.is_loading(["first", "second"]))
+    eventually(lambda: not store.is_loading(["first", "beside", "second"]))
     store._tiers[0].drain()
     assert same(store.get("second"), make_chunk(2))
     asked = sum(place.was_asked.acquire(blocking=False) for _ in range(9))
