@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
 from ragboost.chunk_cache.core.request import SERVED_POLICIES, EngineChunkRequest
 from ragboost.chunk_cache.eviction import make_eviction_policy
@@ -18,7 +20,7 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import check_address, join_remote
-from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.tiered import TieredStore, split_memory
 from ragboost.errors import ConfigError
 
 _GIB = 1 << 30
@@ -32,7 +34,11 @@ class EngineChunkSettings:
 
     # `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not
     reuse: str = "exact"
-    host_bytes: int = 4 * _GIB  # capacity of the store in host memory
+    # capacity of the store in host memory, with what waits there to be written elsewhere
+    host_bytes: int = 4 * _GIB
+    # secret with which `ragboost precompute --public` stores documents for all tenants; empty: none
+    public_key: str = field(default="", repr=False)
+    accelerator_bytes: int = 0  # capacity of the store in the engine's device, before host memory
     directory: str = ""  # folder of the store's disk tier; empty for none
     # remote store that several engines may share, such as redis://HOST:6379 or
     # mooncake://HOST:50051; empty for none
@@ -87,6 +93,10 @@ class EngineChunkSettings:
         for name in ("host_bytes", "disk_bytes", "granularity"):
             if getattr(settings, name) < 1:
                 raise ConfigError(f"`{name}` must be at least 1, got {getattr(settings, name)}")
+        if settings.accelerator_bytes < 0:
+            raise ConfigError(
+                f"`accelerator_bytes` must be at least 0, got {settings.accelerator_bytes}"
+            )
         return settings
 
     def _calibrated(self, values: Mapping[str, Any]) -> "EngineChunkSettings":
@@ -125,15 +135,22 @@ class EngineChunkSettings:
             policies=SERVED_POLICIES,
         )
 
-    def make_store(self) -> TieredStore:
-        """Create the store. What it has on disk and in the remote store outlives the engine."""
+    def make_store(self, device: torch.device | str = "cpu") -> TieredStore:
+        """Create the store. What it has on disk and in the remote store outlives the engine.
+
+        Args:
+            device: the engine's.
+        """
         disk = None
         if self.directory:
             disk = DiskTier(Path(self.directory), capacity_bytes=self.disk_bytes)
+        remote = join_remote(self.remote)
         return TieredStore(
-            host_bytes=self.host_bytes,
+            **split_memory(self.host_bytes, disk, remote),
             disk=disk,
-            remote=join_remote(self.remote),
+            remote=remote,
+            accelerator_bytes=self.accelerator_bytes,
+            device=device if self.accelerator_bytes else "cpu",
             waits=False,
             make_policy=lambda: make_eviction_policy(self.eviction),
         )

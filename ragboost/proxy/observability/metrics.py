@@ -120,6 +120,13 @@ class Metrics:
             ("how",),
         )
 
+        self._announcements = self._counters(
+            "ragboost_chunk_announcements_total",
+            "Waiting requests whose documents their backend was told to load: sent, dropped "
+            "because too many were on their way, or failed.",
+            ("result",),
+        )
+
     def _declare_tokens(self) -> None:
         documents = self._plain_counter(
             "ragboost_documents_total",
@@ -289,6 +296,9 @@ class Metrics:
 
     def count_bypass(self, reason: str) -> None:
         self._bypass[reason,].inc()
+
+    def count_announcement(self, result: str) -> None:
+        self._announcements[result,].inc()
 
     def count_context(self, context: Context) -> None:
         sent = len(context.documents)
