@@ -12,6 +12,7 @@ from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
 from ragboost.hosted.receipts import PromptCost
+from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
     CollectedLearner,
     CollectedWorkers,
@@ -313,11 +314,11 @@ class Metrics:
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
 
-    def count_orders(self, context: Context, sent: Context, *, num_tokens: int) -> None:
+    def count_orders(self, context: Context, sent: IndexEntry) -> None:
         """Count what a request found cached, and what `sent`, the client's order, would have."""
-        self._compared_tokens.inc(num_tokens)
+        self._compared_tokens.inc(sum(sent.tokens))
         self._compared_cached_tokens["boosted",].inc(context.predicted_cached_tokens)
-        self._compared_cached_tokens["sent",].inc(sent.predicted_cached_tokens)
+        self._compared_cached_tokens["sent",].inc(sent.cached_tokens)
 
     def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
         """Count what boosting would have dropped."""

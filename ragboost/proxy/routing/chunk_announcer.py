@@ -16,7 +16,7 @@ from ragboost.formats.ragboost_object import FIELD
 from ragboost.hints import label_documents
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.threads import run_bytes
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
