@@ -123,9 +123,11 @@ class PrefixWatch:
             last = LastPrompts(max_size=self._max_size, clock=self._clock)
             self._teams.put(team, last)
         name = (request.session or "").partition("/")[2]  # behind what depends on the model
-        before = last.replace(body, owner=request.owner, name=name)
-        if before is None or (before.is_head_only and request.found is not None):
-            return None  # what varies before documents is found by others
+        # What varies before documents is found by others.
+        has_head = request.found is None
+        before = last.replace(body, owner=request.owner, name=name, has_head=has_head)
+        if before is None:
+            return None
         seconds = self._clock() - before.prompt.time_s
         if before.is_continued and not _may_expire(before, seconds):
             return None

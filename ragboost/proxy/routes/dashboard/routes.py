@@ -146,7 +146,7 @@ class Dashboard:
                 "model": piece.tenant.model,
                 "advice": piece.sentence(boosting.tenants.tokens_per_byte(piece.tenant.model)),
             }
-            for piece in boosting.leading_text.of_team(team)[:_MAX_VARYING]
+            for piece in boosting.observer.varying(team)[:_MAX_VARYING]
         ]
 
     def _indexes(self, team: str) -> list[dict[str, Any]]:
