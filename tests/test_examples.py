@@ -4,6 +4,7 @@ Those that need a server are given `ragboost serve --embedded` or `ragboost engi
 lines say.
 """
 
+import ast
 import os
 import subprocess
 import sys
@@ -115,6 +116,15 @@ def test_every_example_is_run_here() -> None:
     examples = {path.name for path in (ROOT / "examples").glob("*.py")}
 
     assert examples == {*STANDALONE, *THROUGH_PROXY, *TO_ENGINE, *WITH_RAY}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_an_example_says_how_it_is_run_and_what_it_needs(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    name, is_through_proxy = path.name, path.name in {*THROUGH_PROXY, "ray_batch.py"}
+    assert f"python examples/{name}" in text
+    if name not in STANDALONE:
+        assert ("ragboost serve --embedded" if is_through_proxy else "ragboost engine &") in text
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="some start the embedded engine")

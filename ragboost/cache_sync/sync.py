@@ -50,14 +50,13 @@ class CacheSync:
         self._settings = settings.engine_hooks
         # In shadow mode the indexes hold what would have been sent, which events do not report.
         self._is_subscribing = not settings.proxy.shadow
-        self._engines = engines
-        if self._settings.endpoint is not None and len(engines) > 1:
+        self._engines: list[EngineClient] = []
+        if self._settings.endpoint is not None and settings.num_backends > 1:
             raise ConfigError(
-                "engine_hooks.endpoint is the stream of a single backend, and there are "
-                f"{len(engines)}; remove it: each backend is asked for its own"
+                "engine_hooks.endpoint is the stream of a single backend, and there are several; "
+                "remove it: each backend is asked for its own"
             )
-        # By name of the backend.
-        self.followers = {engine.name: CacheFollower(engine.name, tenants) for engine in engines}
+        self.followers: dict[str, CacheFollower] = {}  # by name of the backend
         # Predicted against reported cached tokens, over all backends.
         self.fidelity = FidelityTracker()
         self.tenants = tenants
@@ -68,6 +67,32 @@ class CacheSync:
         self._silent: dict[str, str | None] = {}  # by stream, at the last inspection
         self._is_down: dict[str, bool] = {}  # by backend, where it is known
         self._tasks: list[asyncio.Task[None]] = []
+        self._tasks_of: dict[str, list[asyncio.Task[None]]] = {}  # by backend
+        self._is_open = False
+        for engine in engines:
+            self.add(engine)
+
+    def add(self, engine: EngineClient) -> None:
+        """Follow one more backend."""
+        self._engines.append(engine)
+        self.followers[engine.name] = CacheFollower(engine.name, self.tenants)
+        if self._is_open:
+            self._start_following(engine)
+
+    def remove(self, engine: EngineClient) -> None:
+        """Forget a backend that has no requests."""
+        name = engine.name
+        self._engines.remove(engine)
+        for task in self._tasks_of.pop(name, ()):
+            task.cancel()
+        self._sources.pop(name, None)
+        self._is_down.pop(name, None)
+        for stream in self.followers.pop(name).streams:
+            self._silent.pop(stream, None)
+        if (subscriber := self._subscribers.pop(name, None)) is not None:
+            self._tasks = [task for task in self._tasks if not task.done()]
+            stop = asyncio.to_thread(subscriber.stop)
+            self._tasks.append(_start(stop, name=f"leaving {name}"))
 
     async def open(self) -> None:
         """Start following, without waiting for any backend.
@@ -79,11 +104,8 @@ class CacheSync:
             source = configured_source(self._settings, engine)
             if source is not None:
                 await self._subscribe(engine, (source,))
-            run = self.followers[engine.name].run()
-            self._tasks.append(_start(run, name=f"following {engine.name}"))
-            if self._settings.discover:
-                watch = self._watch(engine)
-                self._tasks.append(_start(watch, name=f"watching {engine.name}"))
+            self._start_following(engine)
+        self._is_open = True
         self._tasks.append(_start(self._inspect(), name="inspecting streams"))
         if self._is_tokenizing:
             tokenizer = BackendTokenizer(
@@ -91,10 +113,18 @@ class CacheSync:
             )
             self._tasks.append(_start(tokenizer.run(), name="counting tokens"))
 
+    def _start_following(self, engine: EngineClient) -> None:
+        name = engine.name
+        self._tasks_of[name] = [_start(self.followers[name].run(), name=f"following {name}")]
+        if self._settings.discover:
+            watch = self._watch(engine)
+            self._tasks_of[name].append(_start(watch, name=f"watching {name}"))
+
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *(task for tasks in self._tasks_of.values() for task in tasks)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for subscriber in self._subscribers.values():
             await asyncio.to_thread(subscriber.stop)
 
@@ -152,7 +182,9 @@ class CacheSync:
         return ranked if ranked in self.followers else name
 
     def _on_report(self, stream: str, changes: Changes) -> None:
-        self.followers[_backend_of(stream)].on_change(stream, changes)
+        follower = self.followers.get(_backend_of(stream))
+        if follower is not None:  # else its backend was removed meanwhile
+            follower.on_change(stream, changes)
 
     def _select_streams(self) -> None:
         """Give every follower its streams; a rank's reports are preferred to its KV events."""
@@ -160,8 +192,9 @@ class CacheSync:
         for backend, subscriber in self._subscribers.items():
             selected[backend] |= subscriber.streams
         for name, stream in list(self._receiver.streams.items()):
-            if stream.is_connected:
-                selected[_backend_of(name)][name] = stream
+            backend = _backend_of(name)
+            if stream.is_connected and backend in selected:
+                selected[backend][name] = stream
         for backend, streams in selected.items():
             self.followers[backend].streams = streams
 

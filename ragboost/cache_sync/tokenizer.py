@@ -76,6 +76,7 @@ class BackendTokenizer:
             return None
         ids = read_ids(answer)
         if ids is None:
+            self._refused &= self._followers.keys()
             self._refused.add(engine.name)
         return ids
 

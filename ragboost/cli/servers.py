@@ -80,7 +80,7 @@ def _in_front_of_engine(settings: Settings, url: str) -> Settings:
     drain_s = min(settings.proxy.drain_s, _EMBEDDED_DRAIN_S)
     return settings.model_copy(
         update={
-            "backend": settings.backend.model_copy(update={"url": url}),
+            "backend": settings.backend.model_copy(update={"url": url, "dns": False, "file": None}),
             "backends": (),
             "proxy": settings.proxy.model_copy(update={"drain_s": drain_s}),
             "index": settings.index.model_copy(update={"capacity_tokens": capacity}),

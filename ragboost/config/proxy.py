@@ -21,6 +21,9 @@ def _check_url(value: str) -> str:
     return value
 
 
+MAX_BACKENDS = 256
+"""Backends of a list that changes, ranks included; further ones are ignored."""
+
 BaseUrl = Annotated[str, AfterValidator(_check_url)]
 
 
@@ -36,6 +39,16 @@ class BackendSettings(Section):
 
     url: BaseUrl = Field(
         "http://127.0.0.1:8000", description="Base URL of the backend, without /v1."
+    )
+    dns: bool = Field(
+        False,
+        description="Each address of the host of `url` is a backend, such as the pods behind a "
+        "headless Kubernetes service. Looked up every `router.health_interval_s`; http only.",
+    )
+    file: Path | None = Field(
+        None,
+        description="File with the URLs of the backends as a JSON list, read again when it "
+        "changes; instead of `url`.",
     )
     connect_timeout_s: float = Field(
         5.0, gt=0, description="Seconds to wait for a connection to the backend."
@@ -79,6 +92,11 @@ class BackendSettings(Section):
         description="Send the positions of documents, so that the backend can reuse their KV. "
         "None: if all backends say at `/chunk_reuse` that they do.",
     )
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Backends may come and go."""
+        return self.dns or self.file is not None
 
 
 class ReplicaSettings(Section):

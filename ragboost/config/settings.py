@@ -16,6 +16,7 @@ from ragboost.config.library import (
     TokenSettings,
 )
 from ragboost.config.proxy import (
+    MAX_BACKENDS,
     BackendSettings,
     BoostSettings,
     LogSettings,
@@ -67,6 +68,8 @@ class Settings(Section):
 
     @property
     def num_backends(self) -> int:
-        """The number of prefix caches: each data-parallel rank has one of its own."""
+        """The most prefix caches that there may be: each data-parallel rank has its own."""
+        if self.backend.is_dynamic:
+            return MAX_BACKENDS
         default = self.backend.data_parallel_size
         return sum(each.data_parallel_size or default for each in self.backends) or default

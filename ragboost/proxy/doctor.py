@@ -105,7 +105,10 @@ async def examine(settings: Settings, *, kv_events: str | None = None) -> list[F
         ConfigError: invalid address of events.
     """
     findings = []
-    for index, backend in enumerate(Backends.of(settings).all):
+    backends = Backends.of(settings)
+    for lookup in backends.sources:
+        await lookup.refresh()
+    for index, backend in enumerate(backends.all):
         source = configured_source(settings.engine_hooks, backend) if index == 0 else None
         if kv_events is not None and index == 0:
             source = EventSource(f"{backend.name}/0", kv_events)

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
@@ -18,6 +18,7 @@ from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.watched_file import Refresher
@@ -82,6 +83,10 @@ class ProxyState:
                 metrics.watch_replicas(handler)
         keys, keys_file = ApiKeys.watched(settings)
         interval_s = settings.router.health_interval_s
+        parts: list[_Follower] = [sync, chunk_reuse, board]  # handlers need the followers of sync
+        parts += [each.handler for each in (workers, replicas) if each is not None]
+        backends.on_added += [part.add for part in parts]
+        backends.on_removed += [part.remove for part in parts]
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -118,7 +123,7 @@ class ProxyState:
         if self.log is not None:
             self.log.open()
         await self.store.open()
-        self.backends.open()
+        await self.backends.open()
         try:
             await self.sync.open()
             await self.chunk_reuse.open()
@@ -138,6 +143,12 @@ class ProxyState:
             await self.backends.close()
             if self.log is not None:
                 await self.log.close()
+
+
+class _Follower(Protocol):
+    def add(self, backend: Backend, /) -> None: ...
+
+    def remove(self, backend: Backend, /) -> None: ...
 
 
 def _request_log(

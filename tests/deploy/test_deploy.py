@@ -12,15 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from ragboost import __version__
 from ragboost.config import load_settings
-from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.app import create_app
 from tests.eventually import DEADLINE_S, eventually
 from tests.fakes.proxy import ProxyServer
 
@@ -309,14 +311,80 @@ def test_the_chart_refuses_unknown_values_and_can_be_scraped() -> None:
 
 def test_the_grafana_dashboard_asks_for_metrics_that_exist() -> None:
     dashboard = json.loads((DEPLOY / "grafana" / "ragboost.json").read_text("utf-8"))
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked = {name for query in queries for name in re.findall(r"ragboost_\w+", query)}
-    for query in queries:
-        promql.parse(query.replace("$__rate_interval", "1m"))  # raises where it is no PromQL
+    asks_for_what_exists(
+        target["expr"] for panel in dashboard["panels"] for target in panel["targets"]
+    )
 
+
+def asks_for_what_exists(queries: Iterable[str]) -> None:
+    """Check that queries are PromQL over metrics that the proxy has."""
+    asked = set()
+    for query in queries:
+        asked |= set(re.findall(r"ragboost_\w+", query))
+        promql.parse(query.replace("$__rate_interval", "1m"))  # raises where it is no PromQL
+    app = create_app()  # some metrics come with what it runs
     offered = set()
-    for family in Metrics().registry.collect():
+    for family in app.state.metrics.registry.collect():
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
         offered |= {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
     assert asked
     assert asked <= offered
+
+
+PRODUCTION = DEPLOY.parent / "examples" / "production"
+
+
+def loaded(name: str) -> Any:
+    return yaml.safe_load((PRODUCTION / name).read_text("utf-8"))
+
+
+def test_the_production_example_fits_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(
+        "check-jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        PRODUCTION / "compose.yaml",
+    )
+    compose = loaded("compose.yaml")
+    (included,) = compose["include"]
+    cluster = yaml.safe_load((PRODUCTION / included["path"]).read_text("utf-8"))
+    services = {**cluster["services"], **compose["services"]}
+    name, _, backends = (PRODUCTION / included["env_file"]).read_text("utf-8").partition("=")
+    monkeypatch.setenv(name, backends)
+    names = {urlsplit(each.url).hostname for each in load_settings().backends}
+    assert names == {"vllm-0", "vllm-1"} < set(services)
+    for service in compose["services"].values():
+        for mount in service["volumes"]:
+            source = mount.partition(":")[0]
+            assert source in compose["volumes"] or (PRODUCTION / source).is_file()
+    targets = [
+        target.partition(":")[0]
+        for job in loaded("prometheus.yml")["scrape_configs"]
+        for target in job["static_configs"][0]["targets"]
+    ]
+    assert set(targets) == {"ragboost-0", "ragboost-1", "vllm-0", "vllm-1"}
+    assert loaded("grafana/datasources.yaml")["datasources"][0]["url"] == "http://prometheus:9090"
+    path = loaded("grafana/dashboards.yaml")["providers"][0]["options"]["path"]
+    assert any(f":{path}/" in mount for mount in services["grafana"]["volumes"])
+
+
+def test_the_alerts_ask_for_metrics_that_exist() -> None:
+    (group,) = loaded("alerts.yml")["groups"]
+    assert all(set(rule) <= {"alert", "expr", "for", "annotations"} for rule in group["rules"])
+    asks_for_what_exists(rule["expr"] for rule in group["rules"])
+
+
+def test_what_the_image_copies_exists_and_is_sent_to_the_builder() -> None:
+    ignored = (DEPLOY.parent / ".dockerignore").read_text("utf-8").splitlines()
+    sources = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, flags=re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert sources
+    for source in sources:
+        assert (DEPLOY.parent / source).exists()
+        assert f"!{source}" in ignored
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.+)$", DOCKERFILE, flags=re.MULTILINE)[0])
+    command = json.loads(re.findall(r"^CMD (.+)$", DOCKERFILE, flags=re.MULTILINE)[0])
+    run(*entry, *command, "--help")

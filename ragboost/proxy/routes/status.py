@@ -123,6 +123,8 @@ class StatusRoutes:
         metrics.sessions.set(len(state.boosting.conversations))
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.queue_depth.set(state.dispatcher.num_waiting)
+        for gauge in (metrics.backend_up, metrics.backend_running, metrics.backend_hold_limit):
+            gauge.clear()  # of backends that were removed
         for backend in state.backends.all:
             metrics.backend_up.labels(backend.name).set(backend.is_healthy)
             metrics.backend_running.labels(backend.name).set(backend.load.running)

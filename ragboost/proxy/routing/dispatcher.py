@@ -14,7 +14,8 @@ from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
-from ragboost.proxy.upstream.backends import Backends
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backends import Backends, NoBackendError
 from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import Conversation
@@ -31,11 +32,13 @@ class Dispatcher:
         self._tenants = tenants
         self.router = Router(backends, settings.router)
         self.room: WaitingRoom | None = None
-        room, is_limited = settings.waiting_room, any(b.max_concurrency for b in backends.all)
-        if room.mode != "off" or is_limited:
+        room = settings.waiting_room
+        limits = [settings.backend.max_concurrency, *(b.max_concurrency for b in backends.all)]
+        if room.mode != "off" or any(limits):
             self.room = WaitingRoom(self.router, backends, room)
         self._examines_bodies = room.mode != "off" or self.router.looks_at_caches
         backends.on_down.append(lambda backend: tenants.forget(backend.name))
+        backends.on_removed.append(lambda backend: tenants.remove(backend.name))
 
     @property
     def num_waiting(self) -> int:
@@ -59,12 +62,18 @@ class Dispatcher:
         return Admission(self)
 
     def assign(self, admission: Admission) -> None:
-        """Assign a request to the backend with the least load, without waiting; it is started."""
-        backend = self.backends.all[0]
-        if len(self.backends.all) > 1:
-            chosen = self.router.choose(admission.prompt_tokens, cached_tokens={})
-            assert chosen is not None, "no backend is excluded"
-            backend = chosen
+        """Assign a request to the backend with the least load, without waiting; it is started.
+
+        Raises:
+            NoBackendError: there are no backends.
+        """
+        backends = self.backends.all
+        if len(backends) == 1:
+            backend: Backend | None = backends[0]
+        else:
+            backend = self.router.choose(admission.prompt_tokens, cached_tokens={})
+        if backend is None:
+            raise NoBackendError
         admission.assign(backend)
         admission.start()
 

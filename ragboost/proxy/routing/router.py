@@ -15,7 +15,7 @@ from ragboost.proxy.routing.signals import make_signals
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity
 from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.backends import Backends
+from ragboost.proxy.upstream.backends import Backends, NoBackendError
 
 _UNHEALTHY = 1e15  # tokens; more than any queue
 
@@ -33,17 +33,29 @@ class Router:
         affinities = [s for s in self._signals if isinstance(s, PrefixAffinity)]
         self.prefixes = affinities[0] if affinities else PrefixAffinity(settings)
         # Bodies have to be examined: there is a choice, and the contents of caches count.
-        self.looks_at_caches = len(backends.all) > 1 and any(
+        self.looks_at_caches = backends.width > 1 and any(
             signal.reads_caches for signal in self._signals
         )
         backends.on_down.append(lambda backend: self.prefixes.forget(backend.name))
-        self._names = [backend.name for backend in backends.all]
         # By number of the backend, as of the last change of its load.
-        self._waiting = np.zeros(len(backends.all))
-        self._dispatched = np.zeros(len(backends.all))
-        self._changed = set(range(len(backends.all)))
-        for backend in backends.all:
-            backend.load.on_change = partial(self._changed.add, backend.number)
+        self._waiting = np.zeros(backends.width)
+        self._dispatched = np.zeros(backends.width)
+        self._changed: set[Backend] = set()
+        backends.on_removed.append(lambda backend: self.prefixes.remove(backend.name))
+        backends.on_change.append(self._read_backends)
+        self._read_backends()
+
+    def _read_backends(self) -> None:
+        """Take over the backends; the list of their names is another one each time."""
+        self._names = [""] * self.backends.width  # "": no backend has the number
+        self._absent = np.full(self.backends.width, np.inf)
+        for backend in (*self.backends.all, *self.backends.draining):
+            self._names[backend.number] = backend.name
+            backend.load.on_change = partial(self._changed.add, backend)
+        self._by_number = {backend.number: backend for backend in self.backends.all}
+        self._absent[list(self._by_number)] = 0
+        self._changed.clear()
+        self._changed.update(self.backends.all)
 
     def choose(
         self,
@@ -62,24 +74,38 @@ class Router:
 
     async def place(self, admission: Admission) -> None:
         """Assign a request to the backend with the lowest cost."""
-        num_backends = len(self.backends.all)
-        cached, affinity = np.zeros(num_backends), np.zeros(num_backends)
+        while True:
+            names = self._names
+            backend, cached_tokens = await self._choose(admission)
+            if names is self._names:  # no backend came or went meanwhile
+                break
+        admission.assign(backend, cached_tokens=cached_tokens)
+        if admission.prefixes:
+            num_bytes = round(admission.prompt_tokens / admission.tokens_per_byte)
+            self.prefixes.remember(backend.name, admission.prefixes, num_bytes=num_bytes)
+
+    async def _choose(self, admission: Admission) -> tuple[Backend, int]:
+        """Return the backend with the lowest cost, and what its cache should hold of a request.
+
+        Raises:
+            NoBackendError: there are no backends.
+        """
+        width, names = self.backends.width, self._names
+        cached, affinity = np.zeros(width), np.zeros(width)
         readings: list[tuple[RoutingSignal, CacheReading]] = []
         for signal in self._signals if self.looks_at_caches else ():
-            if signal.reads_caches and (reading := await signal.read(admission, self._names)):
+            if signal.reads_caches and (reading := await signal.read(admission, names)):
                 cached = np.maximum(cached, reading.cached)
                 affinity += reading.affinity
                 readings.append((signal, reading))
         backend = self._cheapest(admission.prompt_tokens, CacheReading(cached, affinity))
-        assert backend is not None, "there are no backends"
+        if backend is None:
+            raise NoBackendError
         admission.cached_by_backend = cached
         confirmed = [
             await signal.cached_at(admission, backend, reading) for signal, reading in readings
         ]
-        admission.assign(backend, cached_tokens=max(confirmed, default=0))
-        if admission.prefixes:
-            num_bytes = round(admission.prompt_tokens / admission.tokens_per_byte)
-            self.prefixes.remember(backend.name, admission.prefixes, num_bytes=num_bytes)
+        return backend, max(confirmed, default=0)
 
     def _cheapest(
         self, prompt_tokens: int, reading: CacheReading, exclude: Sequence[Backend] = ()
@@ -87,21 +113,23 @@ class Router:
         """Return the backend with the lowest cost, unhealthy ones last; None: all are excluded."""
         self._update_loads()
         cost = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting - reading.affinity
+        cost += self._absent
         backends = self.backends.all
         unhealthy = [backend.number for backend in backends if backend.problem is not None]
         for number in unhealthy:
             cost[number] += _UNHEALTHY
         for backend in exclude:
-            cost[backend.number] = np.inf
+            if backend in backends:  # else its number may be another one's
+                cost[backend.number] = np.inf
         lowest = cost.min()
         if lowest == np.inf:
             return None
         equal = np.flatnonzero(cost == lowest)
-        return backends[int(equal[self._dispatched[equal].argmin()])]
+        return self._by_number[int(equal[self._dispatched[equal].argmin()])]
 
     def _update_loads(self) -> None:
         while self._changed:
-            backend = self.backends.all[self._changed.pop()]
+            backend = self._changed.pop()
             self._dispatched[backend.number] = backend.load.dispatched
             self._waiting[backend.number] = sum(
                 [signal.waiting_tokens(backend) for signal in self._signals]

@@ -47,18 +47,29 @@ class WaitingRoom:
         self._max_batch = settings.max_batch
         self._is_adaptive = settings.mode == "adaptive"
         # What is known about the speed of each backend; with `off` it does not matter.
-        self.paces = {b: PrefillPace() for b in backends.all} if self._is_adaptive else {}
-        plan = self._plan if self._is_adaptive else None
-        self._queues = {
-            backend: BackendQueue(backend, self.paces.get(backend), plan=plan, update=self.update)
-            for backend in backends.all
-        }
+        self.paces: dict[Backend, PrefillPace] = {}
+        self._queues: dict[Backend, BackendQueue] = {}
+        for backend in backends.all:
+            self._add(backend)
+        backends.on_added.append(self._add)
+        backends.on_removed.append(self._remove)
         self._timer: asyncio.TimerHandle | None = None
         backends.on_down.append(self._move_all)
         backends.on_up.append(self.update)
 
     def __len__(self) -> int:
         return sum(len(queue.waiting) for queue in self._queues.values())
+
+    def _add(self, backend: Backend) -> None:
+        plan = self._plan if self._is_adaptive else None
+        pace = PrefillPace() if self._is_adaptive else None
+        self._queues[backend] = BackendQueue(backend, pace, plan=plan, update=self.update)
+        if pace is not None:
+            self.paces[backend] = pace
+
+    def _remove(self, backend: Backend) -> None:
+        self._queues.pop(backend).close()
+        self.paces.pop(backend, None)
 
     async def enter(self, admission: Admission) -> None:
         """Assign a request, and wait until it may be sent; it is started.
@@ -203,7 +214,10 @@ class WaitingRoom:
             self._timer.cancel()
             self._timer = None
         max_wait_s = self._max_wait_s
-        due = min(queue.next_update(now, max_wait_s=max_wait_s) for queue in self._queues.values())
+        due = min(
+            (queue.next_update(now, max_wait_s=max_wait_s) for queue in self._queues.values()),
+            default=math.inf,
+        )
         if due != math.inf:
             self._timer = asyncio.get_running_loop().call_at(max(due, now), self.update)
 

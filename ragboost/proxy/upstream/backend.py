@@ -86,6 +86,7 @@ class Backend:
         self.url = public_url(configured)
         # In headers, metrics and logs; unique among the backends. Ends with `#RANK` for a rank.
         self.name = (replica and replica.name) or self.url.partition("://")[2]
+        self.server = self.name  # the same for all ranks
         # Of the engine's data-parallel ranks, each with a prefix cache of its own; None: the engine
         # has one, or chooses by itself.
         self.rank = rank

@@ -5,20 +5,34 @@ Knows which there are. Does not know how a request is sent, or what it means.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
+from ragboost.config.proxy import public_url
 from ragboost.errors import (
     BackendError,
     BackendRefusedError,
     BackendTimeoutError,
     ConfigError,
+    RequestError,
 )
 from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backend_source import backend_source
 from ragboost.proxy.watched_file import Refreshable, WatchedFile
 
 logger = logging.getLogger(__name__)
+
+
+class NoBackendError(RequestError):
+    """The list of backends has not been found yet."""
+
+    status = 503
+    retry_after_s = 1
+
+    def __init__(self) -> None:
+        super().__init__("no backend is known yet")
 
 
 @dataclass
@@ -27,17 +41,30 @@ class Backends:
 
     Each is checked at intervals. One that refuses a connection or fails `max_failures` times in a
     row is unhealthy until a check succeeds. It gets no requests unless all are unhealthy.
+
+    Where their list changes, one that is removed gets no further requests, and is forgotten when
+    those that it has have ended. Its number is then another one's.
     """
 
-    all: Sequence[Backend]  # the backends, healthy or not
+    all: Sequence[Backend]  # the backends, healthy or not; replaced when the list changes
     health_interval_s: float = 2.0  # time between two checks
     max_failures: int = 3  # consecutive failures that make a backend unhealthy
-    # Called with each backend that becomes unhealthy; its prefix cache counts as lost.
+    # Called with each backend that becomes unhealthy or is removed; its prefix cache is lost.
     on_down: list[Callable[[Backend], None]] = field(default_factory=list)
     on_up: list[Callable[[], None]] = field(default_factory=list)  # one is healthy again
+    on_added: list[Callable[[Backend], None]] = field(default_factory=list)
+    on_removed: list[Callable[[Backend], None]] = field(default_factory=list)  # and has no requests
+    on_change: list[Callable[[], None]] = field(default_factory=list)  # of `all` or `draining`
     sources: list[Refreshable] = field(default_factory=list)  # of their list and of their key
+    width: int = 0  # their numbers are below it
 
     def __post_init__(self) -> None:
+        self.draining: list[Backend] = []  # removed, with running requests
+        self._checks: dict[Backend, asyncio.Task[None]] = {}
+        self._is_open = self._is_full = False
+        self._follow_again: Callable[[], None] = lambda: None  # with the last list
+        self._key: str | None = None  # of the file
+        self.width = self.width or len(self.all)
         for number, backend in enumerate(self.all):
             backend.number = number
 
@@ -48,45 +75,127 @@ class Backends:
         Raises:
             ConfigError: two have the same name, or a file of the settings cannot be used.
         """
-        replicas: Sequence[ReplicaSettings | None] = settings.backends or (None,)
-        backends = [
-            Backend(settings.backend, replica, rank=rank)
-            for replica in replicas
-            for rank in _ranks(settings.backend, replica)
-        ]
-        names = [backend.name for backend in backends]
+        router, backend, own = settings.router, settings.backend, settings.backends
+        made = cls(
+            [] if backend.is_dynamic else _make(settings, own or (None,)),
+            router.health_interval_s,
+            router.max_failures,
+            width=settings.num_backends,
+        )
+        names = [each.name for each in made.all]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
                 f"backends: two have the name {repeated[0]!r}; set `name` of one of them"
             )
-        router = settings.router
-        made = cls(backends, router.health_interval_s, router.max_failures)
-        for backend in backends:
-            backend.hides_client_keys = settings.proxy.has_keys
-        if (path := settings.backend.api_key_file) is not None:
-            if settings.backend.api_key is not None:
+        if backend.is_dynamic:
+            if own or (backend.dns and backend.file):
+                raise ConfigError("set one of backends, backend.dns and backend.file")
+            made.sources += [backend_source(settings, partial(made.follow, settings)), made]
+        if (path := backend.api_key_file) is not None:
+            if backend.api_key is not None:
                 raise ConfigError("set either backend.api_key or backend.api_key_file")
             setting = "backend.api_key_file"
             made.sources.append(WatchedFile(path, setting=setting, apply=made._set_key))
         return made
 
+    def follow(self, settings: Settings, urls: Sequence[str]) -> None:
+        """Add the backends of new URLs, and remove those whose URL is not among these."""
+        replicas = {each.name: each for each in map(_replica, urls)}
+        self._follow_again = partial(self.follow, settings, list(urls))
+        kept = [backend for backend in self.all if backend.server in replicas]
+        removed = [backend for backend in self.all if backend.server not in replicas]
+        returned = [backend for backend in self.draining if backend.server in replicas]
+        present = {backend.server for backend in (*kept, *returned)}
+        self.draining = [each for each in self.draining if each not in returned] + removed
+        free = sorted(
+            set(range(self.width)) - {each.number for each in (*kept, *returned, *self.draining)}
+        )
+        added: list[Backend] = []
+        was_full, self._is_full = self._is_full, False
+        for name, replica in replicas.items():
+            if name in present:
+                continue
+            ranks = _make(settings, [replica])
+            if len(ranks) > len(free):
+                self._is_full = True
+                break
+            for backend in ranks:
+                backend.number, backend.api_key = free.pop(0), self._key or backend.api_key
+            added += ranks
+        if self._is_full and not was_full:
+            logger.warning("there are more than %d backends: the others are ignored", self.width)
+        if added or removed or returned:
+            self._replace([*kept, *returned, *added], added, returned, removed)
+
+    def _replace(
+        self,
+        backends: Sequence[Backend],
+        added: Sequence[Backend],
+        returned: Sequence[Backend],
+        removed: Sequence[Backend],
+    ) -> None:
+        self.all = backends
+        for backend in (*added, *returned):
+            logger.info("backend %s is added", backend.name)
+            backend.problem = None
+            for add in self.on_added if backend in added else ():
+                add(backend)
+        for notify in self.on_change:
+            notify()
+        if self._is_open:
+            self._start_checks()
+        for backend in removed:
+            logger.info("backend %s is removed; its requests may end", backend.name)
+            if (check := self._checks.pop(backend, None)) is not None:
+                check.cancel()
+            backend.problem = "it is removed"
+            for call in self.on_down:
+                call(backend)
+        for update in self.on_up:
+            update()
+
+    async def refresh(self) -> None:
+        """Forget the removed backends whose requests have ended, and add what had no place."""
+        ended = [backend for backend in self.draining if not backend.load.assigned]
+        for backend in ended:
+            self.draining.remove(backend)
+            backend.close()
+            for call in self.on_removed:
+                call(backend)
+        if not ended:
+            return
+        for notify in self.on_change:
+            notify()
+        if self._is_full:
+            self._follow_again()
+
     def _set_key(self, contents: bytes) -> None:
         key = contents.decode("latin-1").strip()
         if not (key.isascii() and key.isprintable()):
             raise ConfigError("is not one line of ASCII")
-        for backend in self.all:
+        self._key = key
+        for backend in (*self.all, *self.draining):
             if not backend.has_own_key:
                 backend.api_key = key
 
-    def open(self) -> None:
-        self._checks = [asyncio.create_task(self._check(backend)) for backend in self.all]
+    async def open(self) -> None:
+        """Begin to check them, after those of a list have been looked up for the first time."""
+        if not self.all:
+            await self.sources[0].refresh()
+        self._is_open = True
+        self._start_checks()
 
     async def close(self) -> None:
-        for check in self._checks:
+        for check in self._checks.values():
             check.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
-        for backend in self.all:
+        await asyncio.gather(*self._checks.values(), return_exceptions=True)
+        for backend in (*self.all, *self.draining):
             backend.close()
+
+    def _start_checks(self) -> None:
+        for backend in self.all:
+            if backend not in self._checks:
+                self._checks[backend] = asyncio.create_task(self._check(backend))
 
     def candidates(self, exclude: Sequence[Backend] = ()) -> Sequence[Backend]:
         """Return the healthy backends, or all if none is healthy, without the excluded ones."""
@@ -138,6 +247,21 @@ class Backends:
         logger.warning("backend %s is unhealthy until a check succeeds: %s", backend.name, problem)
         for call in self.on_down:
             call(backend)
+
+
+def _make(settings: Settings, replicas: Iterable[ReplicaSettings | None]) -> list[Backend]:
+    backends = [
+        Backend(settings.backend, replica, rank=rank)
+        for replica in replicas
+        for rank in _ranks(settings.backend, replica)
+    ]
+    for backend in backends:
+        backend.hides_client_keys = settings.proxy.has_keys
+    return backends
+
+
+def _replica(url: str) -> ReplicaSettings:
+    return ReplicaSettings(url=url, name=public_url(url).partition("://")[2])
 
 
 def _ranks(settings: BackendSettings, replica: ReplicaSettings | None) -> Sequence[int | None]:

@@ -69,9 +69,21 @@ class ChunkReuseProbe:
         self._configured = settings.reuse_chunks
         self.is_supported = bool(settings.reuse_chunks)  # by all backends
         self._report = ReuseReport()  # the latest one of those that reuse chunks
-        self._backends = backends
+        self._backends = list(backends)
         self._reports: dict[str, ReuseReport] = {}  # by backend
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by backend
+
+    def add(self, backend: Backend) -> None:
+        """Ask one more backend; nothing is reused before it has answered."""
+        self._backends.append(backend)
+        self._update()
+        self._tasks[backend.name] = asyncio.create_task(self._watch(backend))
+
+    def remove(self, backend: Backend) -> None:
+        self._backends.remove(backend)
+        self._tasks.pop(backend.name).cancel()
+        self._reports.pop(backend.name, None)
+        self._update()
 
     @property
     def reads_graphs(self) -> bool:
@@ -124,22 +136,27 @@ class ChunkReuseProbe:
 
     async def open(self) -> None:
         """Start to ask, without waiting for an answer."""
-        self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self._backends]
+        for backend in self._backends:
+            if backend.name not in self._tasks:
+                self._tasks[backend.name] = asyncio.create_task(self._watch(backend))
 
     async def close(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _update(self) -> None:
+        if self._configured is None:
+            num_reusing = sum(each.is_possible for each in self._reports.values())
+            self.is_supported = 0 < num_reusing == len(self._backends)
 
     async def _watch(self, backend: Backend) -> None:
         while True:
             answer = await backend.fetch("/chunk_reuse")
             report = self._reports[backend.name] = _read(answer)
-            if self._configured is None:
-                if report.is_possible:
-                    self._report = report
-                num_reusing = sum(each.is_possible for each in self._reports.values())
-                self.is_supported = num_reusing == len(self._backends)
+            if self._configured is None and report.is_possible:
+                self._report = report
+            self._update()
             await asyncio.sleep(_RETRY_S if answer is None else _RECHECK_S)
 
 

@@ -33,6 +33,16 @@ class LoadBoard:
         self._clock = clock
         self._loads: dict[str, tuple[float, Mapping[str, Load]]] = {}  # those of known backends
 
+    def add(self, backend: Backend) -> None:
+        self._backends[backend.key] = backend
+
+    def remove(self, backend: Backend) -> None:
+        """Ignore a backend from now on."""
+        del self._backends[backend.key]
+        for source, (until, loads) in self._loads.items():
+            others = {key: load for key, load in loads.items() if key != backend.key}
+            self._loads[source] = until, others
+
     def own(self) -> dict[str, Load]:
         """Return this process's loads by key of the backend, without those that are zero."""
         return {

@@ -6,7 +6,6 @@ is lost costs hits; none can put a document into a prompt.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from ragboost.booster.tenants import bounded_name
 from ragboost.bounded_map import BoundedMap
@@ -40,11 +39,11 @@ class MessageHandler:
     ) -> None:
         self.learned = 0  # prompts
         self.keepers: BoundedMap[Link, str] = BoundedMap(max_entries=max_histories)  # processes
-        self._followers = {
-            backend.key: followers[backend.name]
-            for backend in backends
-            if backend.name in followers
-        }
+        self._all_followers = followers
+        self._followers: dict[str, CacheFollower] = {}  # by key of the backend
+        self._watchers: list[Callable[[SentPrompt], None]] = []
+        for backend in backends:
+            self.add(backend)
         self._board = board
         self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._has_more = asyncio.Event()
@@ -58,17 +57,25 @@ class MessageHandler:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def add(self, backend: Backend) -> None:
+        """Take over what is said of one more backend, once `followers` has it."""
+        follower = self._all_followers.get(backend.name)
+        if follower is not None:
+            self._followers[backend.key] = follower
+            for publish in self._watchers:
+                _watch(backend.key, follower, publish)
+
+    def remove(self, backend: Backend) -> None:
+        self._followers.pop(backend.key, None)
+
     def report(self) -> LoadReport:
         return LoadReport(self._board.own())
 
     def watch(self, publish: Callable[[SentPrompt], None]) -> None:
         """Call a function with every prompt that this process sends to a backend."""
-
-        def on_layout(backend: str, request_id: str | None, layout: PromptLayout) -> None:
-            publish(SentPrompt(backend, request_id, layout))
-
+        self._watchers.append(publish)
         for key, follower in self._followers.items():
-            follower.on_layout.append(partial(on_layout, key))
+            _watch(key, follower, publish)
 
     def apply(self, source: str, message: SentPrompt | LoadReport | KeptHistory) -> None:
         """Take over a message, which may arrive twice, of the process with the name `source`."""
@@ -95,9 +102,17 @@ class MessageHandler:
                 max_prompts=_PER_PASS, max_documents=_DOCUMENTS_PER_PASS
             ):
                 for prompt in prompts:
-                    await self._followers[prompt.backend].learn(prompt.request_id, prompt.layout)
-                    self.learned += 1
+                    if (follower := self._followers.get(prompt.backend)) is not None:
+                        await follower.learn(prompt.request_id, prompt.layout)
+                        self.learned += 1
                 await asyncio.sleep(0)
+
+
+def _watch(key: str, follower: CacheFollower, publish: Callable[[SentPrompt], None]) -> None:
+    def on_layout(request_id: str | None, layout: PromptLayout) -> None:
+        publish(SentPrompt(key, request_id, layout))
+
+    follower.on_layout.append(on_layout)
 
 
 def _is_sound(prompt: SentPrompt) -> bool:

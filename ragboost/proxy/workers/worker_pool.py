@@ -40,7 +40,7 @@ class WorkerPool:
     ) -> None:
         self.identity = identity
         self._settings = settings
-        self._handler = handler
+        self.handler = handler
         self._clients: dict[int, Backend] = {}
         self._ports: dict[int, int] = {}
         self._busy: dict[int, int] = {}  # requests that the others have
@@ -53,8 +53,8 @@ class WorkerPool:
         Raises:
             ConfigError: the folder of the sockets cannot be used.
         """
-        self._handler.watch(self._transport.publish)
-        await self._handler.open()
+        self.handler.watch(self._transport.publish)
+        await self.handler.open()
         try:
             self._transport.open()
         except zmq.ZMQError as error:
@@ -65,7 +65,7 @@ class WorkerPool:
 
     async def close(self) -> None:
         await self._transport.close()
-        await self._handler.close()
+        await self.handler.close()
         for client in self._clients.values():
             client.close()
 
@@ -75,7 +75,7 @@ class WorkerPool:
 
     @property
     def learned(self) -> int:
-        return self._handler.learned
+        return self.handler.learned
 
     @property
     def num_lost(self) -> int:
@@ -83,7 +83,7 @@ class WorkerPool:
 
     def keep(self, link: Link) -> None:
         """Tell the others that this worker keeps the rewritten form of a message."""
-        self._handler.keepers.pop(link)
+        self.handler.keepers.pop(link)
         self._transport.publish(KeptHistory(link))
 
     # What the others tell
@@ -91,10 +91,10 @@ class WorkerPool:
     def learn(self, worker_id: int, message: SharedMessage) -> None:
         # What this worker kept before a restart is lost.
         if worker_id != self.identity.worker_id or isinstance(message, SentPrompt):
-            self._handler.apply(self.identity.name(worker_id), message)
+            self.handler.apply(self.identity.name(worker_id), message)
 
     def restarted(self, worker_id: int) -> None:
-        self._handler.forget_histories(self.identity.name(worker_id))
+        self.handler.forget_histories(self.identity.name(worker_id))
 
     def heard(self, worker_id: int, port: int, report: LoadReport) -> None:
         if self._ports.get(worker_id) != port:
@@ -103,7 +103,7 @@ class WorkerPool:
             self._ports[worker_id] = port
             self._clients[worker_id] = _client(worker_id, port, self._settings)
         self._busy[worker_id] = _num_assigned(report)
-        self._handler.apply(self.identity.name(worker_id), report)
+        self.handler.apply(self.identity.name(worker_id), report)
 
     # The way to them
 
@@ -111,7 +111,7 @@ class WorkerPool:
         """Return the worker to which a conversation with a name belongs; None: this one."""
         alive = [i for i in self._clients if self._transport.is_alive(i)]
         busy = {worker_id: self._busy.get(worker_id, 0) for worker_id in alive}
-        busy[self.identity.worker_id] = _num_assigned(self._handler.report())
+        busy[self.identity.worker_id] = _num_assigned(self.handler.report())
         bound = max(_MIN_BOUND, _LOAD_BOUND * sum(busy.values()) / len(busy))
         ranked = sorted(busy, key=partial(_weight, name), reverse=True)
         chosen = next((worker_id for worker_id in ranked if busy[worker_id] <= bound), ranked[0])
@@ -119,7 +119,7 @@ class WorkerPool:
 
     def keeper(self, link: Link) -> Backend | None:
         """Return the worker that keeps the rewritten form of a message; None: unknown, or dead."""
-        worker_id = self._ids.get(self._handler.keepers.peek(link) or "")
+        worker_id = self._ids.get(self.handler.keepers.peek(link) or "")
         if worker_id is None or not self._transport.is_alive(worker_id):
             return None
         return self._clients.get(worker_id)

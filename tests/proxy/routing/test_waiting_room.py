@@ -197,7 +197,8 @@ def test_a_full_waiting_room_is_a_429_that_says_when_to_come_back(engine: FakeEn
         engine.release()
         for thread in threads:
             thread.join()
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1  # as long as the longest wait so far
     assert refused.json()["error"]["type"] == "rate_limit_error"
     assert engine.peak_active == 1
     assert len(engine.completions) == 2

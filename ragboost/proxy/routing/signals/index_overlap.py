@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-from ragboost.config import RouterSettings
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.signals.signal import (
     CacheReading,
-    Columns,
     RoutingSignal,
-    columns_of,
     spread,
 )
 from ragboost.proxy.upstream.backend import Backend
@@ -28,21 +25,15 @@ class IndexOverlap(RoutingSignal):
 
     reads_caches = True
 
-    def __init__(self, settings: RouterSettings) -> None:
-        super().__init__(settings)
-        self._columns: Columns | None = None
-
     async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
         leading, tenant = admission.leading, admission.tenant
         if leading is None or tenant is None:
             return None
         async with tenant.lock:
             residents = tenant.residents(leading.documents, prompt_prefix=leading.prompt_prefix)
-        if self._columns is None:
-            self._columns = columns_of(names, tenant.numbers)
+        columns = self.columns(names, tenant.numbers)
         return CacheReading(
-            spread(residents.cached, self._columns),
-            _AFFINITY * spread(residents.recent, self._columns),
+            spread(residents.cached, columns), _AFFINITY * spread(residents.recent, columns)
         )
 
     async def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:

@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ragboost.booster.tenants import number_of
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import RouterSettings
 from ragboost.index import Clearings, Holders
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.signals.signal import (
     CacheReading,
-    Columns,
     RoutingSignal,
-    columns_of,
     spread,
 )
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
@@ -41,7 +40,6 @@ class PrefixAffinity(RoutingSignal):
         self._max_prefixes = settings.max_prefixes
         self._sent = BoundedMap[Link, _Sent](max_entries=self._max_prefixes)
         self._numbers: dict[str, int] = {}  # of the backends' bits
-        self._columns: Columns | None = None
         self._tick = 0
         self._forgotten = Clearings()
 
@@ -52,14 +50,13 @@ class PrefixAffinity(RoutingSignal):
             found.append(sent)
         if not found:
             return None
-        if self._columns is None:
-            self._columns = columns_of(names, self._numbers)
+        columns = self.columns(names, self._numbers)
         holders, seen = [], 0
         for sent in sorted(found, reverse=True):  # longest first
             members = self._members(sent) & ~seen
             seen |= members
             holders.append(Holders(int(sent.num_bytes * admission.tokens_per_byte), members))
-        cached = spread(holders, self._columns)
+        cached = spread(holders, columns)
         return CacheReading(cached, np.zeros(len(names)))
 
     def longest(self, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
@@ -83,7 +80,7 @@ class PrefixAffinity(RoutingSignal):
 
         The earlier ones keep the length with which they were sent, where it is known.
         """
-        bit = 1 << self._numbers.setdefault(backend, len(self._numbers))
+        bit = 1 << number_of(backend, self._numbers)
         self._sent.max_entries = self._max_prefixes * len(self._numbers)
         self._tick += 1
         for at, (link, length) in enumerate(prefixes, start=1):
@@ -99,6 +96,11 @@ class PrefixAffinity(RoutingSignal):
         number = self._numbers.get(backend)
         if number is not None:
             self._forgotten.add(1 << number, self._tick)
+
+    def remove(self, backend: str) -> None:
+        """Forget a backend that does not come back; another one may get its number."""
+        self.forget(backend)
+        self._numbers.pop(backend, None)
 
     def _members(self, sent: _Sent) -> int:
         return self._forgotten.live(sent.members, sent.tick)

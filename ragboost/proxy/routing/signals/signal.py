@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ragboost.booster.tenants import number_of
 from ragboost.config import RouterSettings
 from ragboost.index import Holders
 from ragboost.proxy.routing.admission import Admission
@@ -35,6 +36,19 @@ class RoutingSignal:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
+        self._names: Sequence[str] | None = None
+        self._columns = np.zeros(0, np.int64)
+
+    def columns(self, names: Sequence[str], numbers: dict[str, int]) -> Columns:
+        """Return the bit of each backend, after giving one to those that have none.
+
+        Args:
+            names: another list whenever backends came or went; empty where there is none.
+        """
+        if names is not self._names:
+            self._names = names
+            self._columns = np.array([number_of(name, numbers) if name else 0 for name in names])
+        return self._columns
 
     async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
         """Say what all prefix caches should hold of a request, in the order of `names`."""
@@ -50,11 +64,6 @@ class RoutingSignal:
         They may change only with the backend's `load`.
         """
         return 0
-
-
-def columns_of(names: Sequence[str], numbers: dict[str, int]) -> Columns:
-    """Return the bit of each backend, after giving one to those that have none."""
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names])
 
 
 def spread(holders: Sequence[Holders], columns: Columns) -> Tokens:
