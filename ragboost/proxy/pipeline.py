@@ -145,8 +145,8 @@ class BoostPipeline:
             upstream.headers = request_headers(headers, is_read=is_read)
         else:
             parts = request, upstream, admission, tenant, conversation
-            options = {"has_options": has_stream_options, "is_read": is_read}
-            work = self._boost(*parts, headers=headers, **options)
+            has_options = has_stream_options
+            work = self._boost(*parts, headers=headers, has_options=has_options, is_read=is_read)
             # A thread cannot be cancelled: the tenant is locked until it is done, client or not.
             await (asyncio.shield(work) if needs_thread(request) else work)
         return self._count(upstream, seconds=_seconds(started, admission))

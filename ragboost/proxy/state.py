@@ -15,6 +15,7 @@ from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
+from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backends
@@ -35,6 +36,7 @@ class ProxyState:
     metrics: Metrics  # in a registry of their own
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    announcer: ChunkAnnouncer  # tells them which chunks a waiting request needs
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     recent: RecentRequests  # the last completions, for the dashboard
     dispatcher: Dispatcher  # assigns requests to backends
@@ -59,6 +61,11 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
+        announcer = ChunkAnnouncer(
+            chunk_reuse,
+            label_template=settings.hints.label_template,
+            count=metrics.count_announcement,
+        )
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
         workers = replicas = None
@@ -94,6 +101,7 @@ class ProxyState:
             metrics,
             sync,
             chunk_reuse,
+            announcer,
             pipeline,
             RecentRequests(),
             dispatcher,
@@ -127,6 +135,7 @@ class ProxyState:
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
+            await self.announcer.close()
             await self.chunk_reuse.close()
             await self.sync.close()
             await self.backends.close()

@@ -70,7 +70,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._settings = EngineChunkSettings.read(extra)
+        device = str(vllm_config.device_config.device_type)
+        self._settings = EngineChunkSettings.read(extra, device=device)
         self.filler: Any = None  # the worker's side, a `BlockFiller`; None if reuse is off
         self.scheduler: ChunkScheduler | None = None  # the scheduler's side; None if reuse is off
         self.off_reason: str | None = None  # why reuse is off
@@ -122,7 +123,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             self.scheduler = ChunkScheduler(worker, self._vllm_config, settings=self._settings)
             self.scheduler.cache_manager = self._cache_manager
-            if self._settings.has_more_than_memory and self._num_ranks == 1:
+            if self._num_ranks == 1:
                 self._announced = AnnouncementInbox(
                     self._vllm_config.instance_id, rank=0, library=lambda: worker.library
                 )

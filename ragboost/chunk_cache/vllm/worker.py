@@ -23,8 +23,7 @@ from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.ranks import Ranks, together
-from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.vllm.compat import engine_forward, find_ranks, paged_layer
 from ragboost.chunk_cache.vllm.connector import find_connector
@@ -77,7 +76,7 @@ class BlockFiller(SlotFiller):
         device = torch.device(runner.device)
         model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
         rows = int(config.scheduler_config.max_num_batched_tokens)
-        super().__init__(model, self._make_store(settings), settings=settings, rows=rows)
+        super().__init__(model, self._make_store(settings, device), settings=settings, rows=rows)
         self.num_layers = model.num_layers
         self.block_size = int(config.cache_config.block_size)
         self.outcomes: dict[str, TokenOrigins] = {}  # until the scheduler takes them
@@ -121,8 +120,8 @@ class BlockFiller(SlotFiller):
         self.failed_requests.difference_update(request_ids)
 
     def fill_step(self, work: StepWork) -> None:
-        """Do the part of a step that comes before the model, or, if no request of the step reads it,
-        after it: fill prompts, and continue with those that wait, one after the other.
+        """Fill the prompts of a step, before the model or, if it reads none of them, after it, and
+        continue with those that wait, one after the other.
 
         If a filling fails, its blocks are reported as failed, and vLLM does with the request what
         its `kv_load_failure_policy` says: an error here would end the engine.
@@ -205,8 +204,8 @@ class BlockFiller(SlotFiller):
         self.failed_requests.add(fill.request_id)
         self.outcomes.pop(fill.request_id, None)
 
-    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
-        return settings.make_store()
+    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
+        return settings.make_store(device)
 
 
 class RankFiller(BlockFiller):
@@ -257,10 +256,11 @@ class RankFiller(BlockFiller):
             self._report = self._new_report()
         return is_same
 
-    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
+    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
         # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
         # what is left of a report that got lost.
-        self._store = replace(settings, host_bytes=2 * settings.host_bytes).make_store()
+        doubled = replace(settings, host_bytes=2 * settings.host_bytes)
+        self._store = doubled.make_store(device)
         return self._store
 
     def _new_report(self) -> RankReport:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Raw
 
 from ragboost.bounded_map import BoundedMap
@@ -19,6 +20,7 @@ from ragboost.wires.registry import ANY, CONTENTS
 
 _HEAD = {"model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS}
 _HEAD |= {*ANY.tools, *ANY.instructions}
+_KEPT = _HEAD.union(PROMPTS)
 MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
@@ -37,7 +39,7 @@ class SeenPrompt(NamedTuple):
     """A request as it is kept."""
 
     owner: bytes
-    raw: bytes
+    raw: bytes  # all fields that are part of the prompt, and perhaps others
     head: Mapping[str, Raw]  # fields beside the messages that are part of the prompt
     messages: Sequence[Raw]  # views of `raw`, as above
     samples: tuple[int, ...]  # hash of each message's kind and ends
@@ -108,8 +110,12 @@ class LastPrompts:
             messages = body.elements(field)
         else:
             return None
-        head = {name: raw for name, raw in body.raw_fields.items() if name in _HEAD}
-        prompt = SeenPrompt(owner, body.raw, head, messages, (), self._clock(), where)
+        raw, fields = body.raw, body.raw_fields
+        if 2 * memoryview(fields[field]).nbytes < len(raw):  # documents beside the messages
+            fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
+            raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
+        head = {name: value for name, value in fields.items() if name in _HEAD}
+        prompt = SeenPrompt(owner, raw, head, messages, (), self._clock(), where)
         search = _Search(prompt, decoded, hash((owner, name)) if name else 0)
         number, found = self._find(search)
         heads: Sequence[int] = ()
@@ -119,7 +125,7 @@ class LastPrompts:
                 found = self._find_head(heads, search)
             self._num = number = self._num + 1
         samples = search.all_samples(found.prompt if found and found.is_continued else None)
-        size = len(body.raw) + _MESSAGE_BYTES * len(messages)
+        size = len(raw) + _MESSAGE_BYTES * len(messages)
         self._last.put(number, prompt._replace(samples=samples), size=size)
         for key in (*search.own_keys(), *heads):
             self._lead(key, number)
@@ -328,7 +334,7 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
         heads.append(first.get("content"))
     for head in heads:
         text = head if isinstance(head, str) else PromptPart("", "", head).text
-        first = text[:_COMPARED].strip().split("\n", 1)[0]
-        last = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
-        for place, line in enumerate((first, last)):
+        begin = text[:_COMPARED].strip().split("\n", 1)[0]
+        end = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
+        for place, line in enumerate((begin, end)):
             yield hash((owner, place, line[:_SAMPLE], line[-_SAMPLE:]))

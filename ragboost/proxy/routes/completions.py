@@ -123,6 +123,7 @@ class Completions(Passthrough):
         self._recent = state.recent
         self._sync = state.sync
         self._log = state.log
+        self._announcer = state.announcer
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -135,6 +136,8 @@ class Completions(Passthrough):
             has_stream_options=self._has_stream_options,
             team=exchange.team,
         )
+        if self._has_stream_options:
+            admission.announce = partial(self._announcer.announce, exchange.headers)
         upstream = await prepare()
         if upstream.worker is not None:
             if await self._hand_over(exchange, watch, upstream, upstream.worker):

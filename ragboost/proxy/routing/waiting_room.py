@@ -120,6 +120,8 @@ class WaitingRoom:
             team = tenant.key.team if tenant is not None else ""
             tokens = _expected_tokens(admission)
         queued = queue.add(admission, team=team, tokens=tokens, since=now)
+        if admission.announce is not None:
+            admission.announce(admission)
         try:
             self.update()
             await queued.released

@@ -59,15 +59,12 @@ class BackendLoad:
         self.running += running
         self.assigned += assigned
         self.prefill_tokens += prefill_tokens
-        self._changed()
+        if self.on_change is not None:
+            self.on_change()
 
     def hear(self, elsewhere: Load) -> None:
         self.elsewhere = elsewhere
-        self._changed()
-
-    def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
+        self.add()
 
 
 class Backend:

@@ -111,6 +111,17 @@ class ChunkReuseProbe:
             return raw
         return graph_as_documents(raw, can_reuse=self.is_supported and has_chunks)
 
+    def loads_ahead(self, backend: Backend) -> bool:
+        """Return True if a backend has more than memory, and loads the chunks of requests to come
+        when it is told."""
+        report = self._reports.get(backend.name)
+        return self.is_supported and report is not None and report.prefetch
+
+    def note_no_prefetch(self, backend: Backend) -> None:
+        """Note that a backend has no such route, until it is asked again."""
+        if backend.name in self._reports:
+            self._reports[backend.name].prefetch = False
+
     async def open(self) -> None:
         """Start to ask, without waiting for an answer."""
         self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self._backends]
@@ -139,6 +150,7 @@ class ReuseReport(msgspec.Struct):
     default: str = ""  # of requests that do not say: exact or approx
     ratio: float | None = None  # recompute ratio of these; None: unknown
     graphs: bool = False  # it reads `ragboost.graph`
+    prefetch: bool = False  # it loads chunks that are announced
 
 
 def _read(answer: bytes | None) -> ReuseReport:

@@ -180,7 +180,8 @@ def test_where_steps_overlap_a_request_waits_until_its_filling_has_not_failed(
 
     match = bench.scheduler.match(request, 0)
 
-    assert match.num_tokens and match.is_paced
+    assert match.num_tokens
+    assert match.is_paced
     bench.scheduler.allocated(request, match.num_tokens)
     work = bench.scheduler.next_step({})
     assert [fill.is_paced for fill in work.fills] == [True]
