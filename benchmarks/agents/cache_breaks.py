@@ -36,7 +36,6 @@ from tests.fakes.hosted_caches import BreakpointCache, blocks_of
 Body = dict[str, Any]
 Sessions = list[list[Body]]
 _MARK = {"cache_control": {"type": "ephemeral"}}
-_HEADERS = ((b"authorization", b"Bearer user"),)
 _STEP_S = 6.0
 
 
@@ -155,23 +154,27 @@ def _tools(num: int, wrap: Callable[[Body], Body], schema: str) -> list[Body]:
 
 
 def score(name: str, sessions: Sessions, kind: str, choose: random.Random) -> dict[str, Any]:
-    """Send each session up to a step, and the next request with the mutation."""
+    """Send each session up to a step, and the next request with the mutation.
+
+    Each session is a user's own: two traces of one task begin alike, and what is sent of the second
+    may continue a mutation of the first further than its own last request.
+    """
     mutation, watch = MUTATIONS[kind], PrefixWatch()
     tried = causes = breaks = positions = false = 0
-    for session in sessions:
+    for user, session in enumerate(sessions):
         if len(session) < 4:
             continue
         at = choose.randrange(2, len(session) - 1)
         before: Body = {}
-        for number, body in enumerate(session[:at]):
+        for body in session[:at]:
             before = _prepared(body, mutation, choose)
-            found = find(watch, before)  # a first request's is that of the session before
-            false += number > 0 and found is not None and not mutation.is_setup
+            found = find(watch, before, user=user)
+            false += found is not None and not mutation.is_setup
         after = copy.deepcopy(session[at])
         path = mutation.change(after, choose)
         if path is None:
             continue
-        found = find(watch, after)
+        found = find(watch, after, user=user)
         tried += 1
         causes += (found.cause if found else None) == mutation.cause
         if mutation.cause is not None:
@@ -197,12 +200,13 @@ def _prepared(body: Body, mutation: Mutation, choose: random.Random) -> Body:
     return body
 
 
-def parse(body: Body) -> ParsedRequest:
-    return parse_request(json.dumps(body).encode(), _HEADERS, formats=())
+def parse(body: Body, *, user: int = 0) -> ParsedRequest:
+    headers = ((b"authorization", b"Bearer %d" % user),)
+    return parse_request(json.dumps(body).encode(), headers, formats=())
 
 
-def find(watch: PrefixWatch, body: Body) -> PrefixBreak | None:
-    comparison = watch.observe(parse(body))
+def find(watch: PrefixWatch, body: Body, *, user: int) -> PrefixBreak | None:
+    comparison = watch.observe(parse(body, user=user))
     return comparison.run() if comparison is not None else None
 
 

@@ -5,7 +5,8 @@
 `ragboost serve` is a process between clients on HTTP and two FakeEngine processes that publish
 cache events: stateless, named and session conversations, streams, clients that leave, odd requests
 of all kinds, floods of events, and every minute one engine is killed and started again. Its bounds
-are small enough to be reached within minutes. Memory, files, threads and tasks are sampled, and
+are a tenth or less of the defaults, to be reached within minutes. Memory, files, threads and tasks
+are sampled, once a minute the entries of all containers of RAGBoost's objects, and
 where the memory is: in use by malloc's callers, free but kept by malloc, or of Python's small
 objects. After the warm-up their slope per hour is a regression over means of equal spans, with its
 95 % interval. A value grows if its slope is above both that interval and a small figure, `_SMALL`.
@@ -46,7 +47,8 @@ _KILL_S = 1.0  # after a kill, running requests may still fail
 _SPANS = 24
 _POINTS = 40  # of a line in the plot
 _PLOTTED = ("RSS, MB", "malloc in use, MB", "Python objects, MB", "open files", "threads", "tasks")
-_JUDGED_MINUTES = 30.0  # shorter runs end before the bounded maps are full
+_JUDGED_MINUTES = 20.0  # shorter runs end before the bounded maps are full
+_COUNTED = 50  # entries; smaller containers are not shown
 # Slopes per hour that do not count as growth, whatever their interval.
 _SMALL = {"RSS, MB": 1.0, "open files": 1.0, "threads": 0.5, "tasks": 1.0}
 _T_95 = 2.07  # Student's t for 22 degrees of freedom
@@ -100,6 +102,7 @@ class Soak:
     ports: list[int] = field(default_factory=lambda: [free_port(), free_port()])
     engines: dict[int, Popen[bytes]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    containers: list[dict[str, list[int]]] = field(default_factory=list)  # minute by minute
     kills: list[float] = field(default_factory=list)
     num_missed: int = 0  # samples without a response of the proxy
 
@@ -159,6 +162,11 @@ class Soak:
                 try:
                     values = await asyncio.to_thread(_read_values, proxy)
                     self.samples.append(Sample((now - started) / 60, values))
+                    if now - started >= 60 * len(self.containers):
+                        found = await asyncio.to_thread(
+                            read_stages, proxy.memory_port, "containers"
+                        )
+                        self.containers.append(found)
                 except (OSError, httpx.HTTPError):
                     self.num_missed += 1
                 progress.update(task, completed=now - started)
@@ -249,7 +257,7 @@ def main() -> None:
         _plot(options.plot, soak.samples)
     report(result, options, _show)
     has_grown = result["grown"] and options.minutes >= _JUDGED_MINUTES
-    sys.exit(1 if result["errors"] or has_grown else 0)
+    sys.exit(1 if result["errors"] or has_grown or result["over_bound"] else 0)
 
 
 def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
@@ -275,7 +283,34 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
         "warm_up_minutes": round(warm_up, 1),
         "slopes": {name: asdict(each) for name, each in slopes.items()},
         "grown": [name for name, each in slopes.items() if each.grows],
+        "rss_mb_by_minute": _by_minute(soak.samples, "RSS, MB"),
+        "containers": _containers(soak.containers),
+        "over_bound": sorted(
+            {name for found in soak.containers for name, (n, most) in found.items() if 0 < most < n}
+        ),
     }
+
+
+def _by_minute(samples: Sequence[Sample], name: str) -> list[float]:
+    """Return the mean of each minute."""
+    minutes: dict[int, list[float]] = {}
+    for sample in samples:
+        minutes.setdefault(int(sample.minute), []).append(sample.values[name])
+    return [round(statistics.fmean(values), 1) for values in minutes.values()]
+
+
+def _containers(samples: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
+    """Return the bound of each container, and its entries minute by minute, the fullest first."""
+    names = {name for found in samples for name in found}
+    rows = {
+        name: {
+            "bound": max(found.get(name, (0, 0))[1] for found in samples),
+            "entries": [found.get(name, (0, 0))[0] for found in samples],
+        }
+        for name in names
+    }
+    fullest = sorted(rows, key=lambda name: (-max(rows[name]["entries"]), name))
+    return {name: rows[name] for name in fullest if max(rows[name]["entries"]) >= _COUNTED}
 
 
 def _plot(path: Path, samples: Sequence[Sample]) -> None:
@@ -299,6 +334,12 @@ def _show(result: dict[str, Any]) -> None:
         table.add_row(name, *(f"{value:,.2f}" for value in figures), "grows" if grows else "")
     console = Console()
     console.print(table)
+    kept = Table("entries of", "bound", "first", "middle", "last")
+    for name, row in result["containers"].items():
+        entries = row["entries"]
+        shown = (row["bound"] or "", entries[0], entries[len(entries) // 2], entries[-1])
+        kept.add_row(name, *map(str, shown))
+    console.print(kept)
     console.print(
         f"{result['engine_kills']} engines killed, {result['caused_errors']} requests failed with "
         f"them, {result['errors']} other errors; "

@@ -127,10 +127,9 @@ class Booster(StoredConversations, UsageReports):
                 share prefixes. Must be the same in all turns of a session.
             planned: the order that `plan_next` found for these documents; ignored in later turns,
                 and with a recompute ratio.
-            recompute_ratio: share of reused tokens that the engine computes again: cached and
-                bought documents stand in front (`IndexEntry.num_exact`), the others by relevance,
-                and an order hint costs at most a quarter of what the order saves. None: it computes
-                all exactly.
+            recompute_ratio: share of reused tokens that the engine computes again: exact documents
+                (`IndexEntry.num_exact`) stand in front, the others by relevance, and an order hint
+                costs at most a quarter of what the order saves. None: it computes all exactly.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
@@ -314,7 +313,6 @@ class Booster(StoredConversations, UsageReports):
     def _buy(
         self, elements: Sequence[Hashable], tokens: Sequence[int], ratio: float | None
     ) -> Purchase | None:
-        """Decide what a reusing request computes exactly; None: all."""
         if ratio is None or not self.settings.ordering.enabled:  # the caller's order buys nothing
             return None
         self.rents.capacity_tokens = self.residency.capacity_tokens

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.proxy.soak import Sample, slope
 from benchmarks.proxy.soak_proxy import memory_stages, read_stages
 from benchmarks.proxy.targets import free_port, listens, stop
+from ragboost.config import Settings
 from tests.fakes import FakeEngine
 
 
@@ -52,7 +53,10 @@ def test_a_proxy_in_the_soak_tells_where_its_memory_is(engine: FakeEngine) -> No
     try:
         assert listens(proxy, port)
         stages = read_stages(memory_port)
+        entries = read_stages(memory_port, "containers")
     finally:
         stop(proxy)
     assert set(stages) == set(memory_stages())
     assert all(value > 0 for value in stages.values())
+    assert entries["Tenants._tenants"][1] == Settings().proxy.max_tenants
+    assert entries["CacheFollower._layouts"] == [0, 1000]  # a tenth of the product's
