@@ -47,6 +47,10 @@ class Retrieved(NamedTuple):
             query, documents, unique, behind(prompt_prefix, elements), count(unique), prompt_prefix
         )
 
+    def in_order(self, sent: Sequence[int]) -> tuple[list[Hashable], list[int]]:
+        """Return elements and lengths of these documents."""
+        return [self.elements[i] for i in sent], [self.tokens[i] for i in sent]
+
 
 def behind(prompt_prefix: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
     """Make elements equal only to those behind the same prompt prefix."""
