@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ragboost.config import HintSettings
 from ragboost.context import Context
 from ragboost.errors import BackendError, RagBoostError
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hints import label_documents
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.threads import run_bytes
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
@@ -37,9 +38,9 @@ class ChunkAnnouncer:
     """
 
     def __init__(
-        self, probe: ChunkReuseProbe, *, label_template: str, count: Callable[[str], None]
+        self, probe: ChunkReuseProbe, hints: HintSettings, *, count: Callable[[str], None]
     ) -> None:
-        self._probe, self._label_template, self._count = probe, label_template, count
+        self._probe, self._label_template, self._count = probe, hints.label_template, count
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: Counter[Backend] = Counter()
 
