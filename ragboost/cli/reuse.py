@@ -152,6 +152,12 @@ def calibrate(
     typer.echo(text)
 
 
+_PUBLIC_KEY: str | None = typer.Option(
+    None,
+    envvar="RAGBOOST_PUBLIC_KEY",
+    help="Of --engine, its setting public_key: all tenants may reuse the documents, and nothing is "
+    "measured.",
+)
 _ENGINE: str | None = typer.Option(
     None,
     metavar="URL",
