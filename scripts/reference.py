@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
@@ -94,6 +95,24 @@ def metrics_page() -> str:
         "| metric | type | labels | |",
         "|---|---|---|---|",
     ]
+    lines += _metric_rows(registry)
+    from ragboost.chunk_cache.http.metrics import ReuseMetrics
+
+    engines = CollectorRegistry()
+    ReuseMetrics(engines)
+    lines += [
+        "",
+        "vLLM and SGLang that [reuse chunks](../chunk-cache.md) show these beside their own. Those "
+        "of the store are there with one worker of the model.",
+        "",
+        "| metric | type | labels | |",
+        "|---|---|---|---|",
+        *_metric_rows(engines),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _metric_rows(registry: CollectorRegistry) -> Iterator[str]:
     families = {family.name: family for family in registry.collect()}
     for name, family in sorted(families.items()):
         # NOTE: the library has no public way to get the label names of a metric without samples.
@@ -101,8 +120,7 @@ def metrics_page() -> str:
         names = [label for holder in holders for label in getattr(holder, "_labelnames", ())]
         labels = ", ".join(f"`{label}`" for label in names)
         full = f"{name}_total" if family.type == "counter" else name
-        lines.append(f"| `{full}` | {family.type} | {labels} | {_text(family.documentation)} |")
-    return "\n".join(lines) + "\n"
+        yield f"| `{full}` | {family.type} | {labels} | {_text(family.documentation)} |"
 
 
 def http_page() -> str:

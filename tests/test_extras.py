@@ -38,12 +38,6 @@ EXTRAS = [
         "mooncake",
     ),
     Use(
-        "from ragboost import Document; from ragboost.retrieval import BM25Retriever\n"
-        "BM25Retriever([Document('a b')])",
-        "rank_bm25",
-        "retrieval",
-    ),
-    Use(
         "import numpy\n"
         "from ragboost import Document; from ragboost.retrieval import FaissRetriever\n"
         "FaissRetriever([Document('a')], lambda texts: numpy.eye(1, dtype='float32'))",

@@ -9,8 +9,7 @@ import torch
 from benchmarks.chunks.tier_media import timed
 from benchmarks.chunks.ttft import build
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.files import ChunkFile
 from ragboost.chunk_cache.store.tiered import TieredStore

@@ -23,7 +23,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.precompute.prime import measure
+from ragboost.chunk_cache.precompute.prime import measure, prime
 from ragboost.chunk_cache.selection import MEASURED
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
@@ -42,7 +42,7 @@ AS_RETRIEVED = Settings(
     dedup=DedupSettings(enabled=False),
     hints=HintSettings(order=False, location=False),
 )
-Stored = Literal["alone", "captured"]
+Stored = Literal["alone", "captured", "primed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,10 @@ class ArmRunner:
         reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
         self._store(reuse, case)
         earlier = case.earlier
-        return reuse, *self.prompt(case.question, case.documents, case.history, earlier=earlier)
+        tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
+        if self._stored == "primed":
+            self._prime(reuse, tokens, chunks)
+        return reuse, tokens, chunks
 
     def _answer(self, filled: FilledArm) -> FullAnswer:
         return FullAnswer(
@@ -164,7 +167,7 @@ class ArmRunner:
         shuffled = list(case.documents)
         random.Random(case.id).shuffle(shuffled)
         alone = [[document] for document in case.documents]
-        for documents in alone if self._stored == "alone" else [shuffled]:
+        for documents in [shuffled] if self._stored == "captured" else alone:
             tokens, chunks = self.prompt("What are the documents about?", documents)
             cache = self._fill(reuse, tokens, chunks, FULL).cache
             start, end = chunks[0][0] if chunks else 0, len(tokens)
@@ -174,10 +177,17 @@ class ArmRunner:
         self, reuse: ChunkReuse, tokens: Sequence[int], chunks: Sequence[tuple[int, int]]
     ) -> None:
         """Measure each chunk behind others of its prompt, the policies' best case."""
-        texts = [tokens[start:stop] for start, stop in chunks]
-        for number, text in enumerate(texts):
-            others = (texts[number + 1 :] + texts[:number])[:NEIGHBOURS]
+        for text, others in _with_neighbours(tokens, chunks):
             measure(reuse, tokens[: chunks[0][0]], text, neighbours=others)
+
+    def _prime(
+        self, reuse: ChunkReuse, tokens: Sequence[int], chunks: Sequence[tuple[int, int]]
+    ) -> None:
+        """Store each chunk as computed behind others of its prompt (FusionRAG eq. 10, best case),
+        but for the first, which is exact alone."""
+        for text, others in _with_neighbours(tokens, chunks)[1:]:
+            kv = prime(reuse, tokens[: chunks[0][0]], text, neighbours=others)
+            reuse.library.store.replace(reuse.library.key(text), kv)
 
     def _fill(
         self, reuse: ChunkReuse, tokens: list[int], chunks: tuple[tuple[int, int], ...], arm: Arm
@@ -211,3 +221,11 @@ class ArmRunner:
         assert filled.logits is not None, "the question is computed"
         computed = filled.counts.recomputed + filled.counts.computed
         return FilledArm(filled.cache, filled.logits, computed, len(tokens))
+
+
+def _with_neighbours(
+    tokens: Sequence[int], chunks: Sequence[tuple[int, int]]
+) -> list[tuple[Sequence[int], list[Sequence[int]]]]:
+    """Return the tokens of each chunk, with those of the chunks around it."""
+    texts = [tokens[start:stop] for start, stop in chunks]
+    return [(text, (texts[at + 1 :] + texts[:at])[:NEIGHBOURS]) for at, text in enumerate(texts)]

@@ -113,5 +113,7 @@ def _choose(
                 continue
             room -= 1
         text = cut(row["text"], count_tokens, longest=longest)
+        if not text.strip():
+            continue  # MT-RAG has passages of a title only
         chosen.append(Document(text, id=str(len(chosen) + 1), title=row.get("title") or None))
     return tuple(chosen[:num_documents])

@@ -155,7 +155,7 @@ def _cases(args: Namespace, count_tokens: CountTokens) -> list[LanguageCase]:
 
 def _arms(args: Namespace) -> list[Arm]:
     policies = args.policies.split(",") if args.policies else list(SERVED_POLICIES)
-    if args.stored == "captured":  # measuring stores them alone
+    if args.stored != "alone":  # measuring stores them alone
         policies = [policy for policy in policies if policy not in MEASURED]
     ratios, arms = [float(ratio) for ratio in args.ratios.split(",")], [FULL, REUSE]
     for policy in policies:
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=10, help="of a prompt")
     parser.add_argument("--longest", type=int, default=MAX_TOKENS, help="tokens of a document")
     parser.add_argument("--answer-tokens", type=int, default=MAX_ANSWER_TOKENS, help="at most")
-    parser.add_argument("--stored", choices=("alone", "captured"), default="alone")
+    parser.add_argument("--stored", choices=("alone", "captured", "primed"), default="alone")
     parser.add_argument(
         "--question-first", action="store_true", help="ask before the documents, not behind them"
     )

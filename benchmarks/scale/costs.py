@@ -21,7 +21,8 @@ from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.upstream.backends import Backends, Load
+from ragboost.proxy.upstream.backend import Load
+from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.proxy.workers.messages import encode
 from ragboost.types import Document, Request

@@ -10,7 +10,7 @@ from typing import Any
 
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.router import Router
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 
 MATCH_SHARE = 0.3
 MAX_IMBALANCE, MAX_IMBALANCE_RATIO = 64, 1.5

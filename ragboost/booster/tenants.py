@@ -97,13 +97,13 @@ class Tenant:
         self._originals: dict[str, Booster] = {}
 
     def booster(self, backend: str) -> Booster:
-        self._leave_directory()
         booster = self._boosters.get(backend)
         if booster is None:
+            # What `forget` has dropped meanwhile leaves first, or two indexes would have one bit.
+            self._leave_directory()
             seat = None
             if self._directory is not None:
-                number = self.numbers.setdefault(backend, len(self.numbers))
-                seat = Seat(self._directory, 1 << number)
+                seat = Seat(self._directory, 1 << number_of(backend, self.numbers))
             booster = Booster(
                 self._settings,
                 tokens=self.tokens,
@@ -169,9 +169,11 @@ class Tenant:
         return booster
 
     def forget(self, backend: str) -> None:
-        booster = self._boosters.pop(backend, None)
+        booster = self._boosters.get(backend)
         if booster is not None:
+            # In this order: a thread that finds no Booster any more finds it among the forgotten.
             self._forgotten.append(booster)
+            del self._boosters[backend]
         if not self.lock.locked():  # a thread may be using the index
             self._leave_directory()
         self._originals.pop(backend, None)
@@ -244,6 +246,12 @@ class Tenants:
         for tenant in self.all():
             tenant.forget(backend)
 
+    def remove(self, backend: str) -> None:
+        """Forget a backend that does not come back; another one may get its number."""
+        self.forget(backend)
+        self.modes.pop(backend, None)
+        self.numbers.pop(backend, None)
+
     def _counter(self, model: str) -> TokenCounter:
         """Lengths depend on the text and the tokenizer alone, so that tenants may share them."""
         name = self._counter_name(model)
@@ -256,6 +264,15 @@ class Tenants:
 
     def _counter_name(self, model: str) -> str:
         return model if self._settings.tokens.tokenizer is None else ""
+
+
+def number_of(name: str, numbers: dict[str, int]) -> int:
+    """Return a name's number; a new name gets the lowest that is free."""
+    number = numbers.get(name)
+    if number is None:
+        taken = set(numbers.values())
+        number = numbers[name] = next(n for n in range(len(taken) + 1) if n not in taken)
+    return number
 
 
 def bounded_name(text: str) -> str:

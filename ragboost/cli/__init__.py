@@ -8,6 +8,7 @@ import sys
 import typer
 
 from ragboost.cli.bench import app as bench
+from ragboost.cli.chunks import app as chunks
 from ragboost.cli.evaluation import eval_order
 from ragboost.cli.offline import batch, demo, simulate, warm
 from ragboost.cli.reuse import calibrate, engine_flags, eval_reuse, precompute
@@ -58,6 +59,7 @@ app.command("engine-flags", rich_help_panel=_REUSE)(engine_flags)
 app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)
 app.command(rich_help_panel=_REUSE)(calibrate)
 app.command(rich_help_panel=_REUSE)(precompute)
+app.add_typer(chunks, name="chunks", rich_help_panel=_REUSE)
 
 
 def main() -> None:

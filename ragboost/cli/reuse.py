@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -186,6 +186,12 @@ def precompute(
     engine: str | None = _ENGINE,
     tenant: str = typer.Option("", help="Of --engine: whose requests share the documents."),
     cache_salt: str | None = typer.Option(None, help="Of --engine: the salt of those requests."),
+    public_key: str | None = typer.Option(
+        None,
+        envvar="RAGBOOST_PUBLIC_KEY",
+        help="Of --engine, its setting public_key: all tenants may reuse the documents, and "
+        "nothing is measured.",
+    ),
     api_key: str | None = typer.Option(
         None, envvar="RAGBOOST_BACKEND__API_KEY", help="Of --engine."
     ),
@@ -216,7 +222,8 @@ def precompute(
         raise ConfigError("precompute needs either --model and --out, or --engine")
     prepare: Callable[..., str]
     if engine is not None:
-        prepare = _in_engine(engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt)
+        salts = {"tenant": tenant, "cache_salt": cache_salt, "public_key": public_key}
+        prepare = _in_engine(engine, api_key=api_key, **salts)
         prepare = partial(prepare, concurrency=concurrency, top_n=top_n)
     else:
         assert model is not None, "checked above"
@@ -251,13 +258,11 @@ def _prepare(
     return prepare(documents, neighbours=neighbours, on_progress=on_progress)
 
 
-def _in_engine(
-    url: str, *, api_key: str | None, tenant: str, cache_salt: str | None
-) -> Callable[..., str]:
+def _in_engine(url: str, **options: Any) -> Callable[..., str]:
     from ragboost.chunk_cache.http.chunk_client import ChunkClient
     from ragboost.cli.engine_corpus import run
 
-    client = ChunkClient(url, api_key=api_key, tenant=tenant, cache_salt=cache_salt)
+    client = ChunkClient(url, **options)
     return partial(run, client, label=load_settings().hints.label_template)
 
 

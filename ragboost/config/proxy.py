@@ -49,6 +49,11 @@ class BackendSettings(Section):
     api_key: SecretStr | None = Field(
         None, description="API key for the backend; None: forward the client's."
     )
+    api_key_file: Path | None = Field(
+        None,
+        description="File with the API key for the backend, read again when it changes; instead of "
+        "`api_key`.",
+    )
     max_concurrency: int | None = Field(
         None,
         ge=1,
@@ -230,6 +235,11 @@ class ProxySettings(Section):
         description="API keys of which clients must send one; empty: no key is required. Each has "
         'context indexes of its own; keys in an inner list, as in ["a", ["b", "c"]], share theirs.',
     )
+    api_keys_file: Path | None = Field(
+        None,
+        description='File with the keys as JSON, {"TEAM": ["KEY", ...], ...}, read again when it '
+        "changes; instead of `api_keys`. A key counts until it is removed.",
+    )
     forwarded_paths: tuple[str, ...] = Field(
         (),
         description="Paths of the backend that clients may use, beside those for inference; each "
@@ -266,3 +276,8 @@ class ProxySettings(Section):
     tracing: bool = Field(
         False, description="Record OpenTelemetry spans of completions; needs the extra otel."
     )
+
+    @property
+    def has_keys(self) -> bool:
+        """Clients must send an API key."""
+        return bool(self.api_keys) or self.api_keys_file is not None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ragboost.booster.booster import Booster
 from ragboost.config import BackendSettings, DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.demo.workload import Workload, WorkloadTurn
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.streamed_chat import STREAMED, ask_streamed
 
 MODEL = "demo"

@@ -19,7 +19,7 @@ from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import join_remote
-from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.tiered import TieredStore, split_memory
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import find_model
 from ragboost.engine import builtin
@@ -236,11 +236,12 @@ def _chunk_store(device: torch.device, settings: EngineSettings) -> TieredStore:
     if settings.reuse_directory is not None:
         disk = DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes)
     address = settings.reuse_remote
+    remote = None if address is None else join_remote(address.get_secret_value())
     return TieredStore(
+        **split_memory(fastest if is_cpu else settings.reuse_host_bytes, disk, remote),
         accelerator_bytes=0 if is_cpu else fastest,
-        host_bytes=fastest if is_cpu else settings.reuse_host_bytes,
         disk=disk,
-        remote=None if address is None else join_remote(address.get_secret_value()),
+        remote=remote,
         waits=False,
         device=device,
     )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendError, RequestError
 from ragboost.evaluation.traces import TraceRequest, TraceTexts
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.streamed_chat import STREAMED, StreamedAnswer, ask_streamed
 
 

@@ -116,11 +116,9 @@ class Messages:
 
     def _places(self, body: Mapping[str, Any]) -> list[_Place]:
         slots = list(find_slots(body))
-        num_lines = sum(slot.value.count("\n") for slot in slots if isinstance(slot.value, str))
-        if num_lines > _MAX_LINES:
-            raise UnknownShapeError(
-                f"{num_lines:,} lines; documents are looked for in {_MAX_LINES:,} at most"
-            )
+        texts = [slot.value for slot in slots if isinstance(slot.value, str)]
+        if sum(map(len, texts)) > _MAX_LINES:
+            _check_lines(texts)
         # Citations by position count all document blocks of a request: none of them may move.
         has_positions = any(
             isinstance(slot.value, list) and has_citations(slot.value) for slot in slots
@@ -195,6 +193,14 @@ class Messages:
             hint = order_hint(labels, by_relevance, template=template)
             lines += [hint.text] if hint is not None else []
         return "\n".join(lines)
+
+
+def _check_lines(texts: Sequence[str]) -> None:
+    num_lines = sum(text.count("\n") for text in texts)
+    if num_lines > _MAX_LINES:
+        raise UnknownShapeError(
+            f"{num_lines:,} lines; documents are looked for in {_MAX_LINES:,} at most"
+        )
 
 
 def _order(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:

@@ -5,7 +5,8 @@ that there seem to be any is said.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from ragboost.config import Settings
@@ -20,6 +21,7 @@ from ragboost.wires.registry import ANY
 _INTRO_CHARS = 400
 _MIN_PARAGRAPHS = 3
 _MIN_CHARS = 600
+_MIN_SEARCHED = 16_384  # where looking for the words is faster than for blank lines
 _NUM_NAME_WORDS = 6
 _INTRO = re.compile(
     r"\b(?:following|retrieved|given|provided|below|these)\b[^\n]{0,60}?"
@@ -55,7 +57,7 @@ class UnmarkedDocuments(Messages):
         Raises:
             UnmarkedDocumentsError: there seem to be documents, but their boundaries are not known.
         """
-        texts = list(_leading_texts(body)) if self._is_on else []
+        texts = _leading_texts(body) if self._is_on else []
         if self._learner is not None:
             is_first_turn = not _has_answers(body)
             for slot, text in texts:
@@ -69,12 +71,9 @@ class UnmarkedDocuments(Messages):
         return None
 
 
-def _leading_texts(body: Mapping[str, Any]) -> Iterator[tuple[Slot, str]]:
-    for slot in find_slots(body):
-        if not slot.is_leading:
-            return
-        if isinstance(slot.value, str) and "\n\n" in slot.value:
-            yield slot, slot.value
+def _leading_texts(body: Mapping[str, Any]) -> list[tuple[Slot, str]]:
+    slots = takewhile(lambda slot: slot.is_leading, find_slots(body))
+    return [(slot, slot.value) for slot in slots if isinstance(slot.value, str)]
 
 
 def _has_answers(body: Mapping[str, Any]) -> bool:
@@ -103,8 +102,10 @@ def _name(text: str, start: int, end: int) -> str:
 def _seems_unmarked(text: str) -> bool:
     """Return True for several paragraphs behind words that announce documents, or two in a frame.
 
-    Looks at the beginning of a text first: most texts have no such words.
+    Looks at the beginning of a text first: most long texts have no such words.
     """
+    if len(text) < _MIN_SEARCHED and "\n\n" not in text:
+        return False
     if _INTRO.search(text, 0, _INTRO_CHARS) is None:
         return False
     if len(text) >= _MIN_CHARS and text.count("\n\n") >= _MIN_PARAGRAPHS:

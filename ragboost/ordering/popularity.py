@@ -2,7 +2,8 @@
 
 If a later request holds document i with probability p_i, the expected saving is greatest in the
 order of p_i / (1 - p_i) times tokens. The recent contexts with the same prefix, the ranks of the
-request itself and a prior from the corpus, whose weight fades, estimate p_i at each step.
+request itself and a prior from the corpus estimate p_i at each step. The prior's weight fades, the
+faster the more often recent contexts predict requests better.
 """
 
 import math
@@ -12,11 +13,13 @@ from typing import NamedTuple
 from ragboost.ordering.prior import CorpusPrior
 
 # Measured in docs/lab/ordering.md.
-_PRIOR_CONTEXTS = 5.0
+_PRIOR_CONTEXTS = 8.0
 _BEST_RANK = 0.85
 _RANK_DECAY = 0.95
 _CORPUS_WEIGHT = 0.5  # of a context of the corpus, before any request
 _CORPUS_HALF_LIFE = 200.0  # requests after which it weighs half as much
+_RECORD_DECAY = 0.98  # of how well the corpus has predicted, per request
+_RECORD_START = 5.0  # documents that it is taken to have predicted
 _COMPARED = 24  # documents at each step
 
 
@@ -33,6 +36,7 @@ class RecentContexts:
         self.window = window
         self._prior = prior
         self._num_added = 0
+        self._by_recent = self._by_corpus = _RECORD_START  # predicted documents of requests
         self._contexts: list[tuple[Hashable, ...]] = []
         self._next = 0
         self._bits: dict[Hashable, int] = {}
@@ -46,6 +50,8 @@ class RecentContexts:
     def add(self, documents: Iterable[Hashable]) -> None:
         """Add a context, replacing the oldest one if the window is full."""
         context = tuple(documents)
+        if self._prior is not None:
+            self._compare_sources(self._prior, context)
         bit = 1 << self._next
         if len(self._contexts) < self.window:
             self._contexts.append(context)
@@ -78,20 +84,22 @@ class RecentContexts:
         ordered: list[Hashable] = []
         while near and (num_contexts := contexts.num):
             if 2 * num_contexts < compared_with and len(near) + len(far) > _COMPARED:
-                compared_with, far = num_contexts, contexts.sorted(near + far)
+                compared_with, far = num_contexts, contexts.sorted(far + near)
                 near, far, savings = far[: -_COMPARED - 1 : -1], far[:-_COMPARED], []
             if not savings:
                 scored_with, savings = num_contexts, contexts.savings(near)
             best = savings.index(max(savings))
-            del savings[best]
-            candidate = near.pop(best)
+            candidate = near[best]
             ordered.append(candidate.document)
-            if contexts.narrow(candidate) and (not far or 16 * contexts.num < 15 * scored_with):
-                savings = []
+            is_old = contexts.narrow(candidate) and (not far or 8 * contexts.num < 7 * scored_with)
             if far:
-                near.append(far.pop())
-                if savings:
-                    savings += contexts.savings(near[-1:])
+                near[best] = far.pop()
+                if not is_old:
+                    savings[best] = contexts.savings(near[best : best + 1])[0]
+            else:
+                del near[best], savings[best]
+            if is_old:
+                savings = []
         rest = _Contexts().sorted(sorted(near + far, key=lambda candidate: -candidate.prior))
         return ordered + [candidate.document for candidate in reversed(rest)]
 
@@ -99,9 +107,23 @@ class RecentContexts:
         shared = (1 << len(self._contexts)) - 1
         for document in prefix:
             shared &= self._bits.get(document, 0)
-        imagined = self._prior.behind(prefix) if self._prior else _NONE
+        imagined = self._prior.behind(prefix) if self._prior is not None else _NONE
         weight = _CORPUS_WEIGHT * _CORPUS_HALF_LIFE / (_CORPUS_HALF_LIFE + self._num_added)
-        return _Contexts(shared, imagined, weight)
+        return _Contexts(
+            shared, imagined, weight * min(1.0, self._by_corpus / self._by_recent) ** 2
+        )
+
+    def _compare_sources(self, corpus: CorpusPrior, context: Sequence[Hashable]) -> None:
+        """Note how many of a request's documents each source has together with the first one."""
+        behind = self._following(context[:1])
+        if not context or not behind.shared or not behind.imagined:
+            return
+        rest, bits = context[1:], self._bits
+        held = sum([(bits.get(d, 0) & behind.shared).bit_count() for d in rest])
+        imagined = sum([len(corpus.holders(d) & behind.imagined) for d in rest])
+        kept, start = _RECORD_DECAY, (1 - _RECORD_DECAY) * _RECORD_START
+        self._by_recent = kept * self._by_recent + start + held / behind.shared.bit_count()
+        self._by_corpus = kept * self._by_corpus + start + imagined / len(behind.imagined)
 
     def _candidates(
         self, documents: Sequence[Hashable], tokens: Mapping[Hashable, int]
@@ -161,7 +183,7 @@ class _Contexts:
     def sorted(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """Sort by what they save, the greatest last; of equal ones the last first."""
         savings = self.savings(candidates)
-        order = sorted(range(len(candidates)), key=lambda i: (savings[i], -i))
+        order = sorted(range(len(candidates) - 1, -1, -1), key=savings.__getitem__)
         return [candidates[i] for i in order]
 
     def narrow(self, candidate: _Candidate) -> bool:

@@ -20,7 +20,8 @@ from ragboost.cache_sync.tracked_request import SESSION_FIELD, SESSION_HEADER
 from ragboost.config import Settings
 from ragboost.errors import BackendError, ConfigError
 from ragboost.proxy.event_probe import probe_events
-from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL, explain_refusal
 from ragboost.rewriting.headers import RawHeaders, printable
 

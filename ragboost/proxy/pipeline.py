@@ -21,18 +21,16 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
-from ragboost.formats.ragboost_object import FIELD
+from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
-from ragboost.proxy.cache_breaks import CacheBreaks
-from ragboost.proxy.hold_out import choose_arm
-from ragboost.proxy.leading_text import LeadingText
 from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.observer import Parse, RequestObserver, choose_arm
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import OrderComparison, ShadowTrial
 from ragboost.proxy.threads import needs_thread, run_bytes
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.workers.worker_pool import WorkerPool
@@ -74,7 +72,7 @@ class BoostPipeline:
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)  # those with a name
-        self.leading_text = LeadingText(settings, tenants)
+        self.observer = RequestObserver(settings, tenants, metrics)
         self._settings = settings
         self._metrics = metrics
         self._sync = sync
@@ -90,7 +88,6 @@ class BoostPipeline:
             unmarked=make_unmarked(settings, is_single=workers is None),
             recognises=settings.session.stateless,
         )
-        self._breaks = CacheBreaks(settings, tenants, metrics)
         style = mark_style(settings)
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
@@ -122,69 +119,51 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed.
         """
         started = time.perf_counter()
-        raw = await run_bytes(partial(self._readable, raw, has_stream_options), len(raw))
         parse = partial(self._parse, headers=headers, session=session, team=team)
+        upstream = UpstreamRequest(raw)
         try:
-            request = await run_bytes(partial(parse, raw), len(raw))
+            read = partial(self._read, raw, parse, has_chunks=has_stream_options)
+            request = await run_bytes(read, len(raw))
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
-            return self._forward(raw, headers, admission, started=started, bypass=_UNREAD)
+            upstream.bypass, upstream.headers = _UNREAD, request_headers(headers)
+            return self._count(upstream, seconds=_seconds(started, admission))
         choose_arm(request, share=self._share)
         if may_hand_over and history is None:
             worker = self._worker_of(request, headers)
             if worker is not None and self._workers is not None:
-                return UpstreamRequest(raw, self._workers.handed_over(headers), worker=worker)
-        cache_break = await self._breaks.observe(request) if history is None else None
-        seen = await self.leading_text.observe(request, parse, may_move=history is None)
-        request = seen.request
+                sent = self._workers.handed_over(headers)
+                return UpstreamRequest(request.body.raw, sent, worker=worker)
+        is_whole = history is None
+        request = await self.observer.observe(request, upstream, parse, is_whole=is_whole)
+        upstream.model, upstream.arm = request.tenant_key.model, request.arm
         conversation = self._recognised(request) or history
-        tenant, digest = await self._admit(request, conversation, admission)
+        tenant, upstream.history = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
-            raw, bypass, model = request.body.raw, request.bypass, request.tenant_key.model
-            forward = partial(self._forward, raw, headers, admission, started=started)
-            plain = forward(bypass=bypass, model=model, history=digest, is_read=is_read)
-            return seen.note(plain, cache_break)
-        work = self._boost(
-            request,
-            headers,
-            admission,
-            tenant,
-            conversation,
-            started=started,
-            has_options=has_stream_options,
-            is_read=is_read,
-        )
-        # A thread cannot be cancelled: the tenant stays locked until it is done, client or not.
-        upstream = await (asyncio.shield(work) if needs_thread(request) else work)
-        return seen.note(self._count(upstream), cache_break)
+            upstream.body, upstream.bypass = request.body.raw, request.bypass
+            upstream.headers = request_headers(headers, is_read=is_read)
+        else:
+            parts = request, upstream, admission, tenant, conversation
+            has_options = has_stream_options
+            work = self._boost(*parts, headers=headers, has_options=has_options, is_read=is_read)
+            # A thread cannot be cancelled: the tenant is locked until it is done, client or not.
+            await (asyncio.shield(work) if needs_thread(request) else work)
+        return self._count(upstream, seconds=_seconds(started, admission))
 
-    def _readable(self, raw: bytes, has_chunks: bool) -> bytes:
+    def _read(self, raw: bytes, parse: Parse, *, has_chunks: bool) -> ParsedRequest:
         if self._stable is not None:
             raw = self._stable.apply(raw)
-        return self._chunk_reuse.readable(raw, has_chunks=has_chunks)
+        request = parse(raw)
+        if GRAPH in request.options:
+            readable = self._chunk_reuse.readable(raw, has_chunks=has_chunks)
+            return request if readable is raw else parse(readable)
+        return request
 
     def _recognised(self, request: ParsedRequest) -> Conversation | None:
         if request.opening:
             self._histories.add_unchanged(request.opening)
         return self._histories.match(request) if request.links else None
-
-    def _forward(
-        self,
-        raw: bytes,
-        headers: RawHeaders,
-        admission: Admission,
-        *,
-        started: float,
-        bypass: Bypass | None,
-        model: str = "",
-        history: Digest = UNCHANGED,
-        is_read: bool = False,
-    ) -> UpstreamRequest:
-        sent, seconds = request_headers(headers, is_read=is_read), _seconds(started, admission)
-        return self._count(
-            UpstreamRequest(raw, sent, model, bypass=bypass, history=history, seconds=seconds)
-        )
 
     async def _admit(
         self, request: ParsedRequest, conversation: Conversation | None, admission: Admission
@@ -233,15 +212,15 @@ class BoostPipeline:
     async def _boost(
         self,
         request: ParsedRequest,
-        headers: RawHeaders,
+        upstream: UpstreamRequest,
         admission: Admission,
         tenant: Tenant,
         conversation: Conversation | None,
         *,
-        started: float,
+        headers: RawHeaders,
         has_options: bool,
         is_read: bool,
-    ) -> UpstreamRequest:
+    ) -> None:
         """Rewrite and encode a request, and keep what it adds to its conversation."""
         follower = self._sync.followers[admission.backend.name]
         fields = request.body.fields
@@ -255,12 +234,16 @@ class BoostPipeline:
             context, tracked = result.context, None
             if context is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
-        digest = self._remember(request, conversation, result)
+        upstream.history = self._remember(request, conversation, result)
+        upstream.context, upstream.tracked, upstream.delta = context, tracked, result.delta
+        upstream.bypass, upstream.num_documents = result.bypass, result.num_documents
+        upstream.num_dropped = result.num_dropped
         dropped = context.dropped if context is not None else ()
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
+        upstream.is_usage_added = is_usage_added
 
-        def encode() -> UpstreamRequest:
-            body = self._encode(
+        def encode() -> None:
+            upstream.body = self._encode(
                 request,
                 result,
                 tenant,
@@ -272,24 +255,13 @@ class BoostPipeline:
             sent = request_headers(headers, is_read=is_read or context is not None)
             if tracked is not None and engine_id is not None and engine_id.is_generated:
                 sent = with_header(sent, SESSION_HEADER, engine_id.name.encode())
-            return UpstreamRequest(
-                body,
-                sent,
-                request.tenant_key.model,
-                bypass=result.bypass,
-                context=context,
-                num_documents=result.num_documents,
-                num_dropped=result.num_dropped,
-                delta=result.delta,
-                tracked=tracked,
-                history=digest,
-                is_usage_added=is_usage_added,
-                seconds=_seconds(started, admission),
-                dropped_tokens=sum(tenant.tokens.count_documents(dropped)),
-                arm=request.arm,
-            )
+            upstream.headers = sent
+            upstream.dropped_tokens = sum(tenant.tokens.count_documents(dropped))
 
-        return await asyncio.to_thread(encode) if in_thread else encode()
+        if in_thread:
+            await asyncio.to_thread(encode)
+        else:
+            encode()
 
     async def _rewrite(
         self,
@@ -377,8 +349,9 @@ class BoostPipeline:
         is_asked = not isinstance(options, dict) or bool(options.get("include_usage"))
         return self._settings.proxy.stream_usage and fields.get("stream") is True and not is_asked
 
-    def _count(self, upstream: UpstreamRequest) -> UpstreamRequest:
-        self._metrics.observe_overhead("boost", seconds=upstream.seconds or 0.0)
+    def _count(self, upstream: UpstreamRequest, *, seconds: float) -> UpstreamRequest:
+        upstream.seconds = seconds
+        self._metrics.observe_overhead("boost", seconds=seconds)
         if upstream.bypass is not None:
             reason, error = upstream.bypass
             self._metrics.count_bypass(reason)

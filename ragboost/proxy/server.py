@@ -64,7 +64,7 @@ async def _check_store(settings: SessionSettings) -> None:
 
 
 def _check_exposure(proxy: ProxySettings) -> None:
-    if not (is_loopback(proxy.host) or proxy.api_keys):
+    if not (is_loopback(proxy.host) or proxy.has_keys):
         if not proxy.insecure:
             raise ConfigError(
                 f"proxy.host is {proxy.host!r}, which would let other machines use the backend; "
@@ -168,7 +168,7 @@ def listen(settings: ProxySettings) -> socket.socket:
 
 def guarded(app: ASGIApp, settings: ProxySettings) -> ASGIApp:
     """Return an app that only local requests reach, if nothing else keeps web pages out."""
-    if is_loopback(settings.host) and not settings.api_keys:
+    if is_loopback(settings.host) and not settings.has_keys:
         return HostCheck(app, settings.allowed_hosts)
     return app
 

@@ -50,11 +50,8 @@ class OrderComparison:
             return
         original = tenant.original(backend, share=1 if is_all else _SAMPLE)
         with suppress(RagBoostError):  # a broken model of what was not sent harms nobody
-            sent = original.boost(
-                context.query, context.retrieved, prompt_prefix=result.prompt_prefix
-            )
-            num_tokens = sum(tenant.tokens.count_documents(context.retrieved))
-            self._metrics.count_orders(context, sent, num_tokens=num_tokens)
+            sent = original.record(context.retrieved, prompt_prefix=result.prompt_prefix)
+            self._metrics.count_orders(context, sent)
 
 
 class ShadowTrial:

@@ -9,15 +9,18 @@ from typing import Self
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
+from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
+from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.watched_file import Refresher
 from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.proxy.workers.message_handler import MessageHandler
@@ -33,6 +36,7 @@ class ProxyState:
     metrics: Metrics  # in a registry of their own
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    announcer: ChunkAnnouncer  # tells them which chunks a waiting request needs
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     recent: RecentRequests  # the last completions, for the dashboard
     dispatcher: Dispatcher  # assigns requests to backends
@@ -43,6 +47,8 @@ class ProxyState:
     # Exchanges load and prompts with replicas of the proxy; None without Redis.
     replicas: RedisTransport | None
     log: RequestLog | None  # of `proxy.record`
+    keys: ApiKeys  # of the clients
+    refresher: Refresher  # reads keys and the list of backends again
 
     @classmethod
     def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
@@ -55,6 +61,11 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
+        announcer = ChunkAnnouncer(
+            chunk_reuse,
+            label_template=settings.hints.label_template,
+            count=metrics.count_announcement,
+        )
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
         workers = replicas = None
@@ -72,6 +83,8 @@ class ProxyState:
             replicas = RedisTransport(settings.session, handler, name=name)
             if not is_shadow:
                 metrics.watch_replicas(handler)
+        keys, keys_file = ApiKeys.watched(settings)
+        interval_s = settings.router.health_interval_s
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -88,6 +101,7 @@ class ProxyState:
             metrics,
             sync,
             chunk_reuse,
+            announcer,
             pipeline,
             RecentRequests(),
             dispatcher,
@@ -97,6 +111,8 @@ class ProxyState:
             workers,
             replicas,
             _request_log(settings.proxy, metrics, identity),
+            keys,
+            Refresher([*backends.sources, *filter(None, [keys_file])], interval_s=interval_s),
         )
 
     @asynccontextmanager
@@ -110,7 +126,7 @@ class ProxyState:
             await self.sync.open()
             await self.chunk_reuse.open()
             async with AsyncExitStack() as stack:
-                for part in (self.board, self.workers, self.replicas):
+                for part in (self.refresher, self.board, self.workers, self.replicas):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()
@@ -119,6 +135,7 @@ class ProxyState:
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
+            await self.announcer.close()
             await self.chunk_reuse.close()
             await self.sync.close()
             await self.backends.close()

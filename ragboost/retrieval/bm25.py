@@ -1,21 +1,23 @@
-"""Retrieval by BM25 (Okapi), with rank-bm25's model.
+"""Retrieval by BM25 (Okapi), with rank-bm25's scores and parameters.
 
 Words are runs of letters and digits, case-folded; no stemming, no stop words.
 """
 
+import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ragboost.errors import import_extra
 from ragboost.retrieval.retriever import best, check_k, searchable_text, with_score
 from ragboost.types import Document
 
 _WORD = re.compile(r"\w+")
+_K1, _B = 1.5, 0.75
+_LEAST_IDF = 0.25  # of a word that more than half of the documents hold, as a share of the mean
 
 
 class BM25Retriever:
@@ -27,7 +29,6 @@ class BM25Retriever:
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = documents
         words = [_words(searchable_text(document)) for document in documents]
-        # rank-bm25 divides by the number of words of the corpus.
         self._model = _Postings(words) if any(words) else None
 
     def retrieve(self, query: str, k: int) -> list[Document]:
@@ -43,33 +44,38 @@ class BM25Retriever:
 
 
 class _Postings:
-    """rank-bm25's scores without its pass over all documents for each word of a query.
-
-    On 27,645 passages: 3 ms a query instead of 99 ms.
-    """
+    """The documents that hold each word, and the word's score in each of them."""
 
     def __init__(self, words: Sequence[Sequence[str]]) -> None:
-        self._okapi: Any = import_extra("rank_bm25", extra="retrieval").BM25Okapi(words)
-        lengths = np.array(self._okapi.doc_len)
-        k1, b = self._okapi.k1, self._okapi.b
-        self._length_penalty = k1 * (1 - b + b * lengths / self._okapi.avgdl)
-        self._documents: dict[str, array[int]] = {}  # positions by word
-        self._counts: dict[str, array[int]] = {}  # occurrences of the word in each of them
-        for position, counts in enumerate(self._okapi.doc_freqs):
-            for word, count in counts.items():
-                self._documents.setdefault(word, array("q")).append(position)
-                self._counts.setdefault(word, array("q")).append(count)
+        lengths = np.array([len(document) for document in words])
+        penalty = _K1 * (1 - _B + _B * lengths / lengths.mean())
+        positions: dict[str, array[int]] = {}
+        counts: dict[str, array[int]] = {}
+        for position, document in enumerate(words):
+            for word, count in Counter(document).items():
+                positions.setdefault(word, array("q")).append(position)
+                counts.setdefault(word, array("q")).append(count)
+        idf = {
+            word: math.log((len(words) - len(held) + 0.5) / (len(held) + 0.5))
+            for word, held in positions.items()
+        }
+        least = _LEAST_IDF * sum(idf.values()) / len(idf)
+        self._num_documents = len(words)
+        self._scores = {}  # by word: positions of documents, and scores there
+        for word, held in positions.items():
+            documents = np.frombuffer(held, dtype=np.int64)
+            number = np.frombuffer(counts[word], dtype=np.int64)
+            weight = idf[word] if idf[word] >= 0 else least
+            gain = weight * number * (_K1 + 1) / (number + penalty[documents])
+            self._scores[word] = documents, gain
 
     def scores(self, query: Sequence[str]) -> npt.NDArray[np.float64]:
         """Return the score of every document; repeated words of the query count repeatedly."""
-        scores = np.zeros(len(self._length_penalty))
+        scores = np.zeros(self._num_documents)
         for word in query:
-            if word not in self._documents:
-                continue
-            documents = np.frombuffer(self._documents[word], dtype=np.int64)
-            counts = np.frombuffer(self._counts[word], dtype=np.int64)
-            gain = counts * (self._okapi.k1 + 1) / (counts + self._length_penalty[documents])
-            scores[documents] += self._okapi.idf[word] * gain
+            if word in self._scores:
+                documents, gain = self._scores[word]
+                scores[documents] += gain
         return scores
 
 

@@ -42,7 +42,11 @@ def best(scores: npt.NDArray[np.floating[Any]], k: int) -> npt.NDArray[np.intp]:
         raise RequestError(
             f"score of document {bad[0]} must be finite, got {scores[bad[0]]}", param="score"
         )
-    return np.argsort(-scores, kind="stable")[:k]
+    if k < len(scores):  # of equal scores at the last place all take part
+        kth = np.partition(scores, -k)[-k]
+        candidates = np.flatnonzero(scores >= kth)
+        return candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
+    return np.argsort(-scores, kind="stable")
 
 
 def with_score(document: Document, score: float) -> Document:

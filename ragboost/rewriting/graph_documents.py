@@ -11,10 +11,9 @@ from typing import Any
 
 from ragboost.errors import RequestError
 from ragboost.formats.ragboost_object import FIELD, GRAPH
-from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
+from ragboost.rewriting.json_body import JsonBody
 
 _WHERE = f"{FIELD}.{GRAPH}"
-_MARK = f'"{GRAPH}"'.encode()
 _MAX_PATHS = 20_000
 _FIELDS = ("paths", "triplets", "entities", "hops", "attention", "recompute_ratio")
 _ATTENTION = ("auto", "self", "subgraphs", "dependency")
@@ -29,12 +28,7 @@ def graph_as_documents(raw: bytes, *, can_reuse: bool) -> bytes:
     Raises:
         RequestError: the graph is malformed, or the backend cannot compute what it asks for.
     """
-    if _MARK not in raw:
-        return raw
-    try:
-        body = JsonBody(raw)
-    except MalformedBodyError:  # said where it is read next
-        return raw
+    body = JsonBody(raw)
     ours = body.fields.get(FIELD)
     if not isinstance(ours, dict) or ours.get(GRAPH) is None:
         return raw

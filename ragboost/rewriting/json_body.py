@@ -92,11 +92,11 @@ class JsonBody:
         self._is_lenient = False
         if len(raw) > _MAX_CONTAINERS and _num_openers(raw) > _MAX_CONTAINERS:
             raise MalformedBodyError("the body has too many objects and lists")
-        self._raw_fields = self._split_fields()
+        self.raw_fields = self._split_fields()  # the client's bytes, not copied
         # Values must not be changed in place: `encode` recognises unchanged ones by identity.
         self.fields: dict[str, Any] = {
             name: self._decode(field, _FAST_DECODER if name in _ONLY_READ else _DECODER)
-            for name, field in self._raw_fields.items()
+            for name, field in self.raw_fields.items()
         }
         if _has_zero(self.fields):
             self._restore_minus_zeros()
@@ -111,11 +111,7 @@ class JsonBody:
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""
-        return bytes(self._raw_fields.get(name, b""))
-
-    def raw_field(self, name: str) -> msgspec.Raw | None:
-        """Return the same without a copy; None if it is absent."""
-        return self._raw_fields.get(name)
+        return bytes(self.raw_fields.get(name, b""))
 
     @cached_property
     def message_digests(self) -> list[bytes]:
@@ -130,7 +126,7 @@ class JsonBody:
         encoded: dict[str, Any] = {}
         for name, value in fields.items():
             if name in self.fields and value is self.fields[name]:
-                encoded[name] = self._raw_fields[name]
+                encoded[name] = self.raw_fields[name]
             elif name in _MOVED_LISTS and isinstance(value, list):
                 encoded[name] = self._encode_list(name, value)
             else:
@@ -168,7 +164,7 @@ class JsonBody:
     def elements(self, name: str) -> list[msgspec.Raw]:
         """Return the client's bytes of each element of a field that is a list."""
         if name not in self._elements:
-            raw = self._raw_fields[name]
+            raw = self.raw_fields[name]
             try:
                 self._elements[name] = _ELEMENTS.decode(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -185,7 +181,7 @@ class JsonBody:
             raise MalformedBodyError(str(error)) from None
 
     def _restore_minus_zeros(self) -> None:
-        for name, field in self._raw_fields.items():
+        for name, field in self.raw_fields.items():
             if name not in _ONLY_READ and _has_minus_zero(bytes(field)):
                 self.fields[name] = _LENIENT.decode(bytes(field).decode())
 

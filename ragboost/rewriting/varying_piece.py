@@ -241,6 +241,8 @@ def _is_instruction(slot: Slot, fields: object) -> bool:
 
 def _message_key(request: ParsedRequest) -> bytes:
     """Identify the message with the documents and all before it; empty for a prompt."""
+    if request.links:
+        return request.links[-1]
     message = request.found.message if request.found is not None else None
     if message is None or not request.body.messages:
         return b""

@@ -115,7 +115,11 @@ def _content(
 
 def has_cache_mark(value: Any) -> bool:
     """Return True if the caller set a cache breakpoint at this block or message."""
-    return isinstance(value, dict) and any(value.get(mark) is not None for mark in CACHE_MARKS)
+    if isinstance(value, dict):
+        for mark in CACHE_MARKS:  # `any` over a generator takes three times as long
+            if value.get(mark) is not None:
+                return True
+    return False
 
 
 def is_instruction(path: Path) -> bool:

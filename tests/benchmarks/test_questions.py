@@ -114,7 +114,6 @@ def load_converted(path: Path, **options: Any) -> LoadedQuestions:
 def test_a_format_is_recognised_and_its_documents_are_ranked(
     tmp_path: Path, name: str, row: Any, answers: tuple[str, ...], first: str | None, shape: str
 ) -> None:
-    pytest.importorskip("rank_bm25", reason="needs the extra retrieval")
     path = tmp_path / "file.json"
     if shape == "lines":
         write(path, row, row)
@@ -130,7 +129,6 @@ def test_a_format_is_recognised_and_its_documents_are_ranked(
 
 
 def test_paragraphs_of_all_questions_are_one_pool_without_repetitions(tmp_path: Path) -> None:
-    pytest.importorskip("rank_bm25", reason="needs the extra retrieval")
     path = write(tmp_path / "h.jsonl", HOTPOT, HOTPOT | {"_id": "h2", "question": "Bern?"})
 
     one, two = load_converted(path, k=5).questions
@@ -142,14 +140,12 @@ def test_paragraphs_of_all_questions_are_one_pool_without_repetitions(tmp_path: 
 def test_unanswerable_questions_of_a_paper_are_left_out_and_yes_no_is_an_answer(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("rank_bm25", reason="needs the extra retrieval")
     loaded = load_converted(write(tmp_path / "q.json", QASPER))
 
     assert [one.answers for one in loaded.questions] == [("Penn Treebank",), ("no",)]
 
 
 def test_narrativeqa_joins_questions_and_summaries(tmp_path: Path) -> None:
-    pytest.importorskip("rank_bm25", reason="needs the extra retrieval")
     questions, summaries = tmp_path / "qaps.csv", tmp_path / "summaries.csv"
     questions.write_text(
         'document_id,set,question,answer1,answer2\nd,test,"Where, Ada?",Rome,Roma\n'
@@ -163,7 +159,6 @@ def test_narrativeqa_joins_questions_and_summaries(tmp_path: Path) -> None:
 
 
 def test_multihop_rag_retrieves_from_its_articles(tmp_path: Path) -> None:
-    pytest.importorskip("rank_bm25", reason="needs the extra retrieval")
     corpus = tmp_path / "corpus.json"
     corpus.write_text(json.dumps([{"title": "T", "body": "Sam is accused of fraud. " * 100}]))
 

@@ -1,10 +1,11 @@
 """Tenants are bounded, and users are told apart by their credentials."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from ragboost.booster.tenants import TenantKey, Tenants
+from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.rewriting.headers import user_of
@@ -36,3 +37,42 @@ def test_a_prior_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path) ->
 
     with pytest.raises(ConfigError, match="cannot read"):
         Tenants(Settings.model_validate({"ordering": ordering}))
+
+
+class _InterruptedTenant(Tenant):
+    """The event loop forgets the backend `a` once, after a thread has cleaned up the directory."""
+
+    is_interrupted = False
+
+    def _leave_directory(self) -> None:
+        super()._leave_directory()
+        if self.is_interrupted:
+            self.is_interrupted = False
+            self.forget("a")
+
+
+async def test_no_two_indexes_have_one_bit_when_a_backend_is_forgotten_beside_a_thread() -> None:
+    tenant = _InterruptedTenant(TenantKey("m", ""), Settings(), numbers={})
+    async with tenant.lock:  # as held for the thread
+        before = tenant.booster("a")
+        before.boost("q", ["x", "y"])
+        tenant.is_interrupted = True
+        after = await asyncio.to_thread(tenant.booster, "a")
+        assert after is before or before.index.root.branch is None
+
+        tenant.forget("a")
+        last = tenant.booster("a")
+        assert before.index.root.branch is None
+        last.boost("q", ["x", "z"])
+        assert [each.members for each in tenant.residents(["x", "z"]).cached] == [1]
+
+
+def test_a_number_is_given_again_when_its_backend_is_removed() -> None:
+    tenants = Tenants(Settings.model_validate({"backends": [{"url": "http://a"}] * 2}))
+    tenant = tenants.get(TenantKey("m", ""))
+    tenant.booster("a").boost("q", ["x", "y"])
+    tenant.booster("b")
+    tenants.remove("a")
+    tenant.booster("c").boost("q", ["z", "w"])
+    assert tenants.numbers == {"b": 1, "c": 0}
+    assert [bool(tenant.residents([document]).cached) for document in "xz"] == [False, True]

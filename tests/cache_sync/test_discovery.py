@@ -14,7 +14,7 @@ from ragboost.cache_sync.discovery import (
 from ragboost.config import BackendSettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 
 
 @pytest.mark.parametrize(

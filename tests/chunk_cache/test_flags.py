@@ -16,23 +16,27 @@ from ragboost.chunk_cache.sglang.flags import BACKEND, read_settings
 from ragboost.errors import ConfigError
 
 
+def server_args(text: str | None) -> SimpleNamespace:
+    return SimpleNamespace(device="cpu", hicache_storage_backend_extra_config=text)
+
+
 def test_sglang_reads_the_settings_that_its_flags_were_printed_with() -> None:
     flags = shlex.split(engine_flags("sglang", ["reuse=approx", "ratio=0.3"]))
 
     assert flags[:2] == ["--radix-cache-backend", BACKEND]
-    settings = read_settings(SimpleNamespace(hicache_storage_backend_extra_config=flags[3]))
+    settings = read_settings(server_args(flags[3]))
     assert (settings.reuse, settings.ratio) == ("approx", 0.3)
 
 
 def test_sglang_without_settings_gets_the_backend_only() -> None:
     assert shlex.split(engine_flags("sglang", [])) == ["--radix-cache-backend", BACKEND]
-    assert read_settings(SimpleNamespace(hicache_storage_backend_extra_config=None)).ratio == 0.15
+    assert read_settings(server_args(None)).ratio == 0.15
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"ratio": 2}', '{"other": 1}', "@file"])
 def test_malformed_settings_of_sglang_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"ratio|other|JSON object"):
-        read_settings(SimpleNamespace(hicache_storage_backend_extra_config=text))
+        read_settings(server_args(text))
 
 
 def test_an_unknown_engine_is_refused() -> None:
@@ -78,7 +82,7 @@ def test_sglangs_file_carries_flags_events_and_settings(tmp_path: Path) -> None:
 
     config = json.loads(file.read_text("utf-8"))
     text = config["hicache-storage-backend-extra-config"]
-    settings = read_settings(SimpleNamespace(hicache_storage_backend_extra_config=text))
+    settings = read_settings(server_args(text))
     assert (config["radix-cache-backend"], settings.reuse) == (BACKEND, "approx")
     assert json.loads(config["kv-events-config"])["publisher"] == "zmq"
     assert (config["page-size"], config["enable-cache-report"]) == (16, True)

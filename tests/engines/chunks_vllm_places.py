@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,11 +48,15 @@ class Gate:
             ChunkFile.read_layer = plain  # type: ignore[method-assign]
 
 
-def run(engine: ReuseLLM, prompts: Prompts, gate: Gate) -> dict[str, Any]:
-    """Run one request while another one's chunks are read; count the steps of the first."""
+def run(
+    engine: ReuseLLM, prompts: Prompts, gate: Gate, *, is_in_memory: bool = False
+) -> dict[str, Any]:
+    """Run one request while another one's chunks are read, unless they are in memory; count the
+    steps of the first, and the processor time of the longest one in this thread."""
     core, store = engine.llm.llm_engine, scheduler_of(engine)._library.store
     engine.llm.reset_prefix_cache()
-    store.forget()
+    if not is_in_memory:
+        store.forget()
     store.speeds._compute_s = 1.0  # a token: loading is worth it, and waiting
     store.speeds._load_s = None
     tokens, positions = prompts.prompt([2, 0, 1])
@@ -62,15 +67,27 @@ def run(engine: ReuseLLM, prompts: Prompts, gate: Gate) -> dict[str, Any]:
     core.add_request("reusing", {"prompt_token_ids": tokens}, engine.sampling(positions, ratio=0.0))
     ended: dict[str, Any] = {}
     during = 0  # steps that returned while a read was under way
+    gap = longest_gap = 0  # steps from a token of the running request to the next one
+    seconds = []  # of each step
     while core.has_unfinished_requests():
+        began = time.thread_time()
         outputs = core.step()
+        seconds.append(time.thread_time() - began)
         during += gate.num_reading > 0
+        gap += 1
         for output in outputs:
+            if output.request_id.startswith("running"):
+                longest_gap, gap = max(longest_gap, gap), 0
             if output.finished:
                 ended[output.request_id.split("-")[0]] = output
         if "running" in ended:
             gate.is_open.set()
-    return {"steps_during_reads": during, "told": report(ended["reusing"])}
+    return {
+        "steps_during_reads": during,
+        "longest_gap_steps": longest_gap,
+        "longest_step_cpu_s": max(seconds),
+        "told": report(ended["reusing"]),
+    }
 
 
 def check_aborted(engine: ReuseLLM, prompts: Prompts, gate: Gate) -> dict[str, Any]:
@@ -116,6 +133,7 @@ def main() -> None:
         store.flush()
         assert isinstance(store.disk, DiskTier)
         assert len(store.disk) == 3
+        told["memory"] = run(engine, prompts, gate, is_in_memory=True)
         for name, check in (("hung", run), ("aborted", check_aborted)):
             gate.is_open.clear()
             told[name] = check(engine, prompts, gate)

@@ -217,6 +217,7 @@ def test_an_internal_that_moved_switches_reuse_off_and_nothing_else() -> None:
 
 def test_a_disk_that_hangs_or_is_slow_stops_no_step_of_the_scheduler() -> None:
     told = run_checks("chunks_vllm_places")
+    assert [told[name]["longest_gap_steps"] for name in ("memory", "hung", "slow")] == [1, 1, 1]
     for name in ("hung", "slow"):
         assert told[name]["steps_during_reads"] > 0, "steps return while a read is under way"
         assert told[name]["told"]["reused"] in (0, 360), "0: later than it waits"

@@ -29,11 +29,11 @@ def test_each_step_takes_the_greatest_expected_saving_of_window_and_relevance(
     assert len(recent) == len(inside)
     assert sorted(ordered) == sorted(documents)
     before = set(prefix)
-    prior = {document: 5 * 0.85 * 0.95**rank for rank, document in enumerate(documents)}
+    prior = {document: 8 * 0.85 * 0.95**rank for rank, document in enumerate(documents)}
     for i, document in enumerate(ordered):
         held = [context for context in inside if before <= set(context)]
         share = {
-            d: (sum(d in context for context in held) + prior[d]) / (len(held) + 5)
+            d: (sum(d in context for context in held) + prior[d]) / (len(held) + 8)
             for d in ordered[i:]
         }
         savings = {d: p / (1 - p) * TOKENS[d] for d, p in share.items()}

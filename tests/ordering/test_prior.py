@@ -43,6 +43,17 @@ def test_the_prior_fades_as_requests_come() -> None:
     assert orders[-1] == ["a", "b", "c", "d"]
 
 
+def test_a_prior_that_requests_contradict_loses_its_weight() -> None:
+    orders = []
+    for context in ("ad", "ab"):  # with the first document the corpus has the fourth
+        recent = RecentContexts(prior(*["ad"] * 20, *["bc"] * 2))
+        for _ in range(30):
+            recent.add(context)
+        orders.append(recent.order("dc", TOKENS, prefix="b"))
+
+    assert orders == [["c", "d"], ["d", "c"]]
+
+
 def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "prior.json"
     prior("ad", "bc", "ab").write(path)
@@ -66,7 +77,7 @@ def test_another_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None
 
 def test_a_prior_needs_the_tail_that_uses_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'needs ordering.tail = "popularity"'):
-        read_prior(OrderingSettings(prior=tmp_path / "prior.json"))
+        read_prior(OrderingSettings(tail="relevance", prior=tmp_path / "prior.json"))
     with pytest.raises(ConfigError, match="cannot read"):
         CorpusPrior.read(tmp_path / "none.json")
     with pytest.raises(RequestError, match="cannot write"):

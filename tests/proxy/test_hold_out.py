@@ -8,7 +8,7 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.formats import make_formats
-from ragboost.proxy.hold_out import choose_arm
+from ragboost.proxy.observer import choose_arm
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer

@@ -11,7 +11,7 @@ from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import Identity, PrefixDigests, chunk_key
+from ragboost.chunk_cache.store.keys import PUBLIC, Identity, PrefixDigests, chunk_key
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ class ChunkLibrary:
     Args:
         model: checks what is found; None where it is in other processes.
         recipes: recipes of prepared chunks by the key of their plain KV; prepared KV is preferred.
+        has_public: chunks that `publish` stored are found by all tenants.
     """
 
     def __init__(
@@ -32,12 +33,15 @@ class ChunkLibrary:
         regime: str,
         model: ReusableModel | None = None,
         recipes: Mapping[str, str] | None = None,
+        has_public: bool = False,
     ) -> None:
         self.store = store
         self.regime = regime
         self.identity = identity
         self.recipes: Mapping[str, str] = {} if recipes is None else recipes
+        self.has_public, self._is_public_full = has_public, False
         self._model = model
+        self.num_fills, self.fill_seconds = 0, 0.0  # of prompts
 
     @classmethod
     def of(
@@ -47,6 +51,7 @@ class ChunkLibrary:
         *,
         identity: Identity | None = None,
         recipes: Mapping[str, str] | None = None,
+        has_public: bool = False,
     ) -> "ChunkLibrary":
         """Return the chunks that a model has computed with its present weights.
 
@@ -56,20 +61,39 @@ class ChunkLibrary:
         if identity is None:
             dtype = str(model.dtype).removeprefix("torch.")
             identity = Identity(model=model.fingerprint(), dtype=dtype)
-        return cls(store, identity=identity, regime=model.regime(1), model=model, recipes=recipes)
+        return cls(
+            store,
+            identity=identity,
+            regime=model.regime(1),
+            model=model,
+            recipes=recipes,
+            has_public=has_public,
+        )
 
     def renewed(self, model: ReusableModel) -> "ChunkLibrary":
         """Return the library of a model's present weights: this one if they are the same."""
         if model.fingerprint() == self.identity.model:
             return self
-        return ChunkLibrary.of(model, self.store, recipes=self.recipes)
+        return ChunkLibrary.of(model, self.store, recipes=self.recipes, has_public=self.has_public)
 
     def __contains__(self, key: str) -> bool:
         return key in self.store
 
-    def lacks(self, key: str, *, is_first: bool) -> bool:
+    def lacks(self, key: str, tokens: Sequence[int], *, is_first: bool) -> bool:
         """Return True if KV of a computed prompt is worth storing; see `add` for first chunks."""
-        return is_first or key not in self
+        return is_first or (key not in self and self._public(tokens) is None)
+
+    def publish(self, key: str) -> None:
+        """Let all tenants find a chunk with a public key, as long as it stays in memory: what they
+        find must not depend on what others ask for, so it is neither evicted nor loaded."""
+        if not self.store.keep(key) and not self._is_public_full:
+            self._is_public_full = True
+            logger.warning("no room for more public chunks: half of the memory is theirs")
+
+    def _public(self, tokens: Sequence[int]) -> str | None:
+        """Return the key of the public chunk of these tokens; None: there is none."""
+        key = self.key(tokens, tenant=PUBLIC) if self.has_public else ""
+        return key if key and self.store.is_kept(key) else None
 
     def regime_at(self, length: int) -> str:
         """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
@@ -92,12 +116,13 @@ class ChunkLibrary:
 
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
         """Return stored KV of these tokens: prepared KV before plain KV, but plain KV, which is
-        exact there, directly behind the beginning of a prompt."""
+        exact there, directly behind the beginning of a prompt. Public KV comes last."""
         for each in self.keys(key, tokens, is_first=is_first):
             kv = self._get(each, tokens)
             if kv is not None:
                 return kv
-        return None
+        public = self._public(tokens)
+        return None if public is None else self._get(public, tokens)
 
     def find_beginning(
         self, tokens: Sequence[int], stop: int, *, tenant: str = ""

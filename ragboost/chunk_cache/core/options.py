@@ -5,13 +5,15 @@
      "chunks": [[start, stop], ...],             in a prompt: characters, or tokens if it is ids
                [[message, start, stop], ...],    in messages: characters of a message's text
      "exact_chunks": 2,                          so many leading ones are computed, not reused
-     "measure": true}                            measure the last chunk behind the others
+     "measure": true,                            measure the last chunk behind the others
+     "public": "..."}                            the engine's public key: store for all tenants
 
 The same for every engine. Knows JSON shapes. Does not know texts or tokens. A malformed field
 raises `RequestError`, which names it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from hmac import compare_digest
 from typing import Any, NamedTuple
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
@@ -126,6 +128,21 @@ def read_tenant(extension: Mapping[str, Any]) -> str:
             param=f"{FIELD}.tenant",
         )
     return tenant
+
+
+def read_public(extension: Mapping[str, Any], public_key: str) -> bool:
+    """Return True if a request's only chunk is to be stored for all tenants.
+
+    Raises:
+        RequestError: it names another key than the engine's, or a tenant.
+    """
+    where, key = f"{FIELD}.public", extension.get("public")
+    if key is None:
+        return False
+    is_right = isinstance(key, str) and bool(public_key)
+    if not is_right or not compare_digest(key.encode("utf-8", "replace"), public_key.encode()):
+        raise RequestError(f"{where} is not this engine's `public_key`", param=where)
+    return True
 
 
 def read_measure(extension: Mapping[str, Any]) -> bool:

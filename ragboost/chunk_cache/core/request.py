@@ -21,6 +21,7 @@ from ragboost.chunk_cache.core.options import (
     read_tenant,
 )
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+from ragboost.chunk_cache.store.keys import PUBLIC
 from ragboost.errors import RequestError
 
 PARAMS_KEY = FIELD
@@ -47,6 +48,7 @@ class EngineChunkRequest:
     measure: bool = False  # compute the last chunk behind the others, and store measurements of it
     # Leading chunks that no approximate KV may fill: the prefix cache holds them afterwards.
     exact_chunks: int = 0
+    is_public: bool = False  # store the only chunk for all tenants, if it is computed exactly
 
     @property
     def beginning(self) -> int:
@@ -84,14 +86,17 @@ def read_request(
         reason = "bad_chunks" if is_position else "bad_options"
         return EngineChunkRequest(chunks, tenant=tenant, reason=reason)
     switched_off = None if fields.get("reuse", True) is True else "reuse_off"
+    is_public = fields.get("public") is True  # the server in front has checked the key
+    if is_public:
+        tenant, switched_off = PUBLIC, switched_off if len(chunks) == 1 else "not_alone"
     return EngineChunkRequest(
-        chunks, policy, ratio, granularity, tenant, switched_off, measure, exact_chunks
+        chunks, policy, ratio, granularity, tenant, switched_off, measure, exact_chunks, is_public
     )
 
 
 def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunkRequest:
     """Return the request with stored chunks apart from those of the engine's other namespaces."""
-    if not any(names):
+    if request.is_public or not any(names):
         return request
     made_from = json.dumps([request.tenant, *names]).encode()
     return replace(request, tenant=hashlib.sha256(made_from).hexdigest())

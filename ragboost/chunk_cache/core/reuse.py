@@ -212,7 +212,7 @@ class ChunkReuse:
         for start, stop in [*spans, *chunks]:
             key = library.key(tokens[start:stop], tenant=tenant)
             is_first = start == num_system
-            if library.lacks(key, is_first=is_first):
+            if library.lacks(key, tokens[start:stop], is_first=is_first):
                 is_exact = stop <= num_exact
                 kv = self.extract(cache, tokens, start, stop, is_exact=is_exact)
                 num_stored += library.add(key, kv, is_first=is_first) and start >= num_system

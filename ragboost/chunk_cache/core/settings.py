@@ -7,7 +7,10 @@ vLLM: `kv_connector_extra_config` of `--kv-transfer-config`; SGLang:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
 from ragboost.chunk_cache.core.request import SERVED_POLICIES, EngineChunkRequest
@@ -17,10 +20,12 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import check_address, join_remote
-from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.tiered import TieredStore, split_memory
 from ragboost.errors import ConfigError
 
 _GIB = 1 << 30
+_ON_ACCELERATORS: Mapping[str, Any] = MappingProxyType({"granularity": 16, "backend": "varlen"})
+"""Defaults there: FlashAttention computes runs of tokens, and reads all keys for each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +34,33 @@ class EngineChunkSettings:
 
     # `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not
     reuse: str = "exact"
-    host_bytes: int = 4 * _GIB  # capacity of the store in host memory
+    # capacity of the store in host memory, with what waits there to be written elsewhere
+    host_bytes: int = 4 * _GIB
+    # secret with which `ragboost precompute --public` stores documents for all tenants; empty: none
+    public_key: str = field(default="", repr=False)
+    accelerator_bytes: int = 0  # capacity of the store in the engine's device, before host memory
     directory: str = ""  # folder of the store's disk tier; empty for none
     # remote store that several engines may share, such as redis://HOST:6379 or
     # mooncake://HOST:50051; empty for none
     remote: str = field(default="", repr=False)  # it may hold a password
     disk_bytes: int = 64 * _GIB  # capacity of the disk tier
-    eviction: str = "heat"  # eviction policy of the store, see `EVICTION_POLICIES`
+    eviction: str = "heat"  # eviction policy of the store: heat, lru or lfu
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
     calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
-    granularity: int = 1
+    granularity: int = 1  # tokens per block of the selection; on an accelerator 16
     # maximum tokens that reuse computes in one step of the engine, beside the scheduler's own; 0:
     # as many as the scheduler's. A prompt that needs more is filled over several steps
     step_tokens: int = 0
-    backend: str = "tiled"  # attention backend of the recomputation, see `BACKENDS`
+    # attention backend of the recomputation, see `BACKENDS`; on an accelerator `varlen`
+    backend: str = "tiled"
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> "EngineChunkSettings":
+    def read(cls, values: Mapping[str, Any], *, device: str = "cpu") -> "EngineChunkSettings":
         """Return the settings in a mapping of names to values.
+
+        Args:
+            device: kind of the engine's device, which decides some defaults.
 
         Raises:
             ConfigError: an unknown name, or a value of another type or out of range.
@@ -59,7 +72,7 @@ class EngineChunkSettings:
             allowed = (int, float) if types[name] is float else types[name]
             if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
-        settings = cls(**values)
+        settings = cls(**{**({} if device == "cpu" else _ON_ACCELERATORS), **values})
         if settings.reuse not in ("exact", "approx"):
             raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
         if settings.policy not in SERVED_POLICIES:
@@ -68,7 +81,11 @@ class EngineChunkSettings:
             )
         if settings.calibration:
             settings = settings._calibrated(values)
-        make_eviction_policy(settings.eviction)
+        if make_eviction_policy(settings.eviction).sees_queue:
+            raise ConfigError(
+                f"`eviction` {settings.eviction!r} ranks by the requests that wait, which an "
+                "engine's store does not see: use heat, lru or lfu"
+            )
         if settings.remote:
             check_address(settings.remote)
         if not 0.0 <= settings.ratio <= 1.0:
@@ -76,6 +93,10 @@ class EngineChunkSettings:
         for name in ("host_bytes", "disk_bytes", "granularity"):
             if getattr(settings, name) < 1:
                 raise ConfigError(f"`{name}` must be at least 1, got {getattr(settings, name)}")
+        if settings.accelerator_bytes < 0:
+            raise ConfigError(
+                f"`accelerator_bytes` must be at least 0, got {settings.accelerator_bytes}"
+            )
         return settings
 
     def _calibrated(self, values: Mapping[str, Any]) -> "EngineChunkSettings":
@@ -114,15 +135,22 @@ class EngineChunkSettings:
             policies=SERVED_POLICIES,
         )
 
-    def make_store(self) -> TieredStore:
-        """Create the store. What it has on disk and in the remote store outlives the engine."""
+    def make_store(self, device: torch.device | str = "cpu") -> TieredStore:
+        """Create the store. What it has on disk and in the remote store outlives the engine.
+
+        Args:
+            device: the engine's.
+        """
         disk = None
         if self.directory:
             disk = DiskTier(Path(self.directory), capacity_bytes=self.disk_bytes)
+        remote = join_remote(self.remote)
         return TieredStore(
-            host_bytes=self.host_bytes,
+            **split_memory(self.host_bytes, disk, remote),
             disk=disk,
-            remote=join_remote(self.remote),
+            remote=remote,
+            accelerator_bytes=self.accelerator_bytes,
+            device=device if self.accelerator_bytes else "cpu",
             waits=False,
             make_policy=lambda: make_eviction_policy(self.eviction),
         )

@@ -1,5 +1,5 @@
 """Let an API server tell the engine's process which stored chunks a request will need, so that they
-are loaded before the engine's scheduler sees it.
+are loaded before the engine's scheduler sees it, and which chunks to keep or remove.
 
 Travels by a socket in the user's temporary directory, like reports. Knows token ids and keys. Does
 not know requests.
@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -21,6 +21,10 @@ from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest, in_namespace
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.reports import ReplyTo, ReportSender
+from ragboost.chunk_cache.http.store_commands import StoreCommand, Token, run_command
+from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix
+from ragboost.chunk_cache.store.retention import Retention
+from ragboost.chunk_cache.store.tiered import TieredStore
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +32,12 @@ _MAX_BYTES = 64 << 20
 _MAX_QUEUED = 256
 _MAX_PENDING = 1024
 _LOOK_AGAIN_MS, _IDLE_MS = 2, 200
-_Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class Announcement(msgspec.Struct, frozen=True):
+class Announcement(msgspec.Struct, frozen=True, tag="chunks"):
     """The chunks of a request to come."""
 
-    chunks: list[list[_Token]]  # token ids of each
+    chunks: list[list[Token]]  # token ids of each
     tenant: str = ""  # as in the request's plan
     namespace: list[str | None] = []  # what keeps it apart in the engine's prefix cache
     reply_to: ReplyTo | None = None  # who waits until the chunks are loaded
@@ -57,6 +60,11 @@ class AnnouncementInbox:
 
     def __init__(self, engine: str, *, rank: int, library: Callable[[], ChunkLibrary]) -> None:
         self._library, self._has_closed = library, threading.Event()
+        store = library().store
+        self._retention = Retention(store) if isinstance(store, TieredStore) else None
+        if isinstance(store, TieredStore) and self._retention and library().has_public:
+            for key in sorted(store.keys(owner_prefix(PUBLIC))):  # stored before the last end
+                self._retention.pin(key)
         self._directory = _directory(engine, rank)
         if self._directory.is_dir() and self._directory.lstat().st_uid == os.getuid():
             shutil.rmtree(self._directory)  # of a process that was killed
@@ -79,8 +87,10 @@ class AnnouncementInbox:
         reports, pending = ReportSender(), list[_Pending]()
         while not self._has_closed.is_set():
             if self._socket.poll(_LOOK_AGAIN_MS if pending else _IDLE_MS):
-                pending += self._take(self._socket.recv())
+                pending += self._take(self._socket.recv(), reports)
                 del pending[:-_MAX_PENDING]
+            if self._retention is not None:
+                self._retention.tend()
             store = self._library().store
             loading = [each for each in pending if store.is_loading(each.keys)]
             for keys, reply_to in pending:
@@ -90,13 +100,17 @@ class AnnouncementInbox:
         reports.close()
         self._socket.close()
 
-    def _take(self, message: bytes) -> list[_Pending]:
+    def _take(self, message: bytes, reports: ReportSender) -> list[_Pending]:
         try:
-            announced = msgspec.msgpack.decode(message, type=Announcement)
+            announced = msgspec.msgpack.decode(message, type=Announcement | StoreCommand)
         except msgspec.MsgspecError as error:
             logger.debug("ignored an announcement of chunks: %s", error)
             return []
         library = self._library()
+        if isinstance(announced, StoreCommand):
+            answer = run_command(announced, library, self._retention)
+            reports.send_fields(announced.reply_to, answer)
+            return []
         plain = EngineChunkRequest(tenant=announced.tenant)
         tenant = in_namespace(plain, *announced.namespace).tenant
         wanted = {
@@ -138,13 +152,19 @@ class Announcer:
         replies_to: Sequence[ReplyTo] = (),
     ) -> None:
         """Announce chunks by their token ids; `replies_to` is where each rank answers."""
-        for rank, socket in enumerate(self._sockets):
+        for rank in range(self.num_ranks):
             reply_to = replies_to[rank] if replies_to else None
-            announced = Announcement([*map(list, chunks)], tenant, [*namespace], reply_to)
-            try:
-                socket.send(msgspec.msgpack.encode(announced), zmq.NOBLOCK)
-            except zmq.ZMQError as error:
-                logger.debug("the engine does not take announcements: %s", error)
+            self._send(rank, Announcement([*map(list, chunks)], tenant, [*namespace], reply_to))
+
+    def command(self, command: StoreCommand) -> None:
+        """Send a command to the first rank."""
+        self._send(0, command)
+
+    def _send(self, rank: int, message: Announcement | StoreCommand) -> None:
+        try:
+            self._sockets[rank].send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            logger.debug("the engine does not take announcements: %s", error)
 
     def close(self) -> None:
         """Close the sockets; what they have not sent is lost."""

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ragboost.errors import RequestError
+
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -70,6 +72,12 @@ async def respond(send: Send, status: int, fields: Any) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def refuse(send: Send, error: RequestError) -> None:
+    """Answer with an error of the request, in OpenAI's shape."""
+    fields = {"message": str(error), "type": "invalid_request_error", "param": error.param}
+    await respond(send, error.status, {"error": {**fields, "code": "invalid_value"}})
 
 
 def read_json(data: bytes) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ class ChunkClient:
         url: without a path.
         tenant: whose chunks are stored, see `options`.
         cache_salt: of the requests that will reuse them.
+        public_key: the engine's, to store for all tenants; None: for that tenant.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class ChunkClient:
         api_key: str | None = None,
         tenant: str = "",
         cache_salt: str | None = None,
+        public_key: str | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--engine must be an http:// or https:// address, got {url!r}")
@@ -41,7 +43,14 @@ class ChunkClient:
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._model = ""
-        self._tenant, self._cache_salt = tenant, cache_salt
+        if public_key is not None and (tenant or cache_salt):
+            raise ConfigError("documents for all tenants have no tenant and no cache salt")
+        self._tenant, self._cache_salt, self._public_key = tenant, cache_salt, public_key
+
+    @property
+    def stores_for_all(self) -> bool:
+        """True if all tenants may read what it stores."""
+        return self._public_key is not None
 
     def __repr__(self) -> str:
         return f"ChunkClient({self._url!r})"
@@ -78,6 +87,8 @@ class ChunkClient:
             options: other fields of `ragboost`.
         """
         ours = {"chunks": chunks, **options}
+        if self._public_key is not None:
+            ours["public"] = self._public_key
         if self._tenant:
             ours["tenant"] = self._tenant
         body: dict[str, Any] = {

@@ -7,7 +7,6 @@ routes. Does not know the engine: a subclass says what it offers and what its ro
 """
 
 import hashlib
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,9 +23,10 @@ from ragboost.chunk_cache.core.options import (
     read_measure,
     read_options,
     read_positions,
+    read_public,
     read_tenant,
 )
-from ragboost.chunk_cache.core.request import PARAMS_KEY, VERSION
+from ragboost.chunk_cache.core.request import VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.http.announcements import Announcer
 from ragboost.chunk_cache.http.asgi import (
@@ -39,21 +39,33 @@ from ragboost.chunk_cache.http.asgi import (
     call_route,
     read_body,
     read_json,
+    refuse,
     replay,
     respond,
     with_body_length,
 )
+from ragboost.chunk_cache.http.client_plans import has_plan, without_plan
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
-from ragboost.chunk_cache.http.paths import CHAT, COMPLETIONS, PREFETCHES, PROMPT_ROUTES
+from ragboost.chunk_cache.http.paths import (
+    CHAT,
+    COMPLETIONS,
+    METRICS,
+    PREFETCHES,
+    PROMPT_ROUTES,
+    STORE,
+)
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
-from ragboost.chunk_cache.http.spans import ChunkFinder
+from ragboost.chunk_cache.http.spans import ChunkFinder, chunk_texts
+from ragboost.chunk_cache.http.store_commands import StoreCommand, read_store_options
 from ragboost.chunk_cache.http.usage import UsageWriter
+from ragboost.chunk_cache.store.keys import PUBLIC
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
 from ragboost.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
 
 _LOAD_TIMEOUT_S = MAX_WAIT_S + 1.0  # the engine answers earlier
+_COMMAND_TIMEOUT_S = 2.0
 _MARK = f'"{FIELD}"'.encode()
 
 
@@ -66,7 +78,7 @@ class StartedEngine(NamedTuple):
 
     settings: EngineChunkSettings
     name: str  # under which it publishes whether it can reuse chunks
-    num_ranks: int = 1  # processes that take announcements of chunks
+    num_ranks: int = 1  # processes that take announcements of chunks; 0: none does
 
 
 class FoundChunks(NamedTuple):
@@ -83,7 +95,6 @@ class FoundChunks(NamedTuple):
 
 class ReuseMiddleware(ABC):
     params_field: str  # of a body, in which the engine reads the plan
-
     loads_first = False  # requests wait here, not in the engine, until their chunks are in memory
 
     def __init__(self, app: App, *, registry: CollectorRegistry = REGISTRY) -> None:
@@ -92,7 +103,9 @@ class ReuseMiddleware(ABC):
         self._metrics = ReuseMetrics(registry)
         self._defaults: ReuseDefaults | None = None  # once the engine has checked itself
         self._inbox: ReportInbox | None = None
-        self._announcer: Announcer | None = None  # if the engine has more than memory
+        self._announcer: Announcer | None = None  # once the engine can reuse chunks
+        self._has_more_than_memory = False
+        self._public_key = ""
 
     @abstractmethod
     def engine(self, scope: Scope) -> StartedEngine | str:
@@ -130,8 +143,10 @@ class ReuseMiddleware(ABC):
         defaults = settings.reuse_defaults(refusal=read_status(engine.name))
         if defaults.refusal != STARTING:
             self._defaults = defaults
-            if defaults.refusal is None and settings.has_more_than_memory:
+            if defaults.refusal is None and engine.num_ranks:
                 self._announcer = Announcer(engine.name, num_ranks=engine.num_ranks)
+                self._has_more_than_memory = settings.has_more_than_memory
+                self._public_key = settings.public_key
         return defaults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,12 +157,17 @@ class ReuseMiddleware(ABC):
         path = scope.get("path", "") if scope["type"] == "http" else ""
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
-            await respond(send, 200, self.defaults(scope).describe())
+            facts = self.defaults(scope).describe()
+            await respond(send, 200, {**facts, "prefetch": self._has_more_than_memory})
+        elif method == "POST" and path == STORE:
+            await self._command(scope, receive, send)
         elif method == "POST" and path in PREFETCHES:
             await self._prefetch({**scope, "path": PREFETCHES[path]}, receive, send)
         elif method == "POST" and PROMPT_ROUTES.search(path):
             await self._complete(scope, receive, send)
         else:
+            if method == "GET" and path == METRICS and self.defaults(scope).refusal is None:
+                self._metrics.set_store(await self._ask_store())
             await self._app(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,65 +182,39 @@ class ReuseMiddleware(ABC):
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
         # What is no JSON object, the server refuses.
-        is_read = _may_name_us(body.data)
+        is_read, params = _may_name_us(body.data), self.params_field
         fields = read_json(body.data) if body.is_whole and is_read else None
         if fields is not None:
-            if (own := self._without_plan(fields)) is not None:
+            if (own := without_plan(fields, params)) is not None:
                 fields, data = own, msgspec.json.encode(own)
                 scope = with_body_length(scope, len(data))
                 body = RequestBody(data, True, replay(data, body.receive))
-        elif len(body.data) > MAX_BODY_BYTES or (is_read and self._has_plan(body.data)):
-            await respond(
-                send, 400, _error(RequestError("the body is too large, or no plain JSON"))
-            )
+        elif len(body.data) > MAX_BODY_BYTES or (is_read and has_plan(body.data, params)):
+            await refuse(send, RequestError("the body is too large, or no plain JSON"))
             return
         extension = fields.get(FIELD) if fields and scope["path"] in (CHAT, COMPLETIONS) else None
         if fields is None or not isinstance(extension, dict):
             await self._app(scope, body.receive, send)
             return
-        if self._inbox is None:  # the first request: only now is there an event loop
-            self._inbox = ReportInbox()
-        ticket = self._inbox.expect()
+        inbox = self._open_inbox()
+        ticket = inbox.expect()
         try:
-            planned = await self._planned(scope, fields, extension, [self._inbox.name, ticket])
+            planned = await self._planned(scope, fields, extension, [inbox.name, ticket])
             if isinstance(planned, RequestError):
-                await respond(send, planned.status, _error(planned))
+                await refuse(send, planned)
             elif planned is None:
                 await self._app(scope, body.receive, send)
             else:
                 receive, writer = (
                     replay(planned, body.receive),
-                    UsageWriter(send, self._inbox, ticket),
+                    UsageWriter(send, inbox, ticket),
                 )
                 try:
                     await self._app(with_body_length(scope, len(planned)), receive, writer.send)
                 finally:
                     await self._count(writer)
         finally:
-            self._inbox.forget(ticket)
-
-    def _without_plan(self, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Remove the client's own plans, which could name another tenant; None if none are."""
-        values: list[Any] = [fields]
-        has_plan = False
-        while values:  # as deeply nested as the parser allows
-            value = values.pop()
-            if isinstance(value, dict):
-                params = value.get(self.params_field)
-                if isinstance(params, dict) and PARAMS_KEY in params:
-                    rest = {name: params[name] for name in params if name != PARAMS_KEY}
-                    value[self.params_field], has_plan = rest or None, True
-                value = value.values()
-            values += [inner for inner in value if isinstance(inner, dict | list)]
-        return fields if has_plan else None
-
-    def _has_plan(self, data: bytes) -> bool:
-        """Return True if Python's parser, which servers use, finds a plan: it reads UTF-16, NaN."""
-        try:
-            fields = json.loads(data)
-        except (ValueError, RecursionError):
-            return False
-        return isinstance(fields, dict) and self._without_plan(fields) is not None
+            inbox.forget(ticket)
 
     async def _count(self, writer: UsageWriter) -> None:
         await writer.wait(timeout_s=0)
@@ -255,6 +249,7 @@ class ReuseMiddleware(ABC):
         num_exact = read_exact_chunks(extension)
         positions = read_positions(extension, is_chat=is_chat)
         tenant = _tenant(extension, fields)
+        is_public = read_public(extension, self._public_key)
         if defaults.refusal is not None:
             raise ExactError("refused")
         if not positions:
@@ -273,6 +268,8 @@ class ReuseMiddleware(ABC):
             plan["tenant"] = tenant
         if measure:
             plan["measure"] = True
+        if is_public:
+            plan["public"] = True
         if exact:
             plan["exact_chunks"] = len(exact)
         return plan
@@ -292,7 +289,7 @@ class ReuseMiddleware(ABC):
         async def tokenize(text: str) -> Sequence[int] | None:
             return await self._tokenize(scope, {"prompt": text, "add_special_tokens": False})
 
-        texts = _chunk_texts(fields, positions)
+        texts = chunk_texts(fields, positions)
         return FoundChunks(ids, await self._finder.find(ids, texts, tokenize=tokenize))
 
     async def _announce(
@@ -300,7 +297,7 @@ class ReuseMiddleware(ABC):
     ) -> None:
         """Let the engine load stored chunks; wait until it has, or computing them is faster."""
         announcer, inbox = self._announcer, self._inbox
-        if announcer is None:
+        if announcer is None or not self._has_more_than_memory:
             return
         chunks = [found.tokens[start:stop] for start, stop in found.present]
         names = self.namespace(fields)
@@ -325,16 +322,64 @@ class ReuseMiddleware(ABC):
             self.defaults(scope)
             try:
                 positions = read_positions(extension, is_chat=scope["path"] == CHAT)
-                if positions and self._announcer is not None:
+                if positions and self._has_more_than_memory:
                     found = await self._find(scope, fields, positions)
                     tenant = _tenant(extension, fields)
                     await self._announce(found, fields, tenant=tenant, waits=False)
             except RequestError as error:
-                await respond(send, error.status, _error(error))
+                await refuse(send, error)
                 return
             except ExactError as reason:
                 logger.debug("chunks are not announced: %s", reason)
         await respond(send, 202, {"chunks": len(found.present)})
+
+    async def _command(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """List, pin, evict or expire stored chunks: named by keys, or by a prompt with chunks."""
+        body = await read_body(receive)
+        fields = read_json(body.data) if body.is_whole else None
+        extension = (fields or {}).get(FIELD) or {}
+        self.defaults(scope)
+        try:
+            if fields is None or not isinstance(extension, dict):
+                raise RequestError("the body must be a JSON object")
+            is_chat = "messages" in fields
+            options = read_store_options(extension)
+            is_public = read_public(extension, self._public_key)
+            tenant = PUBLIC if is_public else _tenant(extension, fields)
+            positions = read_positions(extension, is_chat=is_chat)
+            found = FoundChunks((), ())
+            if positions:
+                path = CHAT if is_chat else COMPLETIONS
+                found = await self._find({**scope, "path": path}, fields, positions)
+        except RequestError as error:
+            await refuse(send, error)
+            return
+        except ExactError as reason:
+            await refuse(send, RequestError(f"the prompt cannot be read: {reason}"))
+            return
+        chunks = [[*found.tokens[start:stop]] for start, stop in found.present]
+        names = [] if is_public else self.namespace(fields)
+        answer = await self._ask_store(options, chunks, tenant, names)
+        await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})
+
+    async def _ask_store(self, *command: Any) -> dict[str, Any] | None:
+        """Send the engine a command, the fields of a `StoreCommand`, and return its answer; None
+        if there is none, as of several ranks."""
+        announcer = self._announcer
+        if announcer is None or announcer.num_ranks != 1:
+            return None
+        inbox = self._open_inbox()
+        ticket = inbox.expect()
+        try:
+            announcer.command(StoreCommand((inbox.name, ticket), *command))
+            return await inbox.take_fields(ticket, timeout_s=_COMMAND_TIMEOUT_S)
+        finally:
+            inbox.forget(ticket)
+
+    def _open_inbox(self) -> ReportInbox:
+        if self._inbox is None:  # the first request: only now is there an event loop
+            self._inbox = ReportInbox()
+        return self._inbox
 
     async def _tokenize(self, scope: Scope, body: Mapping[str, Any]) -> Sequence[int] | None:
         """Return the ids that the server's own route gives; None if it refuses."""
@@ -353,38 +398,3 @@ def _tenant(extension: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     """Return whose chunks a request shares: both names in a hash, or nothing without them."""
     names = [read_tenant(extension), str(fields.get("cache_salt") or "")]
     return hashlib.sha256(msgspec.json.encode(names)).hexdigest() if any(names) else ""
-
-
-def _chunk_texts(fields: Mapping[str, Any], positions: Sequence[ChunkPosition]) -> list[str]:
-    """Return the texts of the chunks; those outside their message are left out."""
-    texts = []
-    for number, start, stop in positions:
-        text = _text(fields, number)
-        if stop <= len(text):
-            texts.append(text[start:stop])
-    return texts
-
-
-def _text(fields: Mapping[str, Any], number: int) -> str:
-    messages = fields.get("messages")
-    if not isinstance(messages, list):
-        prompt = fields.get("prompt")
-        return prompt if isinstance(prompt, str) else ""
-    message = messages[number] if number < len(messages) else None
-    content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, str):
-        return content
-    parts = [part.get("text") for part in content or () if isinstance(part, dict)]
-    texts = [part for part in parts if isinstance(part, str)]
-    return "\n".join(texts) if len(texts) == len(content or ()) else ""
-
-
-def _error(error: RequestError) -> Mapping[str, Any]:
-    return {
-        "error": {
-            "message": str(error),
-            "type": "invalid_request_error",
-            "param": error.param,
-            "code": "invalid_value",
-        }
-    }

@@ -3,6 +3,7 @@
 import re
 from types import MappingProxyType
 
+STORE, METRICS = "/chunk_store", "/metrics"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PREFETCHES = MappingProxyType({f"/chunk_prefetch{path}": path for path in (CHAT, COMPLETIONS)})
 # Last parts of paths of vLLM and SGLang whose bodies may have parameters of the engine.

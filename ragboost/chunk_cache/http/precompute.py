@@ -71,7 +71,9 @@ def prepare(
             outcome.num_tokens += lengths[number]
             outcome.num_stored += PARAMS_KEY in usage
             on_progress("documents", done, len(numbers))
-        measured = [number for number in numbers if neighbours[number]]
+        # What all tenants may read has been computed alone, and stays so.
+        is_alone = client.stores_for_all
+        measured = [number for number in numbers if neighbours[number] and not is_alone]
         for done, (_, usage) in enumerate(threads.map(measure, measured), 1):
             outcome.num_tokens += int(usage.get("prompt_tokens", 0))
             outcome.num_measured += usage.get(PARAMS_KEY, {}).get("recomputed", 0) > 0

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ _INBOX = re.compile(r"ragboost-[A-Za-z0-9_]{8}")
 _MAX_EXPECTED = 65_536
 _MAX_SENDERS = 64
 _MAX_QUEUED = 1_000
-_MAX_BYTES = 4096
+_MAX_BYTES = 1 << 20
 ReplyTo = tuple[str, Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
 """Name of an inbox, and a ticket there."""
 
@@ -86,7 +87,7 @@ class ReportInbox:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
         self._socket.bind(_address(self.name))
-        self._expected: BoundedMap[int, asyncio.Future[PromptReport]] = BoundedMap(
+        self._expected: BoundedMap[int, asyncio.Future[dict[str, Any]]] = BoundedMap(
             max_entries=_MAX_EXPECTED
         )
         self._last_ticket = 0
@@ -104,6 +105,11 @@ class ReportInbox:
 
     async def take(self, ticket: int, *, timeout_s: float) -> PromptReport | None:
         """Return the report of a request, or None if it does not come in time."""
+        fields = await self.take_fields(ticket, timeout_s=timeout_s)
+        return None if fields is None else PromptReport.read(fields)
+
+    async def take_fields(self, ticket: int, *, timeout_s: float) -> dict[str, Any] | None:
+        """Return an answer of the engine, or None if it does not come in time."""
         future = self._expected.peek(ticket)
         if future is None:
             return None
@@ -127,9 +133,9 @@ class ReportInbox:
                 )
             except msgspec.MsgspecError:
                 continue
-            report, future = PromptReport.read(fields), self._expected.peek(ticket)
-            if report is not None and future is not None and not future.done():
-                future.set_result(report)
+            future = self._expected.peek(ticket)
+            if future is not None and not future.done():
+                future.set_result(fields)
 
 
 class ReportSender:
@@ -140,6 +146,10 @@ class ReportSender:
 
     def send(self, reply_to: Any, report: PromptReport) -> None:
         """Send a report to `[name, ticket]` of an inbox; anything else is ignored."""
+        self.send_fields(reply_to, report.fields)
+
+    def send_fields(self, reply_to: Any, fields: Mapping[str, Any]) -> None:
+        """Send an answer likewise."""
         try:
             name, ticket = msgspec.convert(reply_to, ReplyTo)
         except msgspec.ValidationError:
@@ -148,7 +158,7 @@ class ReportSender:
             return
         try:
             socket = self._sockets.get(name) or self._connect(name)
-            socket.send(msgspec.msgpack.encode((ticket, report.fields)), zmq.NOBLOCK)
+            socket.send(msgspec.msgpack.encode((ticket, fields)), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             logger.debug("the API server does not take reports of chunk reuse: %s", error)
 

@@ -7,11 +7,13 @@ because stored KV is keyed by the ids of the prompt itself.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ragboost.bounded_map import BoundedMap
+from ragboost.chunk_cache.core.options import ChunkPosition
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS
 
 Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]
@@ -53,6 +55,30 @@ class ChunkFinder:
             if ids:
                 self._ids.put(text, ids, size=sys.getsizeof(text) + sys.getsizeof(ids))
         return ids
+
+
+def chunk_texts(fields: Mapping[str, Any], positions: Sequence[ChunkPosition]) -> list[str]:
+    """Return the texts of the chunks; those outside their message are left out."""
+    texts = []
+    for number, start, stop in positions:
+        text = _text(fields, number)
+        if stop <= len(text):
+            texts.append(text[start:stop])
+    return texts
+
+
+def _text(fields: Mapping[str, Any], number: int) -> str:
+    messages = fields.get("messages")
+    if not isinstance(messages, list):
+        prompt = fields.get("prompt")
+        return prompt if isinstance(prompt, str) else ""
+    message = messages[number] if number < len(messages) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return content
+    parts = [part.get("text") for part in content or () if isinstance(part, dict)]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(content or ()) else ""
 
 
 def find_spans(prompt: Sequence[int], chunks: Sequence[str]) -> list[tuple[int, int]]:

@@ -57,13 +57,12 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
         self.scheduler = PoolScheduler(
             self._filler, settings=settings, page_size=self.page_size, step_tokens=rows
         )
-        if settings.has_more_than_memory:
-            inbox = AnnouncementInbox(
-                instance(context.server_args.port),
-                rank=context.tp_rank,
-                library=lambda: self._filler.library,
-            )
-            atexit.register(inbox.close)
+        inbox = AnnouncementInbox(
+            instance(context.server_args.port),
+            rank=context.tp_rank,
+            library=lambda: self._filler.library,
+        )
+        atexit.register(inbox.close)
         atexit.register(self._filler.close)
 
     def reset(self) -> None:

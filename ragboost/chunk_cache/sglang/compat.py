@@ -16,7 +16,7 @@ from torch import nn
 from ragboost.chunk_cache.core.engine.internals import import_internals
 from ragboost.chunk_cache.model.nested_model import NestedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV
 from ragboost.errors import UnsupportedModelError
 
 TESTED_VERSIONS = ("0.5.23",)

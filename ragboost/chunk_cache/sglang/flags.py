@@ -52,4 +52,4 @@ def read_settings(server_args: Any) -> EngineChunkSettings:
         raise ConfigError(
             f"--hicache-storage-backend-extra-config must be a JSON object, got {text!r}"
         )
-    return EngineChunkSettings.read(fields)
+    return EngineChunkSettings.read(fields, device=server_args.device)

@@ -26,7 +26,7 @@ from ragboost.chunk_cache.sglang.compat import (
     write_pool,
 )
 from ragboost.chunk_cache.sglang.model import SGLangModel
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV
 from ragboost.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class PoolFiller(SlotFiller):
         self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
     ) -> None:
         self._runner, model = runner, SGLangModel(runner, ranks=ranks)
-        self._layers, self._store = model.layers, settings.make_store()
+        self._layers, self._store = model.layers, settings.make_store(model.device)
         super().__init__(model, self._store, settings=settings, rows=rows)
 
     @property

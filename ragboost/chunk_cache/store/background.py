@@ -5,23 +5,25 @@ hits, never a caller's time. Knows one place. Does not know the memory that KV i
 """
 
 import logging
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import ChunkTier
+from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Workers
 
 logger = logging.getLogger(__name__)
 
 WRITE_BEHIND_BYTES = 1 << 28
-"""Maximum bytes of KV queued for writing; KV beyond it is written when it is evicted from memory,
-or by `flush`."""
+"""Maximum bytes of KV queued for writing, and of the file that is being written; KV beyond it is
+written when it is evicted from memory, or by `flush`. A larger chunk is written alone."""
 HANG_S = 10.0
 """Seconds after which one call of a verb counts as hung."""
 _NUM_LOADERS = 2  # so that a long load does not block a request that waits for a short one
@@ -55,6 +57,7 @@ class BackgroundTier:
 
     Args:
         known: keys that the place holds at the start.
+        write_bytes: as `WRITE_BEHIND_BYTES`.
         done: called in a loading thread with each load and its chunk; None: the place lacks it.
         find: returns KV in memory, for what could not be written when it was stored.
     """
@@ -65,6 +68,7 @@ class BackgroundTier:
         *,
         name: str,
         known: Iterable[str] = (),
+        write_bytes: int = WRITE_BEHIND_BYTES,
         speeds: Speeds,
         done: Callable[[ChunkLoad, ChunkKV | None], None],
         find: Callable[[str], ChunkKV | None],
@@ -72,7 +76,10 @@ class BackgroundTier:
     ) -> None:
         self.tier, self.speeds = tier, speeds
         self.version = 0  # number of changes, those included that may have been none
+        self.outcomes: Counter[str] = Counter()  # of chunks that it was asked for
+        self.load_seconds = 0.0
         self._done, self._find, self._clock = done, find, clock
+        self.name, self._max_queued = name, write_bytes // 2  # half is for the encoded file
         self._lock = threading.Lock()
         self._breaker = Breaker(name=f"the {name} of chunk KV", clock=clock)
         self._known: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)
@@ -109,14 +116,45 @@ class BackgroundTier:
         with self._lock:
             return key in self._known or key in self._unwritten
 
+    def keys(self) -> list[str]:
+        """Return the keys of the chunks that it is known to hold."""
+        with self._lock:
+            return [*self._known]
+
+    def stats(self) -> TierStats:
+        """Return what the place holds, as far as that is known without asking it."""
+        size = getattr(self.tier, "recorded_bytes", None)
+        capacity = getattr(self.tier, "capacity_bytes", None)
+        evicted = getattr(self.tier, "num_evicted", None)
+        with self._lock:
+            loads = dict(self.outcomes)
+            return TierStats(
+                self.name, len(self._known), size, capacity, evicted, loads, self.load_seconds
+            )
+
+    def count(self, outcome: str, num: int = 1) -> None:
+        """Count chunks that the place was asked for, or would have been."""
+        with self._lock:
+            self.outcomes[outcome] += num
+
     def unwritten(self, key: str) -> ChunkKV | None:
         """Return KV that waits to be written."""
         with self._lock:
             return self._unwritten.get(key)
 
     def load(self, loads: Sequence[ChunkLoad]) -> bool:
-        """Start to load the chunks of one request; return False if the place is not asked."""
-        return self.is_available and self._loaders.submit(partial(self._load, loads))
+        """Start to load the chunks of one request, in two threads; return False if the place is not
+        asked."""
+        if not self.is_available:
+            return False
+        if self._num_clears != self._num_cleared:  # nothing is found until that has succeeded
+            self._writer.submit(self._clear)
+        if not self._loaders.submit(partial(self._load, loads[::2])):
+            return False
+        if (others := loads[1::2]) and not self._loaders.submit(partial(self._load, others)):
+            for load in others:
+                self._done(load, None)
+        return True
 
     def write(self, key: str, chunk: ChunkKV, *, is_new: bool = False) -> bool:
         """Queue KV for writing; return False if that is left for later.
@@ -130,7 +168,7 @@ class BackgroundTier:
         is_available = self.is_available
         with self._lock:
             queued = self._unwritten_bytes
-            if not is_available or (queued and queued + chunk.size_bytes > WRITE_BEHIND_BYTES):
+            if not is_available or (queued and queued + chunk.size_bytes > self._max_queued):
                 self._behind.put(key, is_new)
                 return False
             self._drop_unwritten(key)
@@ -163,20 +201,20 @@ class BackgroundTier:
             self.version += 1
         self._writer.submit(self._clear)
 
-    def drain(self) -> bool:
-        """Wait until everything queued is written; return False if a call hangs, or the place
-        rests."""
+    def drain(self, *, until: float = math.inf) -> bool:
+        """Wait until everything queued is written; return False if a call hangs, the place rests,
+        or that is not done at the time `until`."""
         done = threading.Event()
         if not self._writer.submit(done.set):
             return False
         while not done.wait(0.1):
-            if not self.is_available or self._hung:
+            if not self.is_available or self._hung or self._clock() > until:
                 return False
         return True
 
-    def close(self) -> None:
-        """Finish what is queued, if the place answers, and stop the threads."""
-        timeout_s = HANG_S if self.drain() else 0.0
+    def close(self, *, until: float = math.inf) -> None:
+        """Finish what is queued, as far as the place answers until then, and stop the threads."""
+        timeout_s = HANG_S if self.drain(until=until) else 0.0
         self._writer.close(timeout_s=timeout_s)
         self._loaders.close(timeout_s=timeout_s)
         self.tier.close()
@@ -205,10 +243,14 @@ class BackgroundTier:
             num_clears = self._num_clears
             if num_clears != self._num_cleared or key in self._removed:
                 return None
-        chunk = None
+        chunk, has_answered, begin = None, False, time.perf_counter()
         with self._asking():
             chunk = self.tier.load(key)
+            has_answered = True
+        outcome = "loaded" if chunk is not None else "absent" if has_answered else "failed"
         with self._lock:
+            self.outcomes[outcome] += 1
+            self.load_seconds += time.perf_counter() - begin
             if num_clears != self._num_clears or key in self._removed:
                 return None
             if chunk is None:
@@ -219,7 +261,6 @@ class BackgroundTier:
         return chunk
 
     def _write(self, key: str, chunk: ChunkKV, is_new: bool) -> None:
-        self._clear()
         with self._lock:
             is_wanted = self._unwritten.get(key) is chunk  # neither replaced nor removed since
             is_new = is_new or key in self._removed
@@ -227,6 +268,7 @@ class BackgroundTier:
         if not is_wanted:
             return
         with self._asking():
+            self._clear_place()
             is_saved = (not is_new and key in self.tier) or self.tier.save(key, chunk)
             has_answered = True
         with self._lock:
@@ -261,11 +303,15 @@ class BackgroundTier:
                 self._removed.pop(key)
 
     def _clear(self) -> None:
+        with self._asking():
+            self._clear_place()
+
+    def _clear_place(self) -> None:
+        """Empty the place, unless that is done."""
         num_clears = self._num_clears
         if num_clears != self._num_cleared:
-            with self._asking():
-                self.tier.clear()
-                self._num_cleared = num_clears
+            self.tier.clear()
+            self._num_cleared = num_clears
 
     def _drop_unwritten(self, key: str) -> None:
         """Requires the lock."""

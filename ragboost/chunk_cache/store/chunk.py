@@ -6,6 +6,8 @@ import torch
 
 from ragboost.chunk_cache.store.influence import Influence
 
+KV = tuple[torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkKV:
@@ -13,7 +15,7 @@ class ChunkKV:
 
     tokens: tuple[int, ...]
     base: int  # position of the first token when the KV was computed
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # keys (after RoPE) and values
+    layers: tuple[KV, ...]  # keys (after RoPE) and values
     regime: str  # identity of the RoPE frequencies, see `ReusableModel.regime`
     length: int  # tokens of the prompt it was computed in, which decide the frequencies
     sensitivity: torch.Tensor | None = None  # dependence of each token on other chunks, (tokens,)

@@ -1,9 +1,21 @@
 """The interfaces of chunk KV stores: one place, and the store of all places that engines see."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
+
+
+class TierStats(NamedTuple):
+    """What one place holds, and has done since the start."""
+
+    name: str  # accelerator, memory, disk or remote
+    entries: int
+    size_bytes: int | None = None  # None: the place does not say
+    capacity_bytes: int | None = None
+    evictions: int | None = None
+    loads: Mapping[str, int] = {}  # chunks asked of it, by outcome; empty for memory
+    load_seconds: float = 0.0
 
 
 class ChunkTier(Protocol):
@@ -71,6 +83,15 @@ class KVStore(Protocol):
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
         """Replace the KV of an existing key; an absent key stays absent."""
+        ...
+
+    def keep(self, key: str) -> bool:
+        """Let KV in memory never be evicted from there; return False if it is not in memory, or
+        there is too much of that kind."""
+        ...
+
+    def is_kept(self, key: str) -> bool:
+        """Return True if KV is in memory and never evicted."""
         ...
 
     def discard(self, key: str) -> None:

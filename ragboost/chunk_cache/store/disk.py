@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from ragboost.chunk_cache.eviction.heat import TAU_S
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import check_codec
 from ragboost.chunk_cache.store.files import ChunkFile, encode
 from ragboost.chunk_cache.store.keys import check_key
 from ragboost.errors import ChunkCacheError
@@ -42,10 +41,9 @@ class DiskTier:
     Args:
         directory: created if absent; must not be used for anything else.
         capacity_bytes: maximum bytes of all files, including those of other processes.
-        codec: encoding of new files, see `CODECS`; files of any codec are readable.
 
     Raises:
-        ChunkCacheError: an unknown codec, an invalid capacity, or an unusable directory.
+        ChunkCacheError: an invalid capacity, or an unusable directory.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class DiskTier:
         directory: Path,
         *,
         capacity_bytes: int,
-        codec: str = "plain",
         clock: Callable[[], float] = time.time,
     ) -> None:
         if capacity_bytes < 1:
@@ -62,12 +59,14 @@ class DiskTier:
         self.capacity_bytes = capacity_bytes
         self.num_refused = self.num_failed = 0  # invalid files; failed writes
         self.num_removed = 0  # removals by this process, of files that may have been absent
-        self._codec = check_codec(codec)
+        self.num_evicted = 0  # by this process
+        self.recorded_bytes = 0  # of all processes, when this one looked last
         self._clock = clock
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with self._locked() as reserved:
-                reserved.total = sum(entry.size_bytes for entry in self._scan())
+                self.recorded_bytes = sum(entry.size_bytes for entry in self._scan())
+                reserved.total = self.recorded_bytes
         except OSError as error:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
@@ -142,7 +141,7 @@ class DiskTier:
             False if it exceeds the capacity by itself or the write failed (full disk, quota);
             nothing has changed then.
         """
-        data = encode(key, chunk, codec=self._codec)
+        data = encode(key, chunk)
         if len(data) > self.capacity_bytes:
             return False
         cost = _cost_per_byte(chunk.compute_s, len(chunk.tokens), len(data))
@@ -160,7 +159,7 @@ class DiskTier:
             with self._locked() as reserved:
                 for entry in self._scan():
                     entry.path.unlink(missing_ok=True)
-                reserved.total = 0
+                reserved.total = self.recorded_bytes = 0
         except OSError as error:  # as above, or the directory is gone
             logger.warning("cannot remove the chunk files of %s: %s", self.directory, error)
 
@@ -206,11 +205,12 @@ class DiskTier:
                     break
                 entry.path.unlink(missing_ok=True)
                 self.num_removed += 1
+                self.num_evicted += 1
                 total -= entry.size_bytes
             if total + size > self.capacity_bytes:
                 raise OSError("unfinished files of other processes fill the directory")
         # Until the next scan the recorded total is never below the actual one.
-        reserved.total = total + size
+        reserved.total = self.recorded_bytes = total + size
 
     def _scan(self) -> Iterator[_Entry]:
         """Yield all files, unfinished ones with infinite rank, and remove abandoned ones. Requires

@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 from safetensors.torch import save
 
-from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import CODECS, KV, pack, unpack
+from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.influence import Influence
 from ragboost.chunk_cache.store.keys import LAYOUT_VERSION
 from ragboost.errors import ChunkCacheError
@@ -33,7 +32,7 @@ _MAX_HEADER_BYTES = 16 << 20
 _MAX_LENGTH = 1 << 31
 
 
-def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
+def encode(key: str, chunk: ChunkKV) -> bytes:
     """Return the content of a chunk file.
 
     Args:
@@ -42,16 +41,14 @@ def encode(key: str, chunk: ChunkKV, *, codec: str) -> bytes:
     tensors: dict[str, torch.Tensor] = {}
     checksums = []
     for number, layer in enumerate(chunk.layers):
-        packed = pack(layer, codec)
         checksum = 0
-        for name in sorted(packed):
-            tensors[f"{number:04d}.{name}"] = packed[name]
-            checksum = zlib.crc32(_bytes_of(packed[name]), checksum)
+        for part, tensor in zip("kv", map(_own, layer), strict=True):
+            tensors[f"{number:04d}.{part}"] = tensor
+            checksum = zlib.crc32(_bytes_of(tensor), checksum)
         checksums.append(checksum)
     sensitivity = chunk.sensitivity
     fields = {
         "key": key,
-        "codec": codec,
         "dtype": str(chunk.layers[0][0].dtype).removeprefix("torch."),
         "tokens": chunk.tokens,
         "base": chunk.base,
@@ -98,7 +95,6 @@ class _ChunkFields(BaseModel):
     model_config = _STRICT
 
     key: str
-    codec: str
     dtype: Literal["float64", "float32", "float16", "bfloat16"]
     tokens: tuple[_Count, ...] = Field(min_length=1)
     base: _Count
@@ -124,8 +120,6 @@ class _ChunkFields(BaseModel):
                 sorted(order) != list(range(count)) for order in orders
             ):
                 return "an influence of other chunks or tokens"
-        if self.codec not in CODECS:
-            return f"the unknown codec {self.codec}"
         found = {
             name: (list(shape), dtype.removeprefix("torch."))
             for name, (shape, dtype) in self.tensors.items()
@@ -135,12 +129,8 @@ class _ChunkFields(BaseModel):
                 shape, dtype = found.pop(f"{number:04d}.{part}", ([], ""))
                 if len(shape) != 4 or [shape[0], shape[2]] != [1, count] or 0 in shape:
                     return f"no tensor of {count} tokens for layer {number}"
-                stored = CODECS[self.codec]
-                if dtype != (self.dtype if stored is None else str(stored)[len("torch.") :]):
+                if dtype != self.dtype:
                     return f"{dtype} in layer {number}"
-                scale = ([*shape[:3], 1], "float32")
-                if stored is not None and found.pop(f"{number:04d}.{part}_scale", None) != scale:
-                    return f"no scales for layer {number}"
         return f"other tensors: {', '.join(sorted(found))[:80]}" if found else None
 
 
@@ -201,21 +191,20 @@ class ChunkFile:
         )
 
     def read_layer(self, number: int) -> KV:
-        packed = {}
+        layer = []
         checksum = 0
-        names = [name for name in self._ranges if int(name[:4]) == number]
-        for name in sorted(names):
+        for name in (f"{number:04d}.k", f"{number:04d}.v"):
             start, stop = self._ranges[name]
             buffer = self._read(start, stop - start)
             if len(buffer) != stop - start:
                 raise self._refusal("it is truncated")
             checksum = zlib.crc32(buffer, checksum)
             shape, dtype = self._fields.tensors[name]
-            values = torch.frombuffer(buffer, dtype=_dtype(dtype)).reshape(shape)
-            packed[name.partition(".")[2]] = values
+            layer.append(torch.frombuffer(buffer, dtype=_dtype(dtype)).reshape(shape))
         if checksum != self._fields.layers[number]:
             raise self._refusal(f"layer {number} has a wrong checksum")
-        return unpack(packed, dtype=_dtype(self._fields.dtype))
+        keys, values = layer
+        return keys, values
 
     def read(self) -> ChunkKV:
         """Read the whole chunk. Raises like `read_layer`."""
@@ -293,6 +282,14 @@ def _first_line(error: Exception) -> str:
         found = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, found['loc']))[:80]}: {found['msg']}"
     return repr(error)[:120]
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the CPU, contiguous, in memory that is its own: safetensors refuses
+    tensors that share memory, as views of one buffer do."""
+    values = tensor.detach().cpu().contiguous()
+    is_view = values.untyped_storage().nbytes() != values.nbytes
+    return values.clone() if is_view else values
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

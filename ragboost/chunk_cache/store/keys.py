@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from ragboost.errors import ChunkCacheError
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Version of the meaning of stored KV; older KV has other keys and is not found."""
 
+PUBLIC = "public"
+"""Salt of documents that all tenants may read. Tenants' own are digests, or empty."""
 _KEY = re.compile(r"[A-Za-z0-9 _-]{1,128}")
 
 
@@ -52,14 +54,21 @@ def tokens_digest(tokens: Sequence[int]) -> str:
 def chunk_key(
     identity: Identity, *, regime: str, system: Sequence[int], tokens: Sequence[int]
 ) -> str:
-    """Return the key of a chunk computed after a system prompt (32 hex digits).
+    """Return the key of a chunk computed after a system prompt (48 hex digits).
+
+    It begins with that of its owner, so that a tenant's keys can be told from others'.
 
     The KV of the system prompt itself has the key of its tokens after an empty system prompt.
     """
     one = identity
     made_from = [one.model, one.tokenizer, one.dtype, one.lora, one.recipe, one.salt, regime]
     ids = [[int(token) for token in part] for part in (system, tokens)]
-    return _digest([LAYOUT_VERSION, *made_from, *ids])
+    return owner_prefix(one.salt) + _digest([LAYOUT_VERSION, *made_from, *ids])
+
+
+def owner_prefix(salt: str) -> str:
+    """Return what the keys of one tenant begin with (16 hex digits)."""
+    return hashlib.sha256(b"owner" + salt.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def check_key(key: str) -> str:

@@ -39,6 +39,9 @@ class MemoryTier:
         self.device = device
         self.size_bytes = 0
         self.version = 0  # number of changes
+        self.num_evicted = 0
+        self.kept_bytes = 0  # of KV that is never evicted
+        self._kept: set[str] = set()
         self._policy, self._clock, self._on_evict = policy, clock, on_evict
         self._chunks: dict[str, ChunkKV] = {}
         self._pinned_until: dict[str, float] = {}
@@ -51,6 +54,28 @@ class MemoryTier:
 
     def items(self) -> list[tuple[str, ChunkKV]]:
         return list(self._chunks.items())
+
+    def keep(self, key: str) -> bool:
+        """Let KV never be evicted; return False if it is not here, or more than half the capacity
+        would be kept so."""
+        chunk = self._chunks.get(key)
+        if chunk is None or key in self._kept:
+            return chunk is not None
+        if self.kept_bytes + chunk.size_bytes > self.capacity_bytes // 2:
+            return False
+        self._kept.add(key)
+        self.kept_bytes += chunk.size_bytes
+        return True
+
+    def release(self, key: str) -> None:
+        """Let KV be evicted again."""
+        if key in self._kept:
+            self._kept.remove(key)
+            self.kept_bytes -= self._chunks[key].size_bytes
+
+    def is_kept(self, key: str) -> bool:
+        """Return True if KV is here and never evicted."""
+        return key in self._kept
 
     def peek(self, key: str) -> ChunkKV | None:
         """Return KV without marking it as used."""
@@ -72,6 +97,7 @@ class MemoryTier:
         if victims is None:
             return False
         evicted = [(other, self._chunks[other]) for other in victims]
+        self.num_evicted += len(victims)
         for other in victims:
             self.remove(other)
         if key not in self._chunks:
@@ -79,6 +105,7 @@ class MemoryTier:
         self._chunks[key] = chunk.to(self.device)
         self.version += 1
         self.size_bytes += chunk.size_bytes - old_size
+        self.kept_bytes += chunk.size_bytes - old_size if key in self._kept else 0
         if is_pinned:
             self._pinned_until[key] = self._clock() + PIN_S
         for other, displaced in evicted:
@@ -87,6 +114,7 @@ class MemoryTier:
 
     def remove(self, key: str) -> None:
         """Remove KV. Removing an absent key does nothing."""
+        self.release(key)
         chunk = self._chunks.pop(key, None)
         if chunk is not None:
             self.version += 1
@@ -118,7 +146,8 @@ class MemoryTier:
         now = self._clock()
         self._pinned_until = {k: until for k, until in self._pinned_until.items() if until > now}
         victims = []
-        free = [key for key in self._chunks if key not in self._pinned_until and key != keep]
+        stay = self._pinned_until.keys() | self._kept | {keep}
+        free = [key for key in self._chunks if key not in stay]
         for key in sorted(free, key=self._policy.priority):
             victims.append(key)
             missing -= self._chunks[key].size_bytes

@@ -7,17 +7,19 @@ written to disk and to the remote store in the background, and comes back when a
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypedDict
 
 import torch
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy
-from ragboost.chunk_cache.store.background import BackgroundTier, ChunkLoad
+from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES, BackgroundTier, ChunkLoad
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.contract import ChunkTier
+from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.speeds import Speeds
@@ -27,7 +29,23 @@ MIN_WAIT_S, MAX_WAIT_S = 0.05, 5.0
 take, and the greatest while that is not known."""
 MISS_S = 1.0
 """Seconds for which a chunk that was nowhere is not looked for again."""
+CLOSE_S = 30.0
+"""Seconds that writing what is only in memory may take at the end; the rest is lost."""
 _MAX_MISSED = 1 << 16
+
+
+class MemoryShares(TypedDict):
+    """Arguments of a `TieredStore`."""
+
+    host_bytes: int
+    write_bytes: int
+
+
+def split_memory(total_bytes: int, *places: ChunkTier | None) -> MemoryShares:
+    """Divide host memory between stored KV, and KV on its way to each of the other places."""
+    write_bytes = min(WRITE_BEHIND_BYTES, total_bytes // 8)
+    num_places = sum(place is not None for place in places)
+    return {"host_bytes": total_bytes - num_places * write_bytes, "write_bytes": write_bytes}
 
 
 class TieredStore:
@@ -40,6 +58,8 @@ class TieredStore:
         accelerator_bytes: capacity on `device`; 0: use host memory only.
         device: device of the KV returned by `get`.
         speeds: of the disk.
+        write_bytes: of host memory, for KV on its way to each of the other places; see
+            `WRITE_BEHIND_BYTES`.
         waits: `get` waits until KV is loaded. False in an engine, where nothing may wait: `get`
             looks in memory, and what is elsewhere comes there by `prefetch`.
     """
@@ -53,11 +73,13 @@ class TieredStore:
         accelerator_bytes: int = 0,
         device: torch.device | str = "cpu",
         speeds: Speeds | None = None,
+        write_bytes: int = WRITE_BEHIND_BYTES,
         waits: bool = True,
         make_policy: Callable[[], EvictionPolicy] = Heat,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_hits = self.num_misses = 0  # outcomes of `get`
+        self.num_hits = 0  # outcomes of `get`
+        self.misses: Counter[str] = Counter()  # by reason: absent, loading, not_loaded
         self.num_late = 0  # chunks not loaded, or not waited for, since computing is faster
         self.disk = disk
         self.speeds = speeds or Speeds()
@@ -78,12 +100,18 @@ class TieredStore:
         self._missed: BoundedMap[str, float] = BoundedMap(max_entries=_MAX_MISSED)  # until when
         self._tiers: list[BackgroundTier] = []
         if disk is not None:
-            self._add_tier(disk, "disk", self.speeds, known=disk.keys())
+            self._add_tier(disk, "disk", self.speeds, write_bytes, known=disk.keys())
         if remote is not None:
-            self._add_tier(remote, "remote store", Speeds())
+            self._add_tier(remote, "remote", Speeds(), write_bytes)
 
     def _add_tier(
-        self, tier: ChunkTier, name: str, speeds: Speeds, *, known: Iterable[str] = ()
+        self,
+        tier: ChunkTier,
+        name: str,
+        speeds: Speeds,
+        write_bytes: int,
+        *,
+        known: Iterable[str] = (),
     ) -> None:
         done = partial(self._loaded, len(self._tiers))
         self._tiers.append(
@@ -91,6 +119,7 @@ class TieredStore:
                 tier,
                 name=name,
                 known=known,
+                write_bytes=write_bytes,
                 speeds=speeds,
                 done=done,
                 find=self._peek,
@@ -117,7 +146,9 @@ class TieredStore:
             chunk = self._await(key)
         with self._lock:
             if chunk is None:
-                self.num_misses += 1
+                is_stored = any(key in tier for tier in self._tiers)
+                reason = "not_loaded" if is_stored else "absent"
+                self.misses["loading" if key in self._loads else reason] += 1
                 return None
             self.num_hits += 1
         return chunk.to(self._device)
@@ -193,24 +224,65 @@ class TieredStore:
             for tier in self._tiers:
                 tier.clear()
 
-    def flush(self) -> None:
+    def keys(self, prefix: str) -> set[str]:
+        """Return the keys with this beginning, wherever the chunks are."""
+        with self._lock:
+            keys = [key for tier in self.memory for key, _ in tier.items()]
+        for place in self._tiers:
+            keys += place.keys()
+        return {key for key in keys if key.startswith(prefix)}
+
+    def places(self, key: str) -> list[str]:
+        """Return the names of the places where a chunk is known to be."""
+        return [name for name, tier in self._named() if key in tier]
+
+    def stats(self) -> list[TierStats]:
+        """Return what each place holds and has done. Asks none of them."""
+        with self._lock:
+            found = [
+                TierStats(name, len(tier), tier.size_bytes, tier.capacity_bytes, tier.num_evicted)
+                for name, tier in self._named()
+                if isinstance(tier, MemoryTier)
+            ]
+        return [*found, *(tier.stats() for tier in self._tiers)]
+
+    def keep(self, key: str) -> bool:
+        with self._lock:
+            return any(tier.keep(key) for tier in self.memory)
+
+    def release(self, key: str) -> None:
+        """Let a chunk be evicted again."""
+        with self._lock:
+            for tier in self.memory:
+                tier.release(key)
+
+    def is_kept(self, key: str) -> bool:
+        with self._lock:
+            return any(tier.is_kept(key) for tier in self.memory)
+
+    def _named(self) -> list[tuple[str, MemoryTier | BackgroundTier]]:
+        names = ["accelerator", "memory"][-len(self.memory) :]
+        return [*zip(names, self.memory, strict=True), *((t.name, t) for t in self._tiers)]
+
+    def flush(self, *, until: float = math.inf) -> None:
         """Wait until all KV in memory is in every other place, as far as it fits there and they
-        answer."""
+        answer, but not beyond the time `until`."""
         with self._lock:
             everything = {key: chunk for tier in self.memory for key, chunk in tier.items()}
         for tier in self._tiers:
             for key, chunk in everything.items():
                 if key not in tier and not tier.write(key, chunk):
-                    if not tier.drain():
+                    if not tier.drain(until=until):
                         break
                     tier.write(key, chunk)
-            tier.drain()
+            tier.drain(until=until)
 
     def close(self) -> None:
-        """Flush, and stop the threads."""
-        self.flush()
+        """Flush, and stop the threads, within `CLOSE_S` even if a place is slow."""
+        until = self._clock() + CLOSE_S
+        self.flush(until=until)
         for tier in self._tiers:
-            tier.close()
+            tier.close(until=until)
 
     def check_integrity(self) -> None:
         """Check the recorded sizes of the memory tiers."""
@@ -269,10 +341,13 @@ class TieredStore:
             is_trusted = tier.is_trusted
             if not tier.speeds.is_worth_loading():
                 self.num_late += len(loads)
+                tier.count("slower", len(loads))
             elif tier.load(loads):
                 for load in loads if not is_trusted else ():
                     load.wait_until = -math.inf  # see whether it works again; nobody waits for that
                 return
+            else:
+                tier.count("unavailable", len(loads))
         for load in loads:
             self._end(load, None)
 

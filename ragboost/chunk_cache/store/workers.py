@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ragboost.errors import RagBoostError
 
@@ -38,15 +39,17 @@ class Workers:
         return True
 
     def close(self, *, timeout_s: float) -> None:
-        """Finish what is queued and end the threads, as far as that is possible in time."""
+        """Finish what is queued and end the threads, as far as that is possible in time; 0: drop
+        what has not begun."""
         deadline = time.monotonic() + timeout_s
-        try:
+        with suppress(queue.Empty):
+            while not timeout_s:
+                self._queue.get_nowait()
+        with suppress(queue.Full):
             for _ in self._threads:
                 self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Full:
-            return
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)

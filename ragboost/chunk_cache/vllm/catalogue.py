@@ -81,6 +81,14 @@ class ListStore:
         if key in self._tier and not self._tier.save(key, chunk):
             self.discard(key)
 
+    def keep(self, key: str) -> bool:
+        """Return False: the ranks' memories are kept equal by evicting alike."""
+        return False
+
+    def is_kept(self, key: str) -> bool:
+        """Return False."""
+        return False
+
     def discard(self, key: str) -> None:
         self._tier.remove(key)
         self.dropped.append(key)  # also if it is not listed: a rank may have it

@@ -7,6 +7,7 @@ with the reason.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._settings = EngineChunkSettings.read(extra)
+        device = str(vllm_config.device_config.device_type)
+        self._settings = EngineChunkSettings.read(extra, device=device)
         self.filler: Any = None  # the worker's side, a `BlockFiller`; None if reuse is off
         self.scheduler: ChunkScheduler | None = None  # the scheduler's side; None if reuse is off
         self.off_reason: str | None = None  # why reuse is off
@@ -100,22 +102,28 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._has_failed = True
             self._stay_off(error)
 
+    def refuse(self, reason: str) -> None:
+        """Keep reuse off. Called in the worker before `start`."""
+        if self.off_reason is None:
+            self.off_reason, self._has_failed = reason, True
+            logger.warning("chunk reuse stays off: %s", reason)
+
     def _join_worker(self) -> None:
         if self.off_reason is None and self._num_ranks > 1:
             return  # `set_xfer_handshake_metadata` does
-        worker = get_kv_transfer_group() if has_kv_transfer_group() else None
-        filler = getattr(worker, "filler", None)
-        if filler is None:
-            self.off_reason = getattr(worker, "off_reason", self.off_reason) or "worker_processes"
+        worker = find_connector()
+        if worker is None or worker.filler is None:
+            reason = self.off_reason if worker is None else worker.off_reason
+            self.off_reason = reason or "worker_processes"
         else:
-            self._start_scheduler(filler)
+            self._start_scheduler(worker.filler)
         write_status(self._vllm_config.instance_id, self.off_reason)
 
     def _start_scheduler(self, worker: WorkerView) -> None:
         try:
             self.scheduler = ChunkScheduler(worker, self._vllm_config, settings=self._settings)
             self.scheduler.cache_manager = self._cache_manager
-            if self._settings.has_more_than_memory and self._num_ranks == 1:
+            if self._num_ranks == 1:
                 self._announced = AnnouncementInbox(
                     self._vllm_config.instance_id, rank=0, library=lambda: worker.library
                 )
@@ -224,6 +232,12 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return WorkerHello(self.filler.hello())
         return WorkerHello(RankHello(self.off_reason)) if self._has_failed else None
 
+    def bind_connector_metadata(self, connector_metadata: ChunkMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self.filler is not None:  # before the pass: `start_load_kv` may come after it
+            work = connector_metadata.work
+            self.filler.note_pass(work.num_tokens, began=time.perf_counter())
+
     def build_connector_worker_meta(self) -> WorkerReport | None:
         if self._num_ranks == 1 or self.filler is None:
             return None
@@ -267,3 +281,15 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             remove_status(self._vllm_config.instance_id)
         if self.filler is not None:
             self.filler.close()
+
+
+def find_connector() -> ChunkConnector | None:
+    """Return this worker's connector. Among several of a `MultiConnector` it stays off: others keep
+    KV under the hashes that blocks had before `BlockSalt`, where exact requests would find it."""
+    group = get_kv_transfer_group() if has_kv_transfer_group() else None
+    for connector in getattr(group, "sub_connectors", [group]):
+        if isinstance(connector, ChunkConnector):
+            if connector is not group:
+                connector.refuse("several_connectors")
+            return connector
+    return None

@@ -30,7 +30,7 @@ class RequestState(Enum):
       WAITING ----------------------------------------> PLANNED
          ^                                                 |  allocated
          | preempted               +-----------------------+
-         |                         | fits into a step      | needs several
+         |                         | fits into a step      | needs several, or steps overlap
          |                         v                       v
          +---------------------- FILLED <--------------- PACED    vLLM waits for its KV
                                    |    the worker is done |
@@ -40,7 +40,7 @@ class RequestState(Enum):
     """
 
     WAITING = auto()  # without blocks; vLLM asks for it in every step
-    PACED = auto()  # has blocks, and waits while they are filled over several steps
+    PACED = auto()  # has blocks, and waits while they are filled, over several steps maybe
     FILLED = auto()  # runs: its blocks are filled before the pass, or there is nothing to fill
     FAILED = auto()  # its filling failed
 
@@ -49,7 +49,7 @@ class Match(NamedTuple):
     """Answer to vLLM's question for a request's external tokens."""
 
     num_tokens: int | None  # that reuse fills behind the prefix; None: ask again in the next step
-    is_paced: bool = False  # filled over several steps
+    is_paced: bool = False  # waits while it is filled
 
 
 class _Plan(NamedTuple):
@@ -87,6 +87,9 @@ class ChunkScheduler:
         self._defaults = settings.defaults
         self._max_rows = int(config.scheduler_config.max_num_batched_tokens)  # of a forward pass
         self._budget = StepBudget(settings.step_tokens or self._max_rows)
+        # With async scheduling vLLM orders step N + 1 before it hears of a filling that failed in
+        # step N: only a request that waits for its KV is not computed over blocks without any.
+        self._paces_all = bool(config.scheduler_config.async_scheduling)
         self._tracked: dict[str, _Tracked] = {}
         self._admitted: dict[str, Any] = {}  # unfinished requests that have had blocks, all kinds
         self._salted: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_SALTED_PLANS)
@@ -150,7 +153,7 @@ class ChunkScheduler:
         if awaits_blocks(request, plan.prefix_tokens, block_size=self._block_size, others=others):
             return Match(None)
         cost = plan.num_to_compute(self._worker.num_layers)
-        is_paced = self._budget.must_pace(cost)
+        is_paced = self._must_pace(cost)
         if not is_paced and not self._budget.fits(request.request_id, cost):
             return Match(None)
         return Match(plan.stop - plan.prefix_tokens, is_paced)
@@ -291,7 +294,7 @@ class ChunkScheduler:
     def _order(self, tracked: _Tracked, plan: PromptPlan) -> None:
         """Let the worker fill the blocks of a request."""
         request_id, cost = tracked.asked.request_id, plan.num_to_compute(self._worker.num_layers)
-        is_paced = self._budget.must_pace(cost)
+        is_paced = self._must_pace(cost)
         if is_paced:
             tracked.state = RequestState.PACED
         else:
@@ -302,6 +305,9 @@ class ChunkScheduler:
         # What was stored is not taken out again: it would be approximate.
         stored = [number for number, kv in enumerate(plan.stored) if kv is not None]
         tracked.asked.uncaptured.difference_update(stored)
+
+    def _must_pace(self, cost: int) -> bool:
+        return self._paces_all or self._budget.must_pace(cost)
 
     def _capture(self, tracked: _Tracked, num_computed: int) -> None:
         """Order the chunks that this step completes, unless they are stored."""

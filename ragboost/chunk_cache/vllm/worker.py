@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.platforms import current_platform
 
 from ragboost.chunk_cache.core.engine.self_test import LENGTH, self_test_engine
@@ -24,11 +23,10 @@ from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.ranks import Ranks, together
-from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.vllm.compat import engine_forward, find_ranks, paged_layer
-from ragboost.chunk_cache.vllm.connector import ChunkConnector
+from ragboost.chunk_cache.vllm.connector import find_connector
 from ragboost.chunk_cache.vllm.data import (
     BlockCapture,
     CapturedChunk,
@@ -54,7 +52,7 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
-        connector = _connector()
+        connector = find_connector()
         if connector is not None:
             connector.start(partial(make_filler, self.model_runner))
 
@@ -78,7 +76,7 @@ class BlockFiller(SlotFiller):
         device = torch.device(runner.device)
         model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
         rows = int(config.scheduler_config.max_num_batched_tokens)
-        super().__init__(model, self._make_store(settings), settings=settings, rows=rows)
+        super().__init__(model, self._make_store(settings, device), settings=settings, rows=rows)
         self.num_layers = model.num_layers
         self.block_size = int(config.cache_config.block_size)
         self.outcomes: dict[str, TokenOrigins] = {}  # until the scheduler takes them
@@ -122,12 +120,13 @@ class BlockFiller(SlotFiller):
         self.failed_requests.difference_update(request_ids)
 
     def fill_step(self, work: StepWork) -> None:
-        """Do the part of a step that comes before the model: fill prompts, and continue with those
-        that take several steps, one after the other.
+        """Fill the prompts of a step, before the model or, if it reads none of them, after it, and
+        continue with those that wait, one after the other.
 
         If a filling fails, its blocks are reported as failed, and vLLM does with the request what
         its `kv_load_failure_policy` says: an error here would end the engine.
         """
+        began = time.perf_counter()
         for fill in work.fills:
             if fill.is_paced:
                 self._paced[fill.request_id] = fill
@@ -136,11 +135,14 @@ class BlockFiller(SlotFiller):
         for request_id in work.cancelled:
             if request_id in self._paced:
                 self._end(request_id)
-        if self._paced and work.rows:
+        rows = work.rows
+        while self._paced and rows > 0:
             fill = next(iter(self._paced.values()))
-            if self._advance(fill, rows=work.rows):
-                self._end(fill.request_id)
-        self.note_pass(work.num_tokens, began=time.perf_counter())
+            if not self._advance(fill, rows=rows):
+                break
+            self._end(fill.request_id)
+            rows -= max(1, fill.plan.num_to_compute(self.num_layers))
+        self._pass_began += time.perf_counter() - began  # the step's pass takes the rest
 
     def capture_step(self, work: StepWork) -> None:
         """Copy the chunks that a step has computed into the store. A chunk that was computed over
@@ -202,8 +204,8 @@ class BlockFiller(SlotFiller):
         self.failed_requests.add(fill.request_id)
         self.outcomes.pop(fill.request_id, None)
 
-    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
-        return settings.make_store()
+    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
+        return settings.make_store(device)
 
 
 class RankFiller(BlockFiller):
@@ -254,10 +256,11 @@ class RankFiller(BlockFiller):
             self._report = self._new_report()
         return is_same
 
-    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
+    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
         # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
         # what is left of a report that got lost.
-        self._store = replace(settings, host_bytes=2 * settings.host_bytes).make_store()
+        doubled = replace(settings, host_bytes=2 * settings.host_bytes)
+        self._store = doubled.make_store(device)
         return self._store
 
     def _new_report(self) -> RankReport:
@@ -346,12 +349,7 @@ def _self_test(filler: BlockFiller, runner: Any, config: Any) -> object:
     )
 
 
-def _connector() -> ChunkConnector | None:
-    connector = get_kv_transfer_group() if has_kv_transfer_group() else None
-    return connector if isinstance(connector, ChunkConnector) else None
-
-
 def _check_weights() -> None:
-    connector = _connector()
+    connector = find_connector()
     if connector is not None and connector.filler is not None:
         connector.filler.check_weights()

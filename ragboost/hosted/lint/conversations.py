@@ -5,9 +5,10 @@ comparison of bytes, whatever its length. Does not know causes.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Raw
 
 from ragboost.bounded_map import BoundedMap
@@ -17,11 +18,13 @@ from ragboost.wires.body import has_cache_mark
 from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY, CONTENTS
 
-_HEAD = tuple(dict.fromkeys(("model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS)))
-_HEAD += (*ANY.tools, *ANY.instructions)
+_HEAD = {"model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS}
+_HEAD |= {*ANY.tools, *ANY.instructions}
+_KEPT = _HEAD.union(PROMPTS)
 MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
+_MAX_ABOVE = 4  # instructions that are looked at
 _MAX_SOUGHT = 12  # messages at the end by which a conversation is sought
 _MAX_MESSAGES = 2000  # requests with more are left alone
 _MAX_MOVED_BYTES = 64 * 1024
@@ -36,8 +39,8 @@ class SeenPrompt(NamedTuple):
     """A request as it is kept."""
 
     owner: bytes
-    raw: bytes
-    head: tuple[Raw | None, ...]  # fields beside the messages that are part of the prompt
+    raw: bytes  # all fields that are part of the prompt, and perhaps others
+    head: Mapping[str, Raw]  # fields beside the messages that are part of the prompt
     messages: Sequence[Raw]  # views of `raw`, as above
     samples: tuple[int, ...]  # hash of each message's kind and ends
     time_s: float
@@ -84,33 +87,45 @@ class LastPrompts:
         return len(self._last)
 
     def replace(
-        self, body: JsonBody, *, owner: bytes = b"", name: str = "", where: str = ""
+        self,
+        body: JsonBody,
+        *,
+        owner: bytes = b"",
+        name: str = "",
+        where: str = "",
+        has_head: bool = True,
     ) -> Predecessor | None:
         """Add a request, and return the one before it; None if there is none.
 
         Args:
             owner: keeps the requests of different users apart.
             name: of its conversation, unique for its owner; empty if it is not named.
+            has_head: compare its tools and instructions with those of other conversations.
         """
         field = next((name for name in PROMPTS if body.fields.get(name)), "")
         decoded = body.fields.get(field)
         if isinstance(decoded, str):
-            raw = body.raw_field(field)
-            decoded, messages = [decoded], [raw] if raw is not None else []
+            decoded, messages = [decoded], [body.raw_fields[field]]
         elif isinstance(decoded, list) and field in ANY.messages and len(decoded) <= _MAX_MESSAGES:
             messages = body.elements(field)
         else:
             return None
-        head = tuple([body.raw_field(name) for name in _HEAD])
-        prompt = SeenPrompt(owner, body.raw, head, messages, (), self._clock(), where)
+        raw, fields = body.raw, body.raw_fields
+        if 2 * memoryview(fields[field]).nbytes < len(raw):  # documents beside the messages
+            fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
+            raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
+        head = {name: value for name, value in fields.items() if name in _HEAD}
+        prompt = SeenPrompt(owner, raw, head, messages, (), self._clock(), where)
         search = _Search(prompt, decoded, hash((owner, name)) if name else 0)
         number, found = self._find(search)
-        heads = () if number is not None else tuple(_head_keys(body, owner, decoded))
+        heads: Sequence[int] = ()
         if number is None:
-            found = self._find_head(heads, prompt)
+            if has_head:
+                heads = tuple(_head_keys(body, owner, decoded))
+                found = self._find_head(heads, search)
             self._num = number = self._num + 1
         samples = search.all_samples(found.prompt if found and found.is_continued else None)
-        size = len(body.raw) + _MESSAGE_BYTES * len(messages)
+        size = len(raw) + _MESSAGE_BYTES * len(messages)
         self._last.put(number, prompt._replace(samples=samples), size=size)
         for key in (*search.own_keys(), *heads):
             self._lead(key, number)
@@ -139,12 +154,17 @@ class LastPrompts:
         number = max(similar, key=lambda each: similar[each])
         return number, Predecessor(candidates[number], False, False)
 
-    def _find_head(self, keys: Sequence[int], prompt: SeenPrompt) -> Predecessor | None:
+    def _find_head(self, keys: Sequence[int], search: "_Search") -> Predecessor | None:
+        prompt = search.prompt
         for key in keys:
             for number in reversed(self._by_key.peek(key) or ()):
                 other = self._last.peek(number)
-                if other is not None and other.owner == prompt.owner:
-                    return Predecessor(other, False, True)
+                if other is None or other.owner != prompt.owner:
+                    continue
+                above = slice(search.num_above)
+                if other.head == prompt.head and other.messages[above] == prompt.messages[above]:
+                    return None  # all that could be compared is equal
+                return Predecessor(other, False, True)
         return None
 
     def _lead(self, key: int, number: int) -> None:
@@ -164,7 +184,9 @@ class _Search:
         self.decoded = decoded
         self.name_key = name_key  # 0 without a name
         self._samples: dict[int, int] = {}
-        self._first = _first_turn(decoded)
+        self.num_above = above = _num_instructions(decoded)
+        # Index of the first turn; 0 if there is none.
+        self._first = above if above < min(len(decoded), _MAX_ABOVE) else 0
 
     def sample(self, at: int) -> int:
         if at not in self._samples:
@@ -196,13 +218,13 @@ class _Search:
         return known + tuple([self.sample(at) for at in range(len(known), len(self.decoded))])
 
 
-def _first_turn(messages: Sequence[Any]) -> int:
-    """Return the index of the first message behind the instructions; 0 if all are instructions."""
-    for at, message in enumerate(messages[:_MAX_SHARED]):
+def _num_instructions(messages: Sequence[Any]) -> int:
+    """Count the instructions at the beginning, up to `_MAX_ABOVE`."""
+    for at, message in enumerate(messages[:_MAX_ABOVE]):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ANY.instruction_roles:
             return at
-    return 0
+    return min(len(messages), _MAX_ABOVE)
 
 
 def _sample(message: Any) -> tuple[Any, ...]:
@@ -312,6 +334,7 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
         heads.append(first.get("content"))
     for head in heads:
         text = head if isinstance(head, str) else PromptPart("", "", head).text
-        lines = text.strip().split("\n", 1)[:1] + text.strip().rsplit("\n", 1)[-1:]
-        for place, line in enumerate(lines):
+        begin = text[:_COMPARED].strip().split("\n", 1)[0]
+        end = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
+        for place, line in enumerate((begin, end)):
             yield hash((owner, place, line[:_SAMPLE], line[-_SAMPLE:]))

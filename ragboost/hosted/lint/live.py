@@ -21,7 +21,7 @@ from ragboost.wires.providers import PROMPT_CACHES
 
 _MAX_BYTES = 64 * 1024 * 1024  # of all teams
 _MAX_BODY_BYTES = 2 * 1024 * 1024
-_MAX_TEAMS = 64
+MAX_TEAMS = 64
 _SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds, _ in cache.ttls)
 # Between conversations, other differences are those of applications.
 _HEAD_CAUSES = frozenset(
@@ -110,8 +110,8 @@ class PrefixWatch:
     ) -> None:
         self._prices = prices
         self._clock = clock
-        self._max_size = _MAX_BYTES // min(max(num_teams, 1), _MAX_TEAMS)
-        self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=_MAX_TEAMS)
+        self._max_size = _MAX_BYTES // min(max(num_teams, 1), MAX_TEAMS)
+        self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
 
     def observe(self, request: ParsedRequest) -> PromptComparison | None:
         """Add a request; return the comparison with the one before, if they are not alike."""
@@ -123,9 +123,11 @@ class PrefixWatch:
             last = LastPrompts(max_size=self._max_size, clock=self._clock)
             self._teams.put(team, last)
         name = (request.session or "").partition("/")[2]  # behind what depends on the model
-        before = last.replace(body, owner=request.owner, name=name)
-        if before is None or (before.is_head_only and request.found is not None):
-            return None  # what varies before documents is found by others
+        # What varies before documents is found by others.
+        has_head = request.found is None
+        before = last.replace(body, owner=request.owner, name=name, has_head=has_head)
+        if before is None:
+            return None
         seconds = self._clock() - before.prompt.time_s
         if before.is_continued and not _may_expire(before, seconds):
             return None

@@ -5,11 +5,14 @@ Stores hashes, compares them in constant time, and writes no key into any messag
 
 import hashlib
 import hmac
+import json
 from collections.abc import Sequence
 
 from pydantic import SecretStr
 
-from ragboost.errors import RequestError
+from ragboost.config import Settings
+from ragboost.errors import ConfigError, RequestError
+from ragboost.proxy.watched_file import WatchedFile
 from ragboost.rewriting.headers import RawHeaders, get_header
 
 
@@ -29,6 +32,29 @@ class ApiKeys:
             for team in teams
             for key in team
         ]
+
+    @classmethod
+    def watched(cls, settings: Settings) -> tuple["ApiKeys", WatchedFile | None]:
+        """Return the keys of the clients, and the file that `refresh` reads them from, if any.
+
+        Raises:
+            ConfigError: the file cannot be used, or has the key of reports.
+        """
+        keys, path = cls(settings.proxy.api_keys), settings.proxy.api_keys_file
+        if path is None:
+            return keys, None
+        if settings.proxy.api_keys:
+            raise ConfigError("set either proxy.api_keys or proxy.api_keys_file")
+        report = settings.engine_hooks.report_key
+        reserved = _digest(report.get_secret_value()) if report is not None else b""
+
+        def apply(contents: bytes) -> None:
+            teams = _read_teams(contents)
+            if reserved in dict(teams):
+                raise ConfigError("has the key of engine_hooks.report_key: choose another key")
+            keys._teams = teams
+
+        return keys, WatchedFile(path, setting="proxy.api_keys_file", apply=apply)
 
     def check(self, headers: RawHeaders) -> str:
         """Look for an accepted key in `authorization: Bearer` or `x-api-key`.
@@ -57,6 +83,24 @@ class ApiKeys:
                 "invalid API key" if digests else "missing API key: send authorization: Bearer KEY"
             )
         return matches[0]
+
+
+def _read_teams(contents: bytes) -> list[tuple[bytes, str]]:
+    """Read keys and their teams, whose names stay the same when their keys change."""
+    try:
+        teams = json.loads(contents)
+    except (ValueError, RecursionError):
+        raise ConfigError("is not JSON") from None
+    found = [
+        (_digest(key) if isinstance(key, str) and key else b"", _digest(f"named {name}").hex()[:16])
+        for name, keys in (teams.items() if isinstance(teams, dict) else ())
+        for key in (keys if isinstance(keys, list) else [keys])
+    ]
+    if not found or b"" in dict(found):
+        raise ConfigError('must be an object such as {"team": ["new key", "old key"]}')
+    if len(dict(found)) < len(found):
+        raise ConfigError("has a key twice")
+    return found
 
 
 def _name(team: Sequence[SecretStr]) -> str:

@@ -12,6 +12,7 @@ from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
 from ragboost.hosted.receipts import PromptCost
+from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
     CollectedLearner,
     CollectedWorkers,
@@ -118,6 +119,13 @@ class Metrics:
             "Completions sent to their backend by the adaptive waiting room: at_once, or after "
             "a wait alone, planned with others, at max_wait, or because the room was full.",
             ("how",),
+        )
+
+        self._announcements = self._counters(
+            "ragboost_chunk_announcements_total",
+            "Waiting requests whose documents their backend was told to load: sent, dropped "
+            "because too many were on their way, or failed.",
+            ("result",),
         )
 
     def _declare_tokens(self) -> None:
@@ -290,6 +298,9 @@ class Metrics:
     def count_bypass(self, reason: str) -> None:
         self._bypass[reason,].inc()
 
+    def count_announcement(self, result: str) -> None:
+        self._announcements[result,].inc()
+
     def count_context(self, context: Context) -> None:
         sent = len(context.documents)
         self._sent_documents.inc(sent)
@@ -303,11 +314,11 @@ class Metrics:
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
 
-    def count_orders(self, context: Context, sent: Context, *, num_tokens: int) -> None:
+    def count_orders(self, context: Context, sent: IndexEntry) -> None:
         """Count what a request found cached, and what `sent`, the client's order, would have."""
-        self._compared_tokens.inc(num_tokens)
+        self._compared_tokens.inc(sum(sent.tokens))
         self._compared_cached_tokens["boosted",].inc(context.predicted_cached_tokens)
-        self._compared_cached_tokens["sent",].inc(sent.predicted_cached_tokens)
+        self._compared_cached_tokens["sent",].inc(sent.cached_tokens)
 
     def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
         """Count what boosting would have dropped."""

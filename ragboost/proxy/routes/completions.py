@@ -19,14 +19,13 @@ from ragboost.proxy.asgi.client_exchange import (
     RequestContext,
     read_body,
 )
-from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.metrics import HANDED_OVER
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.proxy.workers.worker_pool import WorkerLostError, WorkerSlot
@@ -48,7 +47,7 @@ class Passthrough:
     def __init__(self, state: ProxyState, *, paths: ForwardedPaths | None = None) -> None:
         self._paths = paths
         self._settings = settings = state.settings
-        self._keys = ApiKeys(settings.proxy.api_keys) if settings.proxy.api_keys else None
+        self._keys = state.keys if settings.proxy.has_keys else None
         self._tracing = Tracing() if settings.proxy.tracing else None
         self._has_notes = settings.proxy.tracing or settings.proxy.access_log
         self._dispatcher = state.dispatcher
@@ -124,6 +123,7 @@ class Completions(Passthrough):
         self._recent = state.recent
         self._sync = state.sync
         self._log = state.log
+        self._announcer = state.announcer
 
     async def _forward(
         self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
@@ -136,6 +136,8 @@ class Completions(Passthrough):
             has_stream_options=self._has_stream_options,
             team=exchange.team,
         )
+        if self._has_stream_options:
+            admission.announce = partial(self._announcer.announce, exchange.headers)
         upstream = await prepare()
         if upstream.worker is not None:
             if await self._hand_over(exchange, watch, upstream, upstream.worker):

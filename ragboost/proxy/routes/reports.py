@@ -35,11 +35,11 @@ class _ReportKey:
     """
 
     def __init__(self, settings: Settings) -> None:
-        key, clients = settings.engine_hooks.report_key, settings.proxy.api_keys
-        if key is not None and key in clients:
+        key = settings.engine_hooks.report_key
+        if key is not None and key in settings.proxy.api_keys:
             raise ConfigError(f"{_SETTING} is also in proxy.api_keys: choose another key")
         self._keys = None if key is None else ApiKeys([key])
-        self._is_open = not clients
+        self._is_open = not settings.proxy.has_keys
 
     def check(self, request: Request) -> None:
         """Check the key of a report; without one configured, that it comes from this machine.

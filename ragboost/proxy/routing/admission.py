@@ -3,7 +3,7 @@
 Does not know how a backend is chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ragboost.booster import Planned
 from ragboost.booster.tenants import Tenant
 from ragboost.errors import BackendError
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import Conversation
@@ -61,6 +61,7 @@ class Admission:
         self.is_stream = False  # the first byte shows that the prompt is computed
         # Tokens of it in each prefix cache, by number of the backend; empty if not looked for.
         self.cached_by_backend: Sequence[float] | npt.NDArray[np.float64] = ()
+        self.announce: Callable[[Admission], None] | None = None  # called once, if it has to wait
         # Its place.
         self.cached_tokens = 0  # tokens of it that the backend's prefix cache should hold
         self.planned: Planned | None = None  # the order of its documents, if it was planned

@@ -11,7 +11,7 @@ from typing import Any
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.routing.virtual_queue import Place, VirtualQueue
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 
 Plan = Callable[["BackendQueue"], Coroutine[Any, Any, None]]
 

@@ -88,6 +88,8 @@ class Dispatcher:
         Raises:
             TooManyWaitingError: the queue is full.
         """
+        if tenant is not None:
+            admission.parsed = request
         if not self._examines_bodies:
             num_bytes, model = len(request.body.raw), request.tenant_key.model
             await self.admit_unparsed(admission, num_bytes, model=model)
@@ -98,7 +100,7 @@ class Dispatcher:
         num_bytes = self._sent_bytes(admission, len(request.body.raw))
         admission.prompt_tokens = int(num_bytes * admission.tokens_per_byte)
         if tenant is not None:
-            admission.tenant, admission.parsed, admission.sent = tenant, request, conversation
+            admission.tenant, admission.sent = tenant, conversation
         admission.conversation = request.session or ""
         admission.is_stream = request.body.fields.get("stream") is True
         await self.enter(admission)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ragboost.proxy.routing.admission import Admission
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 
 _MIN_SAMPLES = 3
 _DECAY = 0.9  # weight of the past per sample

@@ -14,7 +14,8 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.signals import make_signals
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity
 from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
-from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backends import Backends
 
 _UNHEALTHY = 1e15  # tokens; more than any queue
 

@@ -16,7 +16,8 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.backend_queue import BackendQueue, QueuedRequest
 from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.routing.router import Router
-from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backends import Backends
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ class WaitingRoom:
             team = tenant.key.team if tenant is not None else ""
             tokens = _expected_tokens(admission)
         queued = queue.add(admission, team=team, tokens=tokens, since=now)
+        if admission.announce is not None:
+            admission.announce(admission)
         try:
             self.update()
             await queued.released

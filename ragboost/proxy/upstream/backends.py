@@ -1,299 +1,24 @@
-"""The upstream servers: requests to them, the one safe retry, and their health.
+"""The upstream servers and their health.
 
-Knows HTTP. Does not know what a request means, and never parses a body.
+Knows which there are. Does not know how a request is sent, or what it means.
 """
 
 import asyncio
 import logging
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
-from ragboost.config.proxy import public_url
 from ragboost.errors import (
-    BackendConnectionError,
     BackendError,
     BackendRefusedError,
     BackendTimeoutError,
     ConfigError,
-    StaleConnectionError,
-    UnreadRequestError,
 )
-from ragboost.proxy.upstream.client import ConnectionPool, UpstreamResponse
-from ragboost.rewriting.headers import RawHeaders
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.watched_file import Refreshable, WatchedFile
 
 logger = logging.getLogger(__name__)
-
-_READY_TIMEOUT_S = 2.0
-_MAX_FETCHED_BYTES = 4 * 1024 * 1024
-_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
-_IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")  # RFC 9110 section 9.2.2
-_RANK_HEADER = b"x-data-parallel-rank"
-_KEY_HEADERS = (b"authorization", b"x-api-key")
-
-
-class Load(NamedTuple):
-    """The requests that other processes have on a backend; as in `BackendLoad`."""
-
-    running: int = 0
-    assigned: int = 0
-    prefill_tokens: int = 0
-
-
-_NO_LOAD = Load()
-
-
-@dataclass(slots=True)
-class BackendLoad:
-    """Counters of a backend's requests, from their assignment to the end of their responses."""
-
-    running: int = 0  # requests sent whose responses have not ended
-    assigned: int = 0  # running requests and those that wait for the backend to have room
-    # Prompt tokens to be computed for assigned requests without a first byte.
-    prefill_tokens: int = 0
-    dispatched: int = 0  # requests ever assigned; breaks ties
-    elsewhere: Load = _NO_LOAD  # the requests of other workers and replicas, as last heard
-    # So that the router reads the loads that have changed, not all of them for each request.
-    on_change: Callable[[], object] | None = field(default=None, repr=False, compare=False)
-
-    def add(self, *, running: int = 0, assigned: int = 0, prefill_tokens: int = 0) -> None:
-        self.running += running
-        self.assigned += assigned
-        self.prefill_tokens += prefill_tokens
-        self._changed()
-
-    def hear(self, elsewhere: Load) -> None:
-        self.elsewhere = elsewhere
-        self._changed()
-
-    def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
-
-
-class Backend:
-    """One upstream server, or one data-parallel rank of its engine; used on one event loop.
-
-    Attributes:
-        max_concurrency: completions that may run on it at a time; None: unlimited.
-    """
-
-    def __init__(
-        self,
-        settings: BackendSettings,
-        replica: ReplicaSettings | None = None,
-        *,
-        rank: int | None = None,
-    ) -> None:
-        configured = (replica or settings).url
-        # Base URL, without `/v1`, a slash at the end, user and password: it may be shown.
-        self.url = public_url(configured)
-        # In headers, metrics and logs; unique among the backends. Ends with `#RANK` for a rank.
-        self.name = (replica and replica.name) or self.url.partition("://")[2]
-        # Of the engine's data-parallel ranks, each with a prefix cache of its own; None: the engine
-        # has one, or chooses by itself.
-        self.rank = rank
-        if rank is not None:
-            self.name += f"#{rank}"
-        self.max_concurrency = (replica and replica.max_concurrency) or settings.max_concurrency
-        self.load = BackendLoad()
-        # Why it is unhealthy, without addresses; None if it is healthy. Set by `Backends`.
-        self.problem: str | None = None
-        self.number = 0  # position among `Backends.all`
-        self.num_failures = 0
-        api_key = (replica and replica.api_key) or settings.api_key
-        self._api_key = api_key.get_secret_value() if api_key else None
-        # Clients send API keys of the proxy, which must not reach the backend.
-        self.hides_client_keys = False
-        address = urlsplit(self.url)
-        self._path = address.path
-        self._host = address.netloc.encode()
-        login = urlsplit(configured)
-        self._login = _basic(login.username, login.password)
-        self._connections = ConnectionPool(
-            self.url,
-            connect_timeout_s=settings.connect_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
-        )
-
-    def __repr__(self) -> str:
-        return f"Backend({self.url!r})"
-
-    @property
-    def key(self) -> str:
-        """Its identity for other processes, which may have given it another name."""
-        return self.url if self.rank is None else f"{self.url}#{self.rank}"
-
-    @property
-    def is_healthy(self) -> bool:
-        return self.problem is None
-
-    @property
-    def has_room(self) -> bool:
-        """One more completion may run on the backend."""
-        if self.max_concurrency is None:
-            return True
-        return self.load.running + self.load.elsewhere.running < self.max_concurrency
-
-    def close(self) -> None:
-        self._connections.close()
-
-    async def request(
-        self, method: str, target: str, *, headers: RawHeaders, body: bytes = b""
-    ) -> UpstreamResponse:
-        """Send a request and return the response with its body unread.
-
-        Retries once, on a new connection, if the backend cannot have read the request, since the
-        connection was refused, or a pooled one was closed before the request reached it; or if a
-        pooled connection was closed before the response and the request may be repeated: its method
-        is idempotent, or it has an `idempotency-key`.
-
-        Args:
-            target: path and query, encoded as the client sent them.
-            headers: all but host, content-length and the backend's own API key.
-
-        Raises:
-            BackendRefusedError: no connection could be made; nothing was sent.
-            BackendConnectionError: the connection was lost before the response began.
-            BackendTimeoutError: no connection or no response in time.
-        """
-        head = self._head(method, target, self.with_key(headers), len(body))
-        is_head_request = method == "HEAD"
-        connection = self._connections.take()
-        if connection is not None:
-            try:
-                return await connection.exchange(head, body, is_head_request=is_head_request)
-            except UnreadRequestError:
-                pass
-            except StaleConnectionError:
-                if not _is_repeatable(method, headers):
-                    raise
-        try:
-            connection = await self._connections.connect()
-        except BackendRefusedError:
-            connection = await self._connections.connect()
-        return await connection.exchange(head, body, is_head_request=is_head_request)
-
-    async def find_problem(self) -> str | None:
-        """Return why the backend does not work; a 404 is fine: hosted APIs have no `/health`."""
-        try:
-            status, _ = await self.ask("/health")
-        except BackendError as error:
-            return str(error)
-        return f"GET /health returned {status}" if status >= 500 else None
-
-    async def find_refusal(self) -> str | None:
-        """Return how the backend refuses the proxy's credentials; None if it does not.
-
-        Where the clients' own credentials are forwarded, these are not the proxy's to judge.
-        """
-        if self._api_key is None and self._login is None and not self.hides_client_keys:
-            return None
-        try:
-            status, _ = await self.ask("/v1/models")
-        except BackendError as error:
-            return str(error)
-        return f"credentials: GET /v1/models returned {status}" if status in (401, 403) else None
-
-    async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
-        """Return a small response's body: empty unless its status is 200, None without one."""
-        try:
-            status, data = await self.ask(path, body=body)
-        except BackendError:
-            return None
-        return data if status == 200 else b""
-
-    async def ask(
-        self,
-        path: str,
-        *,
-        body: bytes | None = None,
-        headers: RawHeaders = (),
-        timeout_s: float = _READY_TIMEOUT_S,
-    ) -> tuple[int, bytes]:
-        """Send a request of the proxy's own on a new connection; return its status and body.
-
-        Raises:
-            BackendConnectionError: no connection, or a truncated response.
-            BackendTimeoutError: no complete response within `timeout_s`.
-        """
-        method = "GET" if body is None else "POST"
-        own = [(b"content-type", b"application/json"), (b"connection", b"close"), *headers]
-        head = self._head(method, path, self.with_key(own), len(body or b""))
-        try:
-            async with asyncio.timeout(timeout_s):
-                connection = await self._connections.connect()
-                response = await connection.exchange(head, body or b"", is_head_request=False)
-                try:
-                    return response.status, await _read_small(response)
-                finally:
-                    response.close()
-        except TimeoutError:
-            raise BackendTimeoutError(f"no response within {timeout_s:g} s") from None
-
-    def with_key(self, headers: RawHeaders) -> RawHeaders:
-        if self._api_key is None and not self.hides_client_keys:
-            is_given = self._login is None or any(name == b"authorization" for name, _ in headers)
-            return headers if is_given else [*headers, (b"authorization", self._login or b"")]
-        kept = [header for header in headers if header[0] not in _KEY_HEADERS]
-        if self._api_key is not None:
-            key = self._api_key.encode()
-            kept.append((b"authorization", b"Bearer " + key))
-            if any(name == b"x-api-key" for name, _ in headers):
-                kept.append((b"x-api-key", key))
-        return kept
-
-    def _target(self, target: str) -> str:
-        return target if target == "*" else self._path + target  # `OPTIONS *` is about the server
-
-    def _head(self, method: str, target: str, headers: RawHeaders, num_bytes: int) -> bytes:
-        """Render a request's head.
-
-        Raises:
-            BackendConnectionError: a header has a line break, which could smuggle a request in.
-        """
-        lines = [
-            b"%b %b HTTP/1.1" % (method.encode(), self._target(target).encode()),
-            b"host: " + self._host,
-        ]
-        if self.rank is not None:
-            headers = [header for header in headers if header[0] != _RANK_HEADER]
-            lines.append(b"%b: %d" % (_RANK_HEADER, self.rank))
-        lines.extend([b"%b: %b" % header for header in headers])
-        if num_bytes or method not in _WITHOUT_BODY:
-            lines.append(b"content-length: %d" % num_bytes)
-        head = b"\r\n".join(lines)
-        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
-            raise BackendConnectionError("a header of the request has a line break")
-        return head + b"\r\n\r\n"
-
-
-def _ranks(settings: BackendSettings, replica: ReplicaSettings | None) -> Sequence[int | None]:
-    size = (replica and replica.data_parallel_size) or settings.data_parallel_size
-    return range(size) if size > 1 else (None,)
-
-
-def _is_repeatable(method: str, headers: RawHeaders) -> bool:
-    return method in _IDEMPOTENT or any(name == b"idempotency-key" for name, _ in headers)
-
-
-def _basic(name: str | None, password: str | None) -> bytes | None:
-    if name is None:
-        return None
-    return b"Basic " + b64encode(f"{unquote(name)}:{unquote(password or '')}".encode())
-
-
-async def _read_small(response: UpstreamResponse) -> bytes:
-    """Read a whole body; return an empty one if it is too long."""
-    body = bytearray()
-    while chunk := await response.read():
-        body += chunk
-        if len(body) > _MAX_FETCHED_BYTES:
-            return b""
-    return bytes(body)
 
 
 @dataclass
@@ -310,6 +35,7 @@ class Backends:
     # Called with each backend that becomes unhealthy; its prefix cache counts as lost.
     on_down: list[Callable[[Backend], None]] = field(default_factory=list)
     on_up: list[Callable[[], None]] = field(default_factory=list)  # one is healthy again
+    sources: list[Refreshable] = field(default_factory=list)  # of their list and of their key
 
     def __post_init__(self) -> None:
         for number, backend in enumerate(self.all):
@@ -320,7 +46,7 @@ class Backends:
         """Make the backends that the settings name.
 
         Raises:
-            ConfigError: two have the same name.
+            ConfigError: two have the same name, or a file of the settings cannot be used.
         """
         replicas: Sequence[ReplicaSettings | None] = settings.backends or (None,)
         backends = [
@@ -333,10 +59,24 @@ class Backends:
             raise ConfigError(
                 f"backends: two have the name {repeated[0]!r}; set `name` of one of them"
             )
-        for backend in backends:
-            backend.hides_client_keys = bool(settings.proxy.api_keys)
         router = settings.router
-        return cls(backends, router.health_interval_s, router.max_failures)
+        made = cls(backends, router.health_interval_s, router.max_failures)
+        for backend in backends:
+            backend.hides_client_keys = settings.proxy.has_keys
+        if (path := settings.backend.api_key_file) is not None:
+            if settings.backend.api_key is not None:
+                raise ConfigError("set either backend.api_key or backend.api_key_file")
+            setting = "backend.api_key_file"
+            made.sources.append(WatchedFile(path, setting=setting, apply=made._set_key))
+        return made
+
+    def _set_key(self, contents: bytes) -> None:
+        key = contents.decode("latin-1").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("is not one line of ASCII")
+        for backend in self.all:
+            if not backend.has_own_key:
+                backend.api_key = key
 
     def open(self) -> None:
         self._checks = [asyncio.create_task(self._check(backend)) for backend in self.all]
@@ -398,3 +138,8 @@ class Backends:
         logger.warning("backend %s is unhealthy until a check succeeds: %s", backend.name, problem)
         for call in self.on_down:
             call(backend)
+
+
+def _ranks(settings: BackendSettings, replica: ReplicaSettings | None) -> Sequence[int | None]:
+    size = (replica and replica.data_parallel_size) or settings.data_parallel_size
+    return range(size) if size > 1 else (None,)

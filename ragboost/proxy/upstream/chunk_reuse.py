@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ragboost.config import BackendSettings
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.graph_documents import graph_as_documents
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
@@ -30,6 +30,7 @@ _REFUSALS: Mapping[str, str] = MappingProxyType(
         "context_parallel": "it does not work with context parallelism",
         "several_nodes": "the engine runs on several nodes",
         "worker_processes": "a worker of the engine has not reported that it can",
+        "several_connectors": "it does not work beside another KV connector",
         "lora": "the engine serves LoRA adapters",
         "speculative_decoding": "it does not work with speculative decoding",
         "mla": "the model has latent attention (MLA)",
@@ -110,6 +111,17 @@ class ChunkReuseProbe:
             return raw
         return graph_as_documents(raw, can_reuse=self.is_supported and has_chunks)
 
+    def loads_ahead(self, backend: Backend) -> bool:
+        """Return True if a backend has more than memory, and loads the chunks of requests to come
+        when it is told."""
+        report = self._reports.get(backend.name)
+        return self.is_supported and report is not None and report.prefetch
+
+    def note_no_prefetch(self, backend: Backend) -> None:
+        """Note that a backend has no such route, until it is asked again."""
+        if backend.name in self._reports:
+            self._reports[backend.name].prefetch = False
+
     async def open(self) -> None:
         """Start to ask, without waiting for an answer."""
         self._tasks = [asyncio.create_task(self._watch(backend)) for backend in self._backends]
@@ -138,6 +150,7 @@ class ReuseReport(msgspec.Struct):
     default: str = ""  # of requests that do not say: exact or approx
     ratio: float | None = None  # recompute ratio of these; None: unknown
     graphs: bool = False  # it reads `ragboost.graph`
+    prefetch: bool = False  # it loads chunks that are announced
 
 
 def _read(answer: bytes | None) -> ReuseReport:

@@ -6,14 +6,15 @@ backend. Does not know the meaning of the bytes.
 
 import logging
 import time
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientWatch, RequestContext
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
@@ -28,17 +29,21 @@ logger = logging.getLogger(__name__)
 
 RECEIPT = b"x-ragboost-receipt"
 _EVENT_STREAM = "text/event-stream"
+_NO_DELTA = HistoryDelta()
 
 
-class UpstreamRequest(NamedTuple):
+@dataclass(slots=True)
+class UpstreamRequest:
+    """What the backend is sent, and what is known of the request it was made from."""
+
     body: bytes
-    headers: RawHeaders  # without the request id
+    headers: RawHeaders = ()  # without the request id
     model: str = ""  # named by the client
     bypass: Bypass | None = None  # why nothing was boosted
     context: Context | None = None  # of the boosted documents
     num_documents: int = 0  # in this turn's part of the payload
     num_dropped: int = 0  # given, and not there
-    delta: HistoryDelta = HistoryDelta()  # what it adds to its conversation
+    delta: HistoryDelta = _NO_DELTA  # what it adds to its conversation
     tracked: TrackedRequest | None = None  # None: nothing was boosted
     history: bytes = b""  # digest of the rewritten history, for a conversation without a name
     is_usage_added: bool = False  # the proxy asked for the response's usage, not the client

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ragboost.proxy.upstream.backends import Backend, Load
+from ragboost.proxy.upstream.backend import Backend, Load
 
 LIFETIME_S = 1.0  # of a load that is not repeated: ten lost beats
 _MAX_SOURCES = 1024

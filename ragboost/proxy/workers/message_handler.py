@@ -12,7 +12,7 @@ from ragboost.booster.tenants import bounded_name
 from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.proxy.workers.messages import KeptHistory, LoadReport, SentPrompt
 from ragboost.proxy.workers.prompt_queue import PromptQueue

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.upstream.backends import Load
+from ragboost.proxy.upstream.backend import Load
 
 
 class SentPrompt(msgspec.Struct, frozen=True, array_like=True, tag=True):

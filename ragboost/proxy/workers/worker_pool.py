@@ -15,7 +15,7 @@ import zmq
 
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendError, ConfigError
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.proxy.workers.message_handler import MessageHandler
 from ragboost.proxy.workers.messages import KeptHistory, LoadReport, SentPrompt, SharedMessage

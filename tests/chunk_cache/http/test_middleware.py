@@ -1,5 +1,6 @@
 """The front of chunk reuse before a server that renders, tokenises and answers as vLLM does."""
 
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -363,6 +364,7 @@ def place(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[HungPlace
     library = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
     inbox = AnnouncementInbox(name, rank=0, library=lambda: library)
     served.front._announcer = Announcer(name, num_ranks=1)
+    served.front._has_more_than_memory = True
     yield hung
     hung.may_answer.set()
     inbox.close()
@@ -390,3 +392,59 @@ def test_the_chunks_of_a_request_to_come_are_loaded(served: Served, place: HungP
     wrong = {**chat(), "ragboost": {"chunks": "all"}}
     assert served.post(wrong, path=f"/chunk_prefetch{CHAT}").status_code == 400
     assert served.post({}, path=f"/chunk_prefetch{CHAT}").json() == {"chunks": 0}
+
+
+def test_stored_chunks_are_listed_and_removed_over_http(served: Served, place: HungPlace) -> None:
+    def ask(**store: Any) -> Any:
+        body = chat(store=store)
+        if store.get("action", "list") == "list":
+            body["ragboost"].pop("chunks")
+        answer = served.post(body, path="/chunk_store")
+        assert answer.status_code == 200, answer.text
+        return answer.json()["chunks"]
+
+    place.may_answer.set()
+    assert ask() == []
+    pinned = ask(action="pin")
+    assert [(row["done"], row["places"]) for row in pinned] == [(False, [])] * 3
+    assert len({row["key"] for row in pinned}) == 3
+    assert ask(action="evict", keys=[row["key"] for row in pinned]) == [
+        {**row, "done": True} for row in pinned
+    ]
+    assert (
+        served.post({"ragboost": {"store": {"action": "drop"}}}, "/chunk_store").status_code == 400
+    )
+    assert served.post({"ragboost": 7}, path="/chunk_store").status_code == 400
+    assert not served.engine.bodies
+
+
+def test_metrics_show_what_the_engine_holds(served: Served, place: HungPlace) -> None:
+    served.client.get("/metrics")
+    name = "ragboost_chunk_store_entries"
+    assert served.registry.get_sample_value(name, {"tier": "memory"}) == 0
+    name = "ragboost_chunk_store_capacity_bytes"
+    assert served.registry.get_sample_value(name, {"tier": "memory"}) == 1 << 30
+    served.client.get("/metrics")
+    assert (
+        served.registry.get_sample_value("ragboost_chunk_store_evictions_total", {"tier": "memory"})
+        == 0
+    )
+
+
+def test_only_the_holder_of_the_public_key_stores_for_all_tenants(served: Served) -> None:
+    assert served.post(chat(public="")).status_code == 400
+    served.front._public_key = "secret"
+    for wrong in ("", "Secret", "é", 7, True):
+        refused = served.client.post(
+            CHAT,
+            content=json.dumps(chat(public=wrong)),
+            headers={"content-type": "application/json"},
+        )
+        assert refused.status_code == 400, wrong
+        assert "secret" not in refused.text
+    assert served.post({"ragboost": {"public": "no"}}, path="/chunk_store").status_code == 400
+    assert not served.engine.bodies
+    assert served.post(chat(public="secret")).status_code == 200
+    assert plan_of(served)["public"] is True
+    assert served.post(chat()).status_code == 200
+    assert "public" not in plan_of(served)

@@ -80,11 +80,8 @@ def test_what_was_removed_while_the_place_hung_is_not_found(place: HungPlace) ->
     assert "removed" not in place.chunks
 
 
-def test_kv_for_which_the_queue_has_no_room_is_written_later(
-    place: HungPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "WRITE_BEHIND_BYTES", 1)
-    store = TieredStore(remote=place, waits=False)
+def test_kv_for_which_the_queue_has_no_room_is_written_later(place: HungPlace) -> None:
+    store = TieredStore(remote=place, waits=False, write_bytes=1)
     for number in range(4):
         store.put(str(number), make_chunk(number))
     place.may_answer.set()

@@ -42,12 +42,66 @@ def test_closing_gives_up_on_a_writer_that_has_hung_for_long(place: HungPlace) -
     assert not closing.is_alive()
 
 
+def test_closing_gives_up_on_a_place_that_answers_slowly() -> None:
+    now, closing = [0.0], list[threading.Thread]()
+
+    class SlowPlace(HungPlace):
+        def save(self, key: str, chunk: ChunkKV) -> bool:
+            saves.acquire()
+            now[0] += background.HANG_S - 1  # slow, but no hang
+            return super().save(key, chunk)
+
+    slow, saves = SlowPlace(), threading.Semaphore(0)
+    slow.may_answer.set()
+
+    def clock() -> float:
+        time = now[0]
+        if threading.current_thread() in closing:
+            saves.release()  # the time to close is known: it goes on as the closing thread looks
+        return time
+
+    store = TieredStore(remote=slow, waits=False, clock=clock)
+    for number in range(50):
+        store.put(f"chunk {number}", make_chunk())
+    closing.append(threading.Thread(target=store.close, daemon=True))
+    closing[0].start()
+    closing[0].join(DEADLINE_S)
+    assert not closing[0].is_alive()
+    saves.release(50)
+    eventually(lambda: not store._tiers[0]._writer._threads[0].is_alive())
+    assert len(slow.chunks) < 50
+
+
+def test_a_place_is_read_again_after_a_clear_that_failed_at_first() -> None:
+    class NotCleared(HungPlace):
+        num_failures = 1
+
+        def clear(self) -> None:
+            if self.num_failures:
+                self.num_failures -= 1
+                raise StoreUnavailableError("no answer")
+            super().clear()
+
+    place = NotCleared()
+    place.may_answer.set()
+    place.chunks["old"] = make_chunk(1)
+    store = TieredStore(remote=place, waits=False)
+    store.clear()
+    store.flush()
+    assert place.chunks.keys() == {"old"}
+    store.prefetch({"asked": 6})  # nothing is written in between
+    eventually(lambda: not place.chunks)
+    place.chunks["new"] = make_chunk(2)  # of another engine
+    store.prefetch({"new": 6})
+    eventually(lambda: same(store.get("new"), make_chunk(2)))
+    store.close()
+
+
 def test_kv_queued_behind_a_full_queue_does_not_spin(
     place: HungPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "_MAX_QUEUED", 2)
-    monkeypatch.setattr(background, "WRITE_BEHIND_BYTES", 1)
-    store = TieredStore(remote=place, waits=False)
+    store = TieredStore(remote=place, waits=False, write_bytes=1)
     store.put("a", make_chunk())
     assert place.was_asked.acquire(timeout=DEADLINE_S)
     store.put("b", make_chunk(1))  # no room: written later
@@ -181,11 +235,12 @@ def test_a_load_that_came_too_late_is_not_made_after_the_chunk_was_computed(
     place: HungPlace,
 ) -> None:
     store = TieredStore(remote=place, waits=False)
-    store.prefetch({"first": 6, "second": 6})
-    assert place.was_asked.acquire(timeout=DEADLINE_S)
+    store.prefetch({"first": 6, "beside": 6, "second": 6})
+    for _ in ("first", "beside"):  # one thread each
+        assert place.was_asked.acquire(timeout=DEADLINE_S)
     store.put("second", make_chunk(2))  # the request did not wait
     place.may_answer.set()
-    eventually(lambda: not store.is_loading(["first", "second"]))
+    eventually(lambda: not store.is_loading(["first", "beside", "second"]))
     store._tiers[0].drain()
     assert same(store.get("second"), make_chunk(2))
     asked = sum(place.was_asked.acquire(blocking=False) for _ in range(9))

@@ -15,7 +15,7 @@ from ragboost.chunk_cache.store.files import encode
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.store.chunks import files_of_at_most, make_chunk, same
 
-SIZE = len(encode("a", make_chunk(), codec="plain"))
+SIZE = len(encode("a", make_chunk()))
 ROOT = Path(__file__).parents[3]
 
 

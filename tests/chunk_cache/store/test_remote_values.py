@@ -35,7 +35,7 @@ def test_a_valid_value_of_another_tenant_or_model_is_refused_under_this_key(
     redis_server: RedisServer, tier: RemoteTier
 ) -> None:
     with redis_server.client() as client:
-        client.set(name_of(tier, "mine"), encode("theirs", make_chunk(), codec="plain"))
+        client.set(name_of(tier, "mine"), encode("theirs", make_chunk()))
         assert tier.load("mine") is None
         assert not client.exists(name_of(tier, "mine")), "removed, and computed again"
     assert tier.num_refused == 1
@@ -128,7 +128,7 @@ def test_a_writer_that_ends_between_two_commands_leaves_nothing_for_ever(
 @pytest.mark.parametrize("places", [(0, 1), (1,)])
 def test_an_offset_that_is_no_whole_number_is_refused(places: tuple[int, ...]) -> None:
     """It once ended the thread that loads."""
-    data = encode("a", make_chunk(), codec="plain")
+    data = encode("a", make_chunk())
     (length,) = struct.unpack("<Q", data[:8])
     header: dict[str, Any] = json.loads(data[8 : 8 + length])
     for name, entry in header.items():

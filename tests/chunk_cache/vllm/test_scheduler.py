@@ -47,7 +47,7 @@ class EngineRequest(Request):
 class Bench:
     """A scheduler, and requests of a prompt whose chunks may be stored."""
 
-    def __init__(self, adapter: ModelAdapter) -> None:
+    def __init__(self, adapter: ModelAdapter, *, is_async: bool = False) -> None:
         self.adapter, self.library = adapter, make_library(adapter)
         self.system, self.chunks, self.question = make_prompt()
         self.worker: Any = SimpleNamespace(
@@ -62,7 +62,8 @@ class Bench:
             outcomes={},
             failed_requests=set(),
         )
-        config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=1000))
+        limits = SimpleNamespace(max_num_batched_tokens=1000, async_scheduling=is_async)
+        config = SimpleNamespace(scheduler_config=limits)
         self.scheduler = ChunkScheduler(self.worker, config, settings=EngineChunkSettings())
         self.scheduler.cache_manager = SimpleNamespace(get_block_ids=lambda _: [list(range(1000))])
 
@@ -168,6 +169,23 @@ def test_a_preempted_request_whose_answer_is_cached_too_reports_its_prompt(bench
     bench.schedule(request, held=len(request.tokens) // SIZE * SIZE)
 
     check(bench.finish(request), request)
+
+
+def test_where_steps_overlap_a_request_waits_until_its_filling_has_not_failed(
+    adapter: ModelAdapter,
+) -> None:
+    bench = Bench(adapter, is_async=True)
+    bench.learn(bench.chunks)
+    request = bench.request()
+
+    match = bench.scheduler.match(request, 0)
+
+    assert match.num_tokens
+    assert match.is_paced
+    bench.scheduler.allocated(request, match.num_tokens)
+    work = bench.scheduler.next_step({})
+    assert [fill.is_paced for fill in work.fills] == [True]
+    assert work.rows > 0
 
 
 def test_a_request_whose_filling_failed_says_so(bench: Bench) -> None:

@@ -55,6 +55,7 @@ def filler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             self.block_size = BLOCK
             self.outcomes, self.failed_blocks, self.failed_requests = {}, set(), set()
             self.done_requests, self._paced, self._steps = set(), {}, None
+            self.num_layers, self._pass_began, self._pass_tokens = 1, 0.0, 0
 
         def begin(self, plan: Any, prefix_slots: torch.Tensor) -> Any:
             return plan
@@ -72,10 +73,22 @@ def filler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-def fill(request_id: str, prefix_tokens: int, blocks: list[int], *, fails: bool = False) -> Any:
+def fill(
+    request_id: str,
+    prefix_tokens: int,
+    blocks: list[int],
+    *,
+    fails: bool = False,
+    is_paced: bool = False,
+) -> Any:
     stop = len(blocks) * BLOCK
-    plan: Any = SimpleNamespace(prefix_tokens=prefix_tokens, stop=stop, fails=fails)
-    return PromptFill(request_id, plan, blocks, is_paced=False)
+    plan: Any = SimpleNamespace(
+        prefix_tokens=prefix_tokens,
+        stop=stop,
+        fails=fails,
+        num_to_compute=lambda num_layers: stop - prefix_tokens,
+    )
+    return PromptFill(request_id, plan, blocks, is_paced)
 
 
 def test_a_filling_that_would_read_blocks_of_a_failed_one_fails_too(filler: Any) -> None:
@@ -91,3 +104,27 @@ def test_a_filling_that_would_read_blocks_of_a_failed_one_fails_too(filler: Any)
     assert filler.failed_requests == {"a", "b", "c"}
     assert filler.failed_blocks == {1, 2, 3, 4}
     assert set(filler.outcomes) == {"d"}
+
+
+def test_requests_that_wait_are_filled_in_one_step_as_long_as_it_has_rows(filler: Any) -> None:
+    fills = [fill(name, 0, [number, 9], is_paced=True) for number, name in enumerate("abcd")]
+
+    filler.fill_step(StepWork(fills=fills, rows=2 * BLOCK + 1))
+    assert filler.done_requests == {"a", "b"}
+
+    filler.fill_step(StepWork(rows=4 * BLOCK))
+    assert filler.done_requests == {"a", "b", "c", "d"}
+
+
+def test_a_pass_is_not_charged_with_the_fillings_of_its_step(
+    filler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragboost.chunk_cache.vllm import worker
+
+    clock = iter([10.0, 13.0])  # beginning and end of the fillings
+    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    filler.note_pass(64, began=9.0)  # as the step begins
+
+    filler.fill_step(StepWork(fills=[fill("a", 0, [1])]))
+
+    assert filler._pass_began == 12.0

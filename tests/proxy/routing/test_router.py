@@ -8,7 +8,8 @@ from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
 
 TOKENS = 400  # of a document

@@ -11,7 +11,8 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.signals import POLICIES, make_signals
 from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
-from ragboost.proxy.upstream.backends import Backend, Backends
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backends import Backends
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -11,7 +11,7 @@ import pytest
 
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import Connection, UpstreamResponse
 from tests.eventually import DEADLINE_S, run_event_loop
 from tests.fakes.clock import LoopClock

@@ -4,7 +4,8 @@ import random
 
 from ragboost.config import Settings
 from ragboost.proxy.routing.router import Router
-from ragboost.proxy.upstream.backends import Backends, Load
+from ragboost.proxy.upstream.backend import Load
+from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.workers.load_board import LIFETIME_S, LoadBoard
 
 

@@ -13,7 +13,8 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
-from ragboost.proxy.upstream.backends import Backends, Load
+from ragboost.proxy.upstream.backend import Load
+from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.proxy.workers.message_handler import MessageHandler
 from ragboost.proxy.workers.messages import LoadReport, ReplicaMessage, SentPrompt, encode

@@ -9,7 +9,7 @@ import zmq
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.upstream.backends import Load
+from ragboost.proxy.upstream.backend import Load
 from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.proxy.workers.messages import (
     Beat,

@@ -122,7 +122,9 @@ class ReusingRequest:
             is_exact = exact_stop is None or stop <= exact_stop
             if not is_exact and stop <= self.prefix_tokens:
                 continue  # approximate blocks of an equal request
-            if library.lacks(key, is_first=is_first):
+            if self.options.is_public and not (is_exact and self.options.reason != "not_alone"):
+                continue  # it has seen another's text, or approximate KV
+            if library.lacks(key, self.tokens[start:stop], is_first=is_first):
                 tokens = self.tokens[:stop]
                 found.append(ChunkCapture(key, tokens, start, is_exact, is_first))
         return found

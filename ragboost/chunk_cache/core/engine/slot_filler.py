@@ -22,10 +22,9 @@ from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
 from ragboost.chunk_cache.model.pace import Pace, advance
 from ragboost.chunk_cache.model.request_cache import RequestLayer
-from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import KV
+from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import tokens_digest
+from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix, tokens_digest
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class SlotFiller(ABC):
     ) -> None:
         settings.check_model(model)
         self.model = model
-        self.library = ChunkLibrary.of(model, store)
+        self.library = ChunkLibrary.of(model, store, has_public=bool(settings.public_key))
         self.backend = make_backend(settings.backend)
         self._pace = Pace(rows)
         self._pass_began, self._pass_tokens = 0.0, 0  # of the engine's last pass
@@ -103,8 +102,12 @@ class SlotFiller(ABC):
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def advance(self, steps: FillSteps, *, rows: int | None) -> FilledPrompt | None:
         """Continue a filling for about this many rows; return its result once it has ended."""
+        begin = time.perf_counter()
         with self.ordered():
-            return advance(steps, self._pace, rows=rows)
+            filled = advance(steps, self._pace, rows=rows)
+        self.library.num_fills += filled is not None
+        self.library.fill_seconds += time.perf_counter() - begin
+        return filled
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def finish(self, plan: PromptPlan, filled: FilledPrompt, slots: torch.Tensor) -> None:
@@ -133,6 +136,8 @@ class SlotFiller(ABC):
                 seconds = time.perf_counter() - self._pass_began
                 kv = replace(kv, compute_s=seconds * len(slots) / self._pass_tokens)
             self.library.add(chunk.key, kv, is_first=chunk.is_first)
+            if self.library.has_public and chunk.key.startswith(owner_prefix(PUBLIC)):
+                self.library.publish(chunk.key)
             return kv
 
     def check_weights(self) -> bool:

@@ -57,7 +57,8 @@ class MooncakeDriver:
         size = int(self._store.get_size(name))
         if size == _NOT_FOUND or size > min(max_bytes, self.max_bytes):
             return None
-        value = bytearray(memoryview(self._store.get(name)) if size > 0 else b"")
+        buffer = self._store.get_buffer(name) if size > 0 else None  # the client's own memory
+        value = bytearray(b"" if buffer is None else memoryview(buffer))
         if not value:
             raise StoreUnavailableError(f"Mooncake: error {size}, or a pool that does not answer")
         return value

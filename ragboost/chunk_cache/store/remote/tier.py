@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.codec import check_codec
 from ragboost.chunk_cache.store.files import ChunkFile, encode
 from ragboost.chunk_cache.store.keys import check_key
 from ragboost.errors import ChunkCacheError, StoreUnavailableError
@@ -57,21 +56,13 @@ class RemoteDriver(Protocol):
 
 
 class RemoteTier:
-    """A `ChunkTier` in a remote store.
-
-    Args:
-        codec: encoding of new values, see `CODECS`; values of any codec are readable.
-    """
+    """A `ChunkTier` in a remote store."""
 
     def __init__(
-        self,
-        driver: RemoteDriver,
-        *,
-        codec: str = "plain",
-        clock: Callable[[], float] = time.monotonic,
+        self, driver: RemoteDriver, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.num_refused = 0  # damaged or foreign values
-        self._driver, self._codec, self._clock = driver, check_codec(codec), clock
+        self._driver, self._clock = driver, clock
         self._lock = threading.Lock()
         self._generation, self._read_at = "", 0.0
 
@@ -93,7 +84,7 @@ class RemoteTier:
             return None
 
     def save(self, key: str, chunk: ChunkKV) -> bool:
-        value = encode(key, chunk, codec=self._codec)
+        value = encode(key, chunk)
         return len(value) <= self._driver.max_bytes and self._driver.put(self._name(key), value)
 
     def remove(self, key: str) -> None:

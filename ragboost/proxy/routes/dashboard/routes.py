@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.observability.merged import merge_dashboard
 from ragboost.proxy.observability.recent_requests import MAX_RECENT
 from ragboost.proxy.routes.dashboard.history import (
@@ -43,7 +42,7 @@ _MAX_VARYING = 10
 class Dashboard:
     def __init__(self, state: ProxyState) -> None:
         self._state = state
-        self._keys = ApiKeys(state.settings.proxy.api_keys)
+        self._keys = state.keys
         self._started = time.time()
         # The samples that it draws, opened and closed with the app.
         self.history = TotalsHistory(state.metrics.registry)
@@ -147,7 +146,7 @@ class Dashboard:
                 "model": piece.tenant.model,
                 "advice": piece.sentence(boosting.tenants.tokens_per_byte(piece.tenant.model)),
             }
-            for piece in boosting.leading_text.of_team(team)[:_MAX_VARYING]
+            for piece in boosting.observer.varying(team)[:_MAX_VARYING]
         ]
 
     def _indexes(self, team: str) -> list[dict[str, Any]]:

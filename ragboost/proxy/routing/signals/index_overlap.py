@@ -11,7 +11,7 @@ from ragboost.proxy.routing.signals.signal import (
     columns_of,
     spread,
 )
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 
 # Tokens of lead for each token of a document that a backend was sent lately. More finds more in the
 # caches, and lets requests wait behind each other: docs/lab/routing.md.

@@ -1,7 +1,7 @@
 """Count the work of a backend, of this proxy and of others, in tokens."""
 
 from ragboost.proxy.routing.signals.signal import RoutingSignal
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 
 
 class QueuedWork(RoutingSignal):

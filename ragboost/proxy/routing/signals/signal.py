@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ragboost.config import RouterSettings
 from ragboost.index import Holders
 from ragboost.proxy.routing.admission import Admission
-from ragboost.proxy.upstream.backends import Backend
+from ragboost.proxy.upstream.backend import Backend
 
 Tokens = npt.NDArray[np.float64]
 """Tokens by number of the backend."""

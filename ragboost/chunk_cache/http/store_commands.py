@@ -1,0 +1,116 @@
+"""List, pin, evict and expire stored chunks: the commands that an API server sends to the engine.
+
+A tenant reaches the chunks whose keys begin with its own name's digest, and no others. Knows keys
+and token ids. Does not know HTTP.
+"""
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.options import FIELD
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.http.reports import ReplyTo
+from ragboost.chunk_cache.store.keys import owner_prefix
+from ragboost.chunk_cache.store.retention import Retention
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.errors import RequestError
+
+MAX_KEYS = 1000
+"""Maximum chunks of one command, and of one answer."""
+Action = Literal["list", "pin", "unpin", "evict", "expire"]
+Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_FIELD = f"{FIELD}.store"
+
+
+class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `ragboost.store` object of a request."""
+
+    action: Action = "list"
+    keys: Annotated[list[str], msgspec.Meta(max_length=MAX_KEYS)] = []
+    ttl_s: Annotated[float, msgspec.Meta(ge=0)] | None = None  # `expire`; None: never
+    after: str = ""  # `list`: keys behind this one
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_KEYS)] = MAX_KEYS
+
+
+class StoreCommand(msgspec.Struct, frozen=True, tag="store"):
+    """What an API server asks for; without `options`, what the places hold and have done."""
+
+    reply_to: ReplyTo
+    options: StoreOptions | None = None
+    chunks: list[list[Token]] = []  # token ids of the chunks meant, beside `options.keys`
+    tenant: str = ""
+    namespace: list[str | None] = []
+
+
+def read_store_options(extension: Mapping[str, Any]) -> StoreOptions:
+    """Return the options of a request.
+
+    Raises:
+        RequestError: they are malformed.
+    """
+    try:
+        options = msgspec.convert(extension.get("store") or {}, StoreOptions)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{_FIELD}: {error}", param=_FIELD) from None
+    if options.ttl_s is not None and not math.isfinite(options.ttl_s):
+        raise RequestError(f"{_FIELD}.ttl_s must be a number of seconds", param=_FIELD)
+    return options
+
+
+def run_command(
+    command: StoreCommand, library: ChunkLibrary, retention: Retention | None
+) -> dict[str, Any]:
+    """Carry out a command in the engine's process and return its answer.
+
+    Args:
+        retention: of the library's store; None: it lists only, in other processes.
+    """
+    store, options = library.store, command.options
+    if retention is None or not isinstance(store, TieredStore):
+        return {"error": "several_workers"}
+    if options is None:
+        stats = [tier._asdict() for tier in store.stats()]
+        fill = {"fills": library.num_fills, "fill_seconds": library.fill_seconds}
+        return {"tiers": stats, "hits": store.num_hits, "misses": dict(store.misses), **fill}
+    plain = EngineChunkRequest(tenant=command.tenant)
+    tenant = in_namespace(plain, *command.namespace).tenant
+    owner = owner_prefix(tenant)
+    by_key = {key: 0 for key in options.keys if key.startswith(owner)}
+    by_key |= {library.key(t, tenant=tenant): len(t) for t in _long(command.chunks)}
+    is_listing_all = options.action == "list" and not options.keys and not command.chunks
+    if is_listing_all:
+        found = (key for key in store.keys(owner) if key > options.after)
+        by_key = dict.fromkeys(heapq.nsmallest(options.limit, found), 0)
+    rows = [
+        {"key": key, "done": _act(options, key, count, retention), **_describe(key, store)}
+        for key, count in by_key.items()
+    ]
+    for row in rows:
+        row["expires_s"] = retention.expires_in(row["key"])
+    more = by_key and is_listing_all and len(by_key) == options.limit
+    return {"chunks": rows, "after": max(by_key) if more else None}
+
+
+def _long(chunks: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    return [tokens for tokens in chunks[:MAX_KEYS] if len(tokens) >= MIN_CHUNK_TOKENS]
+
+
+def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention) -> bool:
+    if options.action == "pin":
+        return retention.pin(key, num_tokens=num_tokens)
+    if options.action == "expire":
+        return retention.expire(key, options.ttl_s)
+    if options.action == "unpin":
+        retention.unpin(key)
+    elif options.action == "evict":
+        retention.evict(key)
+    return True
+
+
+def _describe(key: str, store: TieredStore) -> dict[str, Any]:
+    return {"places": store.places(key), "pinned": store.is_kept(key)}

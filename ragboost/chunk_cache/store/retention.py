@@ -1,0 +1,96 @@
+"""Which chunks stay in memory, and which are removed at a given time.
+
+Belongs to a running store: nothing of it outlives the process. Knows keys. Does not know tenants.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from ragboost.bounded_map import BoundedMap
+from ragboost.chunk_cache.store.tiered import TieredStore
+
+MAX_ENTRIES = 1 << 16
+"""Maximum chunks with an expiry, and chunks that are waited for; more are refused."""
+MAX_SECONDS = 10 * 365 * 86_400.0
+_MAX_LOADING = 64
+
+
+class Retention:
+    """Pins and expiries of the chunks of one store. Safe to use from several threads; `tend` is
+    called a few times a second."""
+
+    def __init__(self, store: TieredStore, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock, self._lock = store, clock, threading.Lock()
+        self._expiries: dict[str, float] = {}
+        # Chunks to pin once they are in memory, with their tokens, those that are loading first.
+        self._awaited: dict[str, int] = {}
+        self._loading: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_LOADING)
+
+    def pin(self, key: str, *, num_tokens: int = 0) -> bool:
+        """Keep a chunk in memory, loading it if need be; return False if there is no room for it,
+        or nothing to load."""
+        if self._store.keep(key):
+            return True
+        is_elsewhere = key in self._store and "memory" not in self._store.places(key)
+        with self._lock:
+            if not is_elsewhere or len(self._awaited) >= MAX_ENTRIES:
+                return False
+            self._awaited[key] = num_tokens
+        return True
+
+    def unpin(self, key: str) -> None:
+        """Let a chunk be evicted."""
+        with self._lock:
+            self._awaited.pop(key, None)
+        self._store.release(key)
+
+    def evict(self, key: str) -> None:
+        """Remove a chunk from all places."""
+        with self._lock:
+            self._awaited.pop(key, None)
+            self._expiries.pop(key, None)
+        self._store.discard(key)
+
+    def expire(self, key: str, seconds: float | None) -> bool:
+        """Remove a chunk after some time; None: never. Return False if too many have an expiry."""
+        with self._lock:
+            if seconds is None:
+                self._expiries.pop(key, None)
+            elif key not in self._expiries and len(self._expiries) >= MAX_ENTRIES:
+                return False
+            else:
+                self._expiries[key] = self._clock() + min(seconds, MAX_SECONDS)
+        return True
+
+    def expires_in(self, key: str) -> float | None:
+        """Return the seconds until a chunk is removed; None: it is not."""
+        with self._lock:
+            at = self._expiries.get(key)
+        return None if at is None else max(0.0, at - self._clock())
+
+    def tend(self) -> None:
+        """Remove what has expired, and pin what has been loaded."""
+        now = self._clock()
+        with self._lock:
+            due = [key for key, at in self._expiries.items() if at <= now]
+            awaited = dict(list(self._awaited.items())[:_MAX_LOADING])
+        for key in due:
+            self.evict(key)
+        for key in awaited:
+            self._advance(key, awaited)
+
+    def _advance(self, key: str, awaited: Mapping[str, int]) -> None:
+        """Pin an awaited chunk, begin to load it, or give it up."""
+        if self._store.keep(key):
+            self._forget(key)
+        elif key not in self._loading:
+            self._loading.put(key, None)
+            self._store.prefetch({key: awaited[key]})
+        elif not self._store.is_loading([key]):
+            self._forget(key)  # nowhere, or no room
+
+    def _forget(self, key: str) -> None:
+        self._loading.pop(key)
+        with self._lock:
+            self._awaited.pop(key, None)

@@ -1,0 +1,44 @@
+"""`ragboost chunks`: what stored chunks need."""
+
+import json
+from pathlib import Path
+
+import typer
+
+app = typer.Typer(help="Stored chunks of chunk reuse.", no_args_is_help=True)
+
+_GIB = 1 << 30
+
+
+@app.callback()
+def _chunks() -> None:
+    """Keep `size` a command of its own, though it is the only one."""
+
+
+@app.command()
+def size(
+    model: Path = typer.Option(..., help="Directory of the model, or its config.json."),
+    documents: int = typer.Option(..., min=1, help="Number of documents."),
+    tokens: int = typer.Option(512, min=1, help="Tokens of a document, on average."),
+    dtype: str = typer.Option("bfloat16", help="Of the engine's KV cache."),
+    ranks: int = typer.Option(1, min=1, help="Tensor-parallel size: each rank stores its part."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Print the bytes of a corpus in each place, by the model's configuration."""
+    from ragboost.chunk_cache.store.sizes import corpus_sizes
+
+    sizes = corpus_sizes(model, documents=documents, tokens=tokens, dtype=dtype, ranks=ranks)
+    if as_json:
+        typer.echo(json.dumps(sizes._asdict()))
+        return
+    typer.echo(
+        f"{sizes.layers} layers x 2 x {sizes.kv_heads} heads x {sizes.head_dim} x "
+        f"{sizes.value_bytes} bytes = {sizes.bytes_per_token:,} bytes a token\n"
+        f"{documents:,} documents x {tokens:,} tokens, {ranks} rank(s), each rank:\n"
+        f"  memory or accelerator  {sizes.memory_bytes / _GIB:10.2f} GiB\n"
+        f"  disk or remote         {sizes.file_bytes / _GIB:10.2f} GiB, as files\n"
+        f"host_bytes={sizes.host_bytes} keeps all of them in memory, public or pinned ones too "
+        "if these are at most half\n"
+        f"host_bytes={sizes.host_bytes_tiered} beside one place that they are written to, as for "
+        "directory or remote"
+    )

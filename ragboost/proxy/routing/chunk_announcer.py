@@ -1,0 +1,112 @@
+"""Announce the documents of a waiting request to its backend, which loads their KV meanwhile.
+
+An announcement delays nothing and may be lost. Knows parsed requests. Does not know which requests
+wait.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ragboost.context import Context
+from ragboost.errors import BackendError, RagBoostError
+from ragboost.formats.ragboost_object import FIELD
+from ragboost.hints import label_documents
+from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.threads import run_bytes
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.rewriting.chunk_positions import add_chunks
+from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
+from ragboost.rewriting.rewriter import Rewriting
+
+_MAX_IN_FLIGHT = 8  # for each backend; further ones are dropped
+_TIMEOUT_S = 2.0
+_CREDENTIALS = (b"authorization", b"x-api-key")
+_PATHS: Mapping[str, str] = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+
+
+class ChunkAnnouncer:
+    """Announces to the backends that load chunks ahead; used on one event loop.
+
+    Args:
+        count: called with what became of each announcement: sent, dropped or failed.
+    """
+
+    def __init__(
+        self, probe: ChunkReuseProbe, *, label_template: str, count: Callable[[str], None]
+    ) -> None:
+        self._probe, self._label_template, self._count = probe, label_template, count
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight: Counter[Backend] = Counter()
+
+    def announce(self, headers: RawHeaders, admission: Admission) -> None:
+        """Announce a request that waits for a backend, if that helps; return at once."""
+        request, backend = admission.parsed, admission.backend
+        if request is None or request.found is None or not self._probe.loads_ahead(backend):
+            return
+        if self._probe.recompute_ratio(request.options.get("reuse")) is None:
+            return  # it reuses nothing
+        if self._in_flight[backend] >= _MAX_IN_FLIGHT:
+            self._count("dropped")
+            return
+        self._in_flight[backend] += 1
+        task = asyncio.create_task(self._send(request, headers, backend))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._end, backend))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self, backend: Backend, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._in_flight[backend] -= 1
+        if not task.cancelled():
+            task.result()  # a bug is reported
+
+    async def _send(self, request: ParsedRequest, headers: RawHeaders, backend: Backend) -> None:
+        raw = request.body.raw
+        path = next((path for name, path in _PATHS.items() if name in request.body.fields), "")
+        try:
+            body = await run_bytes(partial(self._body, request), len(raw))
+            if body is None or not path:
+                return
+            credentials = [header for header in headers if header[0] in _CREDENTIALS]
+            status, _ = await backend.ask(
+                f"/chunk_prefetch{path}", body=body, headers=credentials, timeout_s=_TIMEOUT_S
+            )
+        except BackendError:
+            self._count("failed")
+            return
+        if status == 404:
+            self._probe.note_no_prefetch(backend)
+        self._count("sent" if status == 202 else "failed")
+
+    def _body(self, request: ParsedRequest) -> bytes | None:
+        """Return the request with its documents in the order given, and their positions; None if
+        they cannot be found in it."""
+        found, template = request.found, self._label_template
+        assert found is not None, "a request without documents is not announced"
+        documents = found.documents
+        try:
+            fields = Rewriting(request, None, label_template=template).render(Bypass("announced"))
+        except RagBoostError:
+            return None  # it is refused, or forwarded as it came
+        context = Context(
+            query=found.query,
+            documents=documents,
+            retrieved=documents,
+            positions=tuple(range(len(documents))),
+            labels=label_documents(documents, template=template, known={}),
+        )
+        reuse, team = request.options.get("reuse"), request.tenant_key.team
+        announced: Mapping[str, Any] = add_chunks(
+            fields.fields, context, message=found.message, reuse=reuse, tenant=team
+        )
+        is_found = "chunks" in announced.get(FIELD, {})
+        return request.body.encode(announced) if is_found else None

@@ -1,0 +1,99 @@
+"""Read small files again when they change: mounted secrets, and lists of backends.
+
+Knows bytes and time. Does not know what a file says.
+"""
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ragboost.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 1024 * 1024
+
+
+class WatchedFile:
+    """A file whose contents are taken over now, and by `refresh` whenever they have changed.
+
+    One that is missing, half-written or refused later on leaves what was taken over before.
+
+    Args:
+        setting: that names the file, for messages.
+        apply: takes over the contents, or raises a ConfigError that shows none of them.
+
+    Raises:
+        ConfigError: the file cannot be read, or is refused.
+    """
+
+    def __init__(self, path: Path, *, setting: str, apply: Callable[[bytes], None]) -> None:
+        self._path, self._setting, self._apply = path, setting, apply
+        self._problem: str | None = None
+        self._contents = b""
+        self._take(self._read())
+
+    async def refresh(self) -> None:
+        """Look at the file again; a problem is logged once."""
+        try:
+            self._take(await asyncio.to_thread(self._read))
+        except ConfigError as error:
+            if self._problem != str(error):
+                logger.warning("%s; what was read before still counts", error)
+            self._problem = str(error)
+
+    def _take(self, contents: bytes) -> None:
+        if contents != self._contents:
+            try:
+                self._apply(contents)
+            except ConfigError as error:
+                raise ConfigError(f"{self._setting}: {self._path} {error}") from None
+            if self._contents:
+                logger.info("%s: %s has changed, and is read again", self._setting, self._path)
+            self._contents = contents
+        self._problem = None
+
+    def _read(self) -> bytes:
+        try:
+            # A FIFO would keep an ordinary `open` waiting.
+            with open(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                contents = file.read(_MAX_BYTES + 1) if is_file else b""
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+        else:
+            if contents.strip() and len(contents) <= _MAX_BYTES:
+                return contents
+            why = "is no file, empty, or larger than 1 MiB"
+        raise ConfigError(f"{self._setting}: {self._path} {why}")
+
+
+class Refreshable(Protocol):
+    """Something that may have changed outside of this process."""
+
+    async def refresh(self) -> None: ...
+
+
+class Refresher:
+    """Refreshes one after the other, at intervals."""
+
+    def __init__(self, parts: Sequence[Refreshable], *, interval_s: float) -> None:
+        self._parts = parts
+        self._interval_s = interval_s
+
+    async def open(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="looking for changes")
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            for part in self._parts:
+                await part.refresh()

@@ -1,0 +1,164 @@
+"""Chunks are listed, pinned and removed by those who may reuse them, and by nobody else."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.request import EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
+from ragboost.chunk_cache.http.reports import ReportInbox
+from ragboost.chunk_cache.http.store_commands import (
+    StoreCommand,
+    StoreOptions,
+    read_store_options,
+    run_command,
+)
+from ragboost.chunk_cache.store.keys import Identity, owner_prefix
+from ragboost.chunk_cache.store.retention import Retention
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.errors import RequestError
+from tests.chunk_cache.store.chunks import make_chunk
+from tests.eventually import DEADLINE_S, eventually
+
+CHUNKS = [list(range(12)), list(range(20, 40)), list(range(50, 70))]
+
+
+@pytest.fixture
+def library() -> Iterator[ChunkLibrary]:
+    store = TieredStore(host_bytes=1 << 20, waits=False)
+    library = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
+    for tenant in ("a", "b", ""):
+        for tokens in CHUNKS:
+            store.put(library.key(tokens, tenant=tenant), make_chunk())
+    yield library
+    store.close()
+
+
+def ask(library: ChunkLibrary, options: StoreOptions | None = None, **fields: Any) -> Any:
+    kept = fields.pop("kept", None) or Retention(library.store)  # type: ignore[arg-type]
+    return run_command(StoreCommand(("inbox", 1), options, **fields), library, kept)
+
+
+def keys(answer: Any) -> set[str]:
+    return {row["key"] for row in answer["chunks"]}
+
+
+def test_a_tenant_lists_its_own_chunks_and_no_others(library: ChunkLibrary) -> None:
+    found = {name: keys(ask(library, StoreOptions(), tenant=name)) for name in ("a", "b", "", "c")}
+    assert {name: len(keys) for name, keys in found.items()} == {"a": 3, "b": 3, "": 3, "c": 0}
+    assert len(set.union(*found.values())) == 9
+    salted = in_namespace(EngineChunkRequest(tenant="a"), "salt").tenant
+    assert keys(ask(library, StoreOptions(), tenant="a", namespace=["salt"])) == set()
+    library.store.put(library.key(CHUNKS[0], tenant=salted), make_chunk())
+    assert len(keys(ask(library, StoreOptions(), tenant="a", namespace=["salt"]))) == 1
+
+
+@pytest.mark.parametrize("action", ["list", "pin", "unpin", "evict", "expire"])
+def test_another_tenants_key_does_nothing_and_tells_nothing(
+    library: ChunkLibrary, action: Any
+) -> None:
+    theirs = library.key(CHUNKS[0], tenant="a")
+    options = StoreOptions(action=action, keys=[theirs], ttl_s=0)
+    kept = Retention(library.store)  # type: ignore[arg-type]
+    before = library.store.version
+    assert ask(library, options, tenant="b", kept=kept) == {"chunks": [], "after": None}
+    kept.tend()
+    assert theirs in library
+    assert library.store.version == before
+
+
+def test_a_chunk_is_named_by_its_text_or_by_its_key(library: ChunkLibrary) -> None:
+    key, kept = library.key(CHUNKS[1], tenant="a"), Retention(library.store)  # type: ignore[arg-type]
+    pinned = ask(library, StoreOptions(action="pin"), tenant="a", chunks=[CHUNKS[1]], kept=kept)
+    row = {"key": key, "done": True, "places": ["memory"], "pinned": True, "expires_s": None}
+    assert pinned["chunks"] == [row]
+    ask(library, StoreOptions(action="expire", keys=[key], ttl_s=0), tenant="a", kept=kept)
+    kept.tend()
+    assert keys(ask(library, StoreOptions(), tenant="a")) == {
+        library.key(tokens, tenant="a") for tokens in (CHUNKS[0], CHUNKS[2])
+    }
+    ask(library, StoreOptions(action="evict"), tenant="a", chunks=CHUNKS)
+    assert keys(ask(library, StoreOptions(), tenant="a")) == set()
+    assert len(keys(ask(library, StoreOptions(), tenant="b"))) == 3
+
+
+def test_a_long_list_comes_in_parts(library: ChunkLibrary) -> None:
+    found, after = list[str](), ""
+    while after is not None:
+        answer = ask(library, StoreOptions(limit=1, after=after), tenant="a")
+        found += [row["key"] for row in answer["chunks"]]
+        after = answer["after"]
+    assert found == sorted(set(found))
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        {"action": "drop"},
+        {"action": "expire", "ttl_s": -1},
+        {"action": "expire", "ttl_s": float("inf")},
+        {"action": "expire", "ttl_s": float("nan")},
+        {"action": "expire", "ttl_s": "soon"},
+        {"keys": ["a"] * 1001},
+        {"keys": [1]},
+        {"keys": "a"},
+        {"limit": 0},
+        {"limit": 1001},
+        {"more": 1},
+        [],
+        "list",
+    ],
+)
+def test_malformed_options_are_refused(store: Any) -> None:
+    if store == []:
+        assert read_store_options({"store": store}) == StoreOptions()  # as if there were none
+        return
+    with pytest.raises(RequestError, match=r"ragboost\.store"):
+        read_store_options({"store": store})
+
+
+@pytest.mark.parametrize("key", ["../../etc/passwd", "", "\0", "é" * 100, "a" * 100_000])
+def test_odd_keys_are_nobodys(library: ChunkLibrary, key: str) -> None:
+    for action in ("pin", "evict", "expire", "list", "unpin"):
+        answer = ask(library, StoreOptions(action=action, keys=[key], ttl_s=1))  # type: ignore[arg-type]
+        assert answer["chunks"] == []
+
+
+@pytest.fixture
+async def replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ReportInbox]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    inbox = ReportInbox()
+    yield inbox
+    inbox.close()
+
+
+async def test_an_engine_answers_over_its_socket(
+    library: ChunkLibrary, replies: ReportInbox
+) -> None:
+    inbox, announcer = (
+        AnnouncementInbox("e", rank=0, library=lambda: library),
+        Announcer("e", num_ranks=1),
+    )
+
+    async def told(*command: Any) -> Any:
+        ticket = replies.expect()
+        announcer.command(StoreCommand((replies.name, ticket), *command))
+        return await replies.take_fields(ticket, timeout_s=DEADLINE_S)
+
+    listed = await told(StoreOptions(), [], "a")
+    stats = await told()
+    expired = await told(StoreOptions(action="expire", ttl_s=0), CHUNKS, "a")
+    assert len(listed["chunks"]) == len(expired["chunks"]) == 3
+    assert stats["tiers"][0]["name"] == "memory"
+    assert stats["tiers"][0]["entries"] == 9
+    own = owner_prefix("a")
+    await asyncio.to_thread(eventually, lambda: not library.store.keys(own))  # type: ignore[attr-defined]
+    assert len((await told())["tiers"]) == 1
+    assert (await told(StoreOptions(), [], "a"))["chunks"] == []
+    announcer.close()
+    inbox.close()

@@ -1,0 +1,124 @@
+"""Pinned chunks stay, expired ones go, and neither grows without bound."""
+
+import math
+
+import pytest
+
+from ragboost.chunk_cache.store import retention as module
+from ragboost.chunk_cache.store.retention import Retention
+from ragboost.chunk_cache.store.tiered import TieredStore
+from tests.chunk_cache.store.chunks import make_chunk
+from tests.chunk_cache.store.places import HungPlace
+from tests.eventually import eventually
+
+SIZE = make_chunk().size_bytes
+
+
+def test_a_pinned_chunk_stays_while_others_come_and_go() -> None:
+    store = TieredStore(host_bytes=4 * SIZE)
+    kept = Retention(store)
+    store.put("pinned", make_chunk())
+    assert kept.pin("pinned")
+    for number in range(20):
+        store.put(str(number), make_chunk(number))
+    assert "pinned" in store
+    kept.unpin("pinned")
+    for number in range(20, 40):
+        store.put(str(number), make_chunk(number))
+    assert "pinned" not in store
+    store.check_integrity()
+
+
+def test_pins_never_take_more_than_half_of_the_memory() -> None:
+    store = TieredStore(host_bytes=10 * SIZE)
+    kept = Retention(store)
+    for number in range(10):
+        store.put(str(number), make_chunk(number))
+    assert [kept.pin(str(number)) for number in range(10)] == [True] * 5 + [False] * 5
+    for number in range(10, 30):
+        assert store.put(str(number), make_chunk(number))
+    store.check_integrity()
+    kept.evict("0")
+    store.clear()
+    assert store.memory[0].kept_bytes == 0
+    assert not store.is_kept("1")
+
+
+def test_a_chunk_that_is_elsewhere_is_pinned_once_it_is_loaded() -> None:
+    place = HungPlace()
+    place.chunks["far"] = make_chunk()
+    place.may_answer.set()
+    store = TieredStore(remote=place, waits=False)
+    kept = Retention(store)
+    store._tiers[0]._known.put("far", None)
+    store._tiers[0]._known.put("lost", None)
+    assert kept.pin("far")
+    assert kept.pin("lost")
+    assert not kept.pin("nowhere")
+
+    def is_settled() -> bool:
+        kept.tend()
+        return not kept._awaited
+
+    eventually(is_settled)
+    assert (store.is_kept("far"), store.is_kept("lost")) == (True, False)
+    store.close()
+
+
+@pytest.mark.parametrize("seconds", [0, 1e-9, 5, 1e300, math.inf])
+def test_a_chunk_is_gone_when_its_time_has_come_and_not_before(seconds: float) -> None:
+    now = [0.0]
+    store = TieredStore(host_bytes=4 * SIZE)
+    kept = Retention(store, clock=lambda: now[0])
+    store.put("a", make_chunk())
+    kept.pin("a")
+    assert kept.expire("a", seconds)
+    kept.tend()
+    assert ("a" in store) is (seconds > 0)
+    now[0] = min(seconds, module.MAX_SECONDS)
+    kept.tend()
+    assert "a" not in store
+    assert kept.expires_in("a") is None
+
+
+def test_an_expiry_can_be_taken_back() -> None:
+    store = TieredStore(host_bytes=4 * SIZE)
+    kept = Retention(store)
+    store.put("a", make_chunk())
+    kept.expire("a", 0)
+    kept.expire("a", None)
+    kept.tend()
+    assert "a" in store
+
+
+def test_a_hundred_thousand_pins_and_expiries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ENTRIES", 100)
+    place = HungPlace()
+    store = TieredStore(remote=place, waits=False)
+    for number in range(100_000):
+        store._tiers[0]._known.put(str(number), None)
+    kept = Retention(store)
+    assert sum(kept.pin(str(number)) for number in range(100_000)) == 100
+    assert sum(kept.expire(str(number), 60) for number in range(100_000)) == 100
+    kept.tend()
+    assert len(store._loads) <= module._MAX_LOADING
+    place.may_answer.set()
+    store.close()
+
+
+def test_a_chunk_that_is_evicted_while_it_is_loaded_does_not_come_back() -> None:
+    place = HungPlace()
+    place.chunks["a"] = make_chunk()
+    store = TieredStore(remote=place, waits=False)
+    kept = Retention(store)
+    store._tiers[0]._known.put("a", None)
+    kept.pin("a")
+    kept.tend()
+    assert place.was_asked.acquire(timeout=60)
+    kept.evict("a")
+    place.may_answer.set()
+    eventually(lambda: not place.chunks)
+    kept.tend()
+    assert "a" not in store
+    assert store.get("a") is None
+    store.close()
