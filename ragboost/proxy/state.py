@@ -1,7 +1,7 @@
 """Everything that one proxy app shares between its routes and requests."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -81,11 +81,9 @@ class ProxyState:
             if not is_shadow:
                 metrics.watch_replicas(handler)
         keys, keys_file = ApiKeys.watched(settings)
-        interval_s = settings.router.health_interval_s
-        parts: list[_Follower] = [sync, chunk_reuse, board]  # handlers need the followers of sync
-        parts += [each.handler for each in (workers, replicas) if each is not None]
-        backends.on_added += [part.add for part in parts]
-        backends.on_removed += [part.remove for part in parts]
+        watched = [*backends.sources, *filter(None, [keys_file])]
+        handlers = [each.handler for each in (workers, replicas) if each is not None]
+        _follow(backends, [sync, chunk_reuse, board, *handlers])  # these need sync's followers
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -113,7 +111,7 @@ class ProxyState:
             replicas,
             _request_log(settings.proxy, metrics, identity),
             keys,
-            Refresher([*backends.sources, *filter(None, [keys_file])], interval_s=interval_s),
+            Refresher(watched, interval_s=settings.router.health_interval_s),
         )
 
     @asynccontextmanager
@@ -148,6 +146,12 @@ class _Follower(Protocol):
     def add(self, backend: Backend, /) -> None: ...
 
     def remove(self, backend: Backend, /) -> None: ...
+
+
+def _follow(backends: Backends, parts: Sequence[_Follower]) -> None:
+    """Tell these of backends that come and go, in this order."""
+    backends.on_added += [part.add for part in parts]
+    backends.on_removed += [part.remove for part in parts]
 
 
 def _request_log(
