@@ -30,6 +30,8 @@ class Context:
     labels: tuple[str, ...]
     #: Location hints, then the order hint; empty if nothing was moved or dropped.
     hints: tuple[Hint, ...] = ()
+    #: False: the order hint is left out, since it costs more than the order saves.
+    is_order_hinted: bool = True
     #: Where the hints are rendered.
     hint_position: Literal["before_question", "after_question"] = "before_question"
     #: Where location hints are rendered: with the order hint, or in place of the documents that
@@ -55,6 +57,10 @@ class Context:
     def bought_tokens(self) -> int:
         """Tokens of the documents that are computed exactly though they might have been reused."""
         return self.index_entry.bought_tokens if self.index_entry is not None else 0
+
+    def without_order_hint(self) -> "Context":
+        hints = tuple([hint for hint in self.hints if hint.kind != "order"])
+        return replace(self, hints=hints, is_order_hinted=False)
 
     def recorded(self, entry: IndexEntry) -> "Context":
         return replace(

@@ -21,7 +21,8 @@ workload: `plain`;
 a share of it recomputed; `both_rent`; and `both`, which buys prefixes. `ragboost precompute` has
 stored the documents before. Reuse computes two layers of all tokens, so it takes a model of more
 than a few: `--model deep`. `--engine simulated` counts tokens only, of the whole workload.
-`--disjoint`: no two requests share a document.
+`--arms`: some of them. `--hot N`: only requests with one of the N most frequent documents, as a
+sample of what returns. `--disjoint`: no two requests share a document.
 """
 
 import argparse
@@ -218,6 +219,8 @@ def main() -> None:
     parser.add_argument("--capacity-tokens", type=int, default=32_768, help="prefix cache size")
     real = parser.add_argument_group("retrieval workload")
     real.add_argument("--data", type=Path, help="its folder")
+    real.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    real.add_argument("--hot", type=int, help="only requests with one of so many hot documents")
     real.add_argument("--disjoint", action="store_true", help="no two requests share a document")
     real.add_argument("--texts", choices=["padded", "extracts"], default="padded")
     real.add_argument("--retriever", help="default: native if present, else dense")
@@ -249,9 +252,12 @@ def main() -> None:
 
 
 def show_modes(result: Mapping[str, Any]) -> None:
-    by_arm = {name: row for name, row in result.items() if isinstance(row, dict) and "both" in row}
+    arms = result["computed_tokens"]
+    by_arm = {
+        name: row for name, row in result.items() if isinstance(row, dict) and set(row) == set(arms)
+    }
     by_arm.pop("arms", None)
-    columns = {arm: {name: row[arm] for name, row in by_arm.items()} for arm in ARMS}
+    columns = {arm: {name: row[arm] for name, row in by_arm.items()} for arm in arms}
     show_columns(columns, result["workload"])
 
 

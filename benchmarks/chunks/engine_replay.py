@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +29,14 @@ REUSING = ("reuse", "both_rent", "both")
 ARMS = ("plain", "order", *REUSING)
 
 
-def make_modes(ratio: float) -> dict[str, Mode]:
-    """Return the arms; stored chunks are recomputed at this ratio."""
+def make_modes(arms: Sequence[str], ratio: float) -> dict[str, Mode]:
+    """Return these arms; stored chunks are recomputed at this ratio."""
     chunks = {"host_bytes": 2 << 30, "ratio": ratio}
     settings: dict[str, dict[str, Any]] = {
         "reuse": {**_UNORDERED, **_RENT},
         "both_rent": _RENT,
     }
-    return {arm: Mode(settings.get(arm, {}), chunks if arm in REUSING else None) for arm in ARMS}
+    return {arm: Mode(settings.get(arm, {}), chunks if arm in REUSING else None) for arm in arms}
 
 
 def measure_engine(args: argparse.Namespace) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def measure_engine(args: argparse.Namespace) -> dict[str, Any]:
     if args.disjoint:
         requests = [disjoint(request, number) for number, request in enumerate(requests)]
     with serve(
-        make_modes(args.ratio),
+        make_modes(args.arms, args.ratio),
         engine=args.engine,
         cache_tokens=args.capacity_tokens,
         max_model_len=MAX_MODEL_LEN,
@@ -52,7 +53,8 @@ def measure_engine(args: argparse.Namespace) -> dict[str, Any]:
     ) as served:
         figures = replay(served, requests, at_once=args.at_once, ratio=args.ratio)
     named = {
-        name: getattr(args, name) for name in ("engine", "texts", "at_once", "model", "disjoint")
+        name: getattr(args, name)
+        for name in ("engine", "texts", "at_once", "model", "hot", "disjoint")
     }
     return {**named, "workload": name, "cache_tokens": args.capacity_tokens, **figures}
 
@@ -65,7 +67,16 @@ def load(args: argparse.Namespace) -> tuple[str, list[Request]]:
     workload, requests = load_requests(
         args.data, retriever=args.retriever, k=args.k, corpus=args.texts
     )
+    if args.hot is not None:
+        requests = about_hot_documents(requests, args.hot)
     return workload.name, requests[: args.requests]
+
+
+def about_hot_documents(requests: Sequence[Request], num: int) -> list[Request]:
+    """Return the requests with one of the most frequent documents."""
+    counts = Counter(document.key for request in requests for document in request.documents)
+    hot = {key for key, _ in counts.most_common(num)}
+    return [each for each in requests if not hot.isdisjoint(d.key for d in each.documents)]
 
 
 def replay(
@@ -76,25 +87,26 @@ def replay(
     A mode gets `at_once` requests before the next mode gets its round.
     """
     reuse: dict[str, Any] = {"policy": DEFAULT_POLICY}
-    stored = {arm: store_documents(served[arm], requests) for arm in REUSING}
+    stored = {arm: store_documents(served[arm], requests) for arm in REUSING if arm in served}
     options = {**dict.fromkeys(REUSING, reuse), "both": {**reuse, "ratio": ratio}}
     bodies = {
         arm: [
             completion(request, boost=arm != "plain", reuse=options.get(arm))
             for request in requests
         ]
-        for arm in ARMS
+        for arm in served
     }
     send_interleaved(served, {arm: rounds(sent, at_once) for arm, sent in bodies.items()})
-    arms: dict[str, Any] = {arm: served[arm].summary() for arm in ARMS}
+    arms: dict[str, Any] = {arm: served[arm].summary() for arm in served}
+    first = next(iter(arms.values()))  # plain, unless it is left out
     return {
         "requests": len(requests),
         "recompute_ratio": ratio,
-        "stored_ahead": stored["reuse"],
+        "stored_ahead": stored.get("both"),
         "computed_tokens": {arm: figures["prefill_tokens"] for arm, figures in arms.items()},
         "hit_rate": {arm: figures["hit_rate"] for arm, figures in arms.items()},
         "ttft_median_s": {arm: figures["ttft_p50_ms"] / 1000 for arm, figures in arms.items()},
-        "ttft_ratio": {arm: ratios(arms["plain"], arms[arm])["ttft_ratio"] for arm in ARMS},
+        "ttft_ratio": {arm: ratios(first, arms[arm])["ttft_ratio"] for arm in served},
         "arms": arms,
     }
 

@@ -103,6 +103,7 @@ class Arm:
         settings = {
             "ordering": {"tail": "popularity"},
             "index": {"capacity_tokens": cache_tokens},
+            "hints": {"order": False},  # not counted: labels here are not those of a service
         }
         self.booster = Booster(Settings.model_validate(settings), count_tokens=_written_tokens)
         self._orders = orders

@@ -15,7 +15,8 @@ from ragboost.config import Settings
 from ragboost.types import Document
 
 ARMS = ("plain", "order", "reuse", "both_rent", "both")
-QUESTION_TOKENS = 150  # of question, labels and hints
+QUESTION_TOKENS = 50  # and labels
+_CHARACTERS_PER_TOKEN = 4  # of hints
 _GENERATED = 5_000
 
 
@@ -68,23 +69,25 @@ def replay(workload: Workload, arm: str, args: argparse.Namespace) -> dict[str, 
         }
     )
     lengths = {str(document): tokens for document, tokens in workload.tokens.items()}
-    booster = Booster(settings, count_tokens=lengths.__getitem__)
+    booster = Booster(settings, count_tokens=lambda text: lengths.get(text) or hint_tokens(text))
     computed: list[float] = []
     cached: list[int] = []
     prompts: list[int] = []
     for context in workload.contexts:
         documents = [Document(str(document), id=str(document)) for document in context]
         total = sum(lengths[document.text] for document in documents)
-        entry = None
+        entry, question = None, QUESTION_TOKENS
         if arm not in ("reuse", "both_rent"):
             ratio = args.ratio if arm == "both" else None
-            entry = booster.boost("", documents, recompute_ratio=ratio).index_entry
+            boosted = booster.boost("", documents, recompute_ratio=ratio)
+            entry = boosted.index_entry
+            question += sum(hint_tokens(hint.text) for hint in boosted.hints)
         found = entry.cached_tokens if entry is not None else 0
         bought = entry.bought_tokens if entry is not None else 0
         share = 1.0 if arm in ("plain", "order") else args.ratio
-        prompts.append(total + QUESTION_TOKENS)
+        prompts.append(total + question)
         cached.append(found)
-        computed.append(QUESTION_TOKENS + bought + share * (total - found - bought))
+        computed.append(question + bought + share * (total - found - bought))
     half = len(prompts) // 2
     rents = booster.rents
     return {
@@ -95,6 +98,10 @@ def replay(workload: Workload, arm: str, args: argparse.Namespace) -> dict[str, 
         # Of the documents' computed tokens, by the ledger's own count; 0 without a ledger.
         "cost_over_optimum": round(rents.cost_tokens / max(rents.optimum_tokens, 1), 3),
     }
+
+
+def hint_tokens(text: str) -> int:
+    return len(text) // _CHARACTERS_PER_TOKEN
 
 
 def _share(parts: Sequence[int], totals: Sequence[int]) -> float:

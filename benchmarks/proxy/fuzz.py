@@ -1,13 +1,15 @@
 """Send random requests through the whole application, and compare what the backend receives.
 
     python -m benchmarks.proxy.fuzz --requests 1000000 --json
+    python -m benchmarks.proxy.fuzz --http --episode 2500
     python -m benchmarks.proxy.fuzz --replay 2026.17.204
 
 Runs `tests/fuzz` for as long as wanted: episodes of one app each, with random clients whose
 documents name their owner, and an oracle that shares no code with the proxy. Counts documents that
 are lost, doubled or another person's, labels and hints that name nothing, resent histories with
-other bytes, and other changes. A failing case is SEED.EPISODE.REQUEST: `--replay` repeats its
-episode and prints the request, what the backend received, and those before it of the conversation.
+other bytes, and other changes. With `--http`, the proxy's server is between clients and app. A
+failing case is SEED.EPISODE.REQUEST: `--replay` repeats its episode and prints the request, what
+the backend received, and those before it of the conversation.
 """
 
 import argparse
@@ -39,11 +41,12 @@ def main() -> None:
     # FastAPI keeps the routes of every app until the process ends: long runs need few apps.
     parser.add_argument("--seed", type=int, default=2026, help="seed of the run")
     parser.add_argument("--episode", type=int, default=5_000, help="requests to one app")
+    parser.add_argument("--http", action="store_true", help="send over HTTP, in eight worlds")
     parser.add_argument("--replay", metavar="CASE", help="repeat a failing case instead")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # thousands of backends fail on purpose
     if options.replay:
-        sys.exit(_replay(options.replay))
+        sys.exit(_replay(options.replay, is_served=options.http))
     result, report = _run(options)
     print(json.dumps(result)) if options.json else _show(result, report)
     sys.exit(1 if report.failures else 0)
@@ -56,7 +59,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
         task = progress.add_task("requests", total=options.requests, faults=0)
         for number in range(num_episodes):
             size = min(options.episode, options.requests - report.requests)
-            Episode(options.seed, number, size).run(report)
+            Episode(options.seed, number, size, options.http).run(report)
             faults = sum(report.counts.values())
             progress.update(task, completed=report.requests, faults=faults)
             if number == min(num_episodes, len(WORLDS)) - 1:
@@ -110,12 +113,12 @@ def _show(result: dict[str, Any], report: Report) -> None:
         console.print(f"{case} {fault.kind}: {fault.detail}", markup=False, highlight=False)
 
 
-def _replay(case: str) -> int:
+def _replay(case: str, *, is_served: bool) -> int:
     """Repeat the case's episode up to its request; print the conversation. Return the exit code."""
     seed, number, last = (int(part) for part in case.split("."))
     seen: list[tuple[Asked, list[bytes], Reply]] = []
     report = Report()
-    episode = Episode(seed, number, last)
+    episode = Episode(seed, number, last, is_served)
     episode.run(report, see=lambda asked, sent, reply: seen.append((asked, sent, reply)))
     family = seen[-1][0].family
     for asked, sent, reply in seen:

@@ -302,7 +302,7 @@ def _by_minute(samples: Sequence[Sample], name: str) -> list[float]:
 def _containers(samples: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
     """Return the bound of each container, and its entries minute by minute, the fullest first."""
     names = {name for found in samples for name in found}
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {
             "bound": max(found.get(name, (0, 0))[1] for found in samples),
             "entries": [found.get(name, (0, 0))[0] for found in samples],

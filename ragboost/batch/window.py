@@ -20,7 +20,7 @@ from ragboost.errors import RagBoostError, RequestError
 from ragboost.retrieval.corpus import Corpus
 from ragboost.tokens import make_offline_counter
 
-_NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True)
+_NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True, owners={})
 _EVERY = 64  # lines between two reports of progress
 
 

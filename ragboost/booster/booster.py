@@ -28,14 +28,18 @@ from ragboost.ordering import (
     CorpusPrior,
     Order,
     OrderPolicy,
+    Purchase,
     RecentContexts,
     RentLedger,
     group_turns,
     make_order_policy,
     order_documents,
+    order_exact_first,
 )
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import DocumentLike, Request, check_question
+from ragboost.types import DocumentLike, Hint, Request, check_question
+
+_HINT_SHARE = 0.25  # of the tokens that an order saves: the most that its hint may cost
 
 
 class Booster(StoredConversations, UsageReports):
@@ -123,8 +127,9 @@ class Booster(StoredConversations, UsageReports):
                 share prefixes. Must be the same in all turns of a session.
             planned: the order that `plan_next` found for these documents; ignored in later turns,
                 and with a recompute ratio.
-            recompute_ratio: share of reused tokens that the engine computes again: documents worth
-                buying stand in front, see `IndexEntry.num_exact`. None: it computes all exactly.
+            recompute_ratio: share of reused tokens that the engine computes again: exact documents
+                (`IndexEntry.num_exact`) stand in front, the others by relevance, and an order hint
+                costs at most a quarter of what the order saves. None: it computes all exactly.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
@@ -198,7 +203,8 @@ class Booster(StoredConversations, UsageReports):
         """Record that documents are sent unboosted, in this order, at the front of a payload."""
         retrieved = self._retrieve("", documents, prompt_prefix)
         with self._lock:
-            return self._record(retrieved.elements, retrieved.tokens, ratio=recompute_ratio)
+            purchase = self._buy(retrieved.elements, retrieved.tokens, recompute_ratio)
+            return self._record(retrieved.elements, retrieved.tokens, purchase)
 
     def add_unboosted(self, state: SessionState, context: Context, *, is_leading: bool) -> Turn:
         """Add a turn to a conversation whose documents are sent unboosted, so that later turns may
@@ -272,15 +278,18 @@ class Booster(StoredConversations, UsageReports):
         if ratio is None and planned is not None and planned.fits(retrieved.elements):
             order = planned.permutation
         sent = self._order(retrieved, past, planned=order, ratio=ratio)
+        purchase = self._buy(*retrieved.in_order(sent), ratio) if past.is_empty else None
+        if purchase is not None:
+            keep_last = settings.ordering.keep_last
+            sent = order_exact_first(sent, purchase.num_documents, keep_last=keep_last)
         context = compose(retrieved, sent, history=past, settings=settings, state=state)
-        tokens = [retrieved.tokens[i] for i in sent]
+        elements, tokens = retrieved.in_order(sent)
         num_tokens = sum(tokens)
         if state is not None or not past.is_empty:
             num_tokens += self.tokens.count(retrieved.query)
         if past.is_empty:
-            elements = [retrieved.elements[i] for i in sent]
             (self._policy if ratio is None else self._reuse_policy).add(elements)
-            entry = self._record(elements, tokens, ratio=ratio)
+            entry = self._record(elements, tokens, purchase)
         else:
             entry = self._record_turn(state, retrieved.prompt_prefix, num_tokens)
         if state is not None:
@@ -293,17 +302,27 @@ class Booster(StoredConversations, UsageReports):
             )
             if state is not session:
                 self.sessions.put(state)
+        if ratio is not None and self._is_dear(context.hints, ratio * entry.cached_tokens):
+            context = context.without_order_hint()
         return context.recorded(entry)
 
+    def _is_dear(self, hints: Sequence[Hint], saved_tokens: float) -> bool:
+        tokens = sum([self.tokens.count(hint.text) for hint in hints if hint.kind == "order"])
+        return tokens > _HINT_SHARE * saved_tokens
+
+    def _buy(
+        self, elements: Sequence[Hashable], tokens: Sequence[int], ratio: float | None
+    ) -> Purchase | None:
+        if ratio is None or not self.settings.ordering.enabled:  # the caller's order buys nothing
+            return None
+        self.rents.capacity_tokens = self.residency.capacity_tokens
+        cached = self.index.cached_prefix(elements).cached_tokens
+        return self.rents.decide(elements, tokens, cached_tokens=cached, ratio=ratio)
+
     def _record(
-        self, elements: Sequence[Hashable], tokens: Sequence[int], *, ratio: float | None
+        self, elements: Sequence[Hashable], tokens: Sequence[int], purchase: Purchase | None
     ) -> IndexEntry:
-        num_exact, bought_tokens = None, 0
-        if ratio is not None and self.settings.ordering.enabled:  # else nothing is bought
-            self.rents.capacity_tokens = self.residency.capacity_tokens
-            cached = self.index.cached_prefix(elements).cached_tokens
-            decide = self.rents.decide
-            num_exact, bought_tokens = decide(elements, tokens, cached_tokens=cached, ratio=ratio)
+        num_exact, bought_tokens = purchase if purchase is not None else (None, 0)
         entry = self.index.record_leading(
             elements, tokens, num_exact=num_exact, bought_tokens=bought_tokens
         )

@@ -47,6 +47,10 @@ class Retrieved(NamedTuple):
             query, documents, unique, behind(prompt_prefix, elements), count(unique), prompt_prefix
         )
 
+    def in_order(self, sent: Sequence[int]) -> tuple[list[Hashable], list[int]]:
+        """Return elements and lengths of these documents."""
+        return [self.elements[i] for i in sent], [self.tokens[i] for i in sent]
+
 
 def behind(prompt_prefix: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
     """Make elements equal only to those behind the same prompt prefix."""
@@ -75,6 +79,7 @@ def compose(
         documents,
         template=settings.hints.label_template,
         known=history.known,
+        owners=history.owners,
         is_complete=history.is_complete,
     )
     places = {i: place for place, i in enumerate(sent)}
@@ -143,9 +148,10 @@ def check_context(
     keys = {document.key for document in documents}
     if not allow_copies and len(keys) != len(documents):
         raise ContextIndexError("the context contains a document twice")
-    if not named <= set(history.carried.values()):
+    if not all(history.owners.get(label) in history.carried for label in named):
         raise ContextIndexError("a location hint refers to a document outside this payload")
-    owners = {label: key for key, label in history.known.items()}
+    owners: dict[str, str] = {}
     for document, label in zip(documents, labels, strict=True):
-        if owners.setdefault(label, document.key) != document.key:
+        owner = history.owners.get(label, document.key)
+        if owners.setdefault(label, owner) != document.key:
             raise ContextIndexError(f"two documents have the label {label}")

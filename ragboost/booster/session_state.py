@@ -38,24 +38,33 @@ class SessionState:
     next_turn: int = 1  # number of the next turn
     has_forgotten: bool = False  # some turns were forgotten, so labels may exist that are not known
 
-    def labels(self) -> dict[str, str]:
-        return {sent.key: sent.label for turn in self.turns for sent in turn.documents}
+    # What `_sum_up` has found in the first turns, so that a turn takes the same time at any number.
+    _num_summed: int = field(default=0, init=False, repr=False, compare=False)
+    _num_documents: int = field(default=0, init=False, repr=False, compare=False)
+    _labels: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _owners: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _leading: tuple[SentDocument, ...] = field(default=(), init=False, repr=False, compare=False)
+    _later_tokens: int = field(default=0, init=False, repr=False, compare=False)
+
+    def labels(self) -> Mapping[str, str]:
+        """Return the label of each document by key; valid until the next turn."""
+        self._sum_up()
+        return self._labels
+
+    def owners(self) -> Mapping[str, str]:
+        """Return the document's key of each label; valid until the next turn."""
+        self._sum_up()
+        return self._owners
 
     def leading_documents(self) -> tuple[SentDocument, ...]:
         """Return the documents at the front of the prompt: those of the last leading turn."""
-        for turn in reversed(self.turns):
-            if turn.is_leading:
-                return turn.documents
-        return ()
+        self._sum_up()
+        return self._leading
 
     def later_tokens(self) -> int:
         """Return the length of the turns after the last leading one."""
-        total = 0
-        for turn in reversed(self.turns):
-            if turn.is_leading:
-                break
-            total += turn.num_tokens
-        return total
+        self._sum_up()
+        return self._later_tokens
 
     def add(self, turn: Turn, *, max_documents: int) -> None:
         """Append a turn, and forget the oldest ones while they hold more than `max_documents`.
@@ -64,9 +73,13 @@ class SessionState:
         """
         self.turns.append(turn)
         self.next_turn = turn.number + 1
-        total = sum(len(turn.documents) for turn in self.turns)
-        while total > max_documents and len(self.turns) > 1:
-            total -= len(self.turns.pop(0).documents)
+        self._sum_up()
+        total, num_forgotten = self._num_documents, 0
+        while total > max_documents and num_forgotten < len(self.turns) - 1:
+            total -= len(self.turns[num_forgotten].documents)
+            num_forgotten += 1
+        if num_forgotten:
+            self._replace_turns(self.turns[num_forgotten:])
             self.has_forgotten = True
 
     def add_sent(
@@ -85,7 +98,24 @@ class SessionState:
 
     def rollback(self, number: int) -> None:
         """Remove turn `number` and all later ones, which may refer to it."""
-        self.turns = [turn for turn in self.turns if turn.number < number]
+        self._replace_turns([turn for turn in self.turns if turn.number < number])
+
+    def _replace_turns(self, turns: list[Turn]) -> None:
+        self.turns = turns
+        self._num_summed = self._num_documents = self._later_tokens = 0
+        self._labels, self._owners, self._leading = {}, {}, ()
+
+    def _sum_up(self) -> None:
+        for turn in self.turns[self._num_summed :]:
+            for sent in turn.documents:
+                self._labels[sent.key] = sent.label
+                self._owners[sent.label] = sent.key
+            self._num_documents += len(turn.documents)
+            if turn.is_leading:
+                self._leading, self._later_tokens = turn.documents, 0
+            else:
+                self._later_tokens += turn.num_tokens
+        self._num_summed = len(self.turns)
 
 
 class CarriedDocuments(NamedTuple):
@@ -95,6 +125,7 @@ class CarriedDocuments(NamedTuple):
     carried: Mapping[str, str]  # those in this payload to which a location hint may refer
     is_empty: bool  # this payload contains no earlier turn
     is_complete: bool  # every document of the earlier turns in this payload is in `known`
+    owners: Mapping[str, str]  # keys by label: `known` the other way round
 
     @classmethod
     def of(
@@ -109,6 +140,7 @@ class CarriedDocuments(NamedTuple):
             has_references: location hints are on; otherwise `carried` is empty.
         """
         known = state.labels() if state else {}
+        owners = state.owners() if state else {}
         if keys is None:
             carried, is_empty = known, not (state and state.turns)
             is_complete = not (state and state.has_forgotten)
@@ -119,8 +151,9 @@ class CarriedDocuments(NamedTuple):
             carried, is_empty = {key: label for key, label in carried.items() if label}, not keys
             taken = {*carried.values()}
             known = {key: label for key, label in known.items() if label not in taken} | carried
+            owners = {label: key for key, label in known.items()}
             is_complete = len(carried) == len(set(keys))
-        return cls(known, carried if has_references else {}, is_empty, is_complete)
+        return cls(known, carried if has_references else {}, is_empty, is_complete, owners)
 
 
 class SessionStore(Protocol):

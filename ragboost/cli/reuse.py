@@ -152,6 +152,12 @@ def calibrate(
     typer.echo(text)
 
 
+_PUBLIC_KEY: str | None = typer.Option(
+    None,
+    envvar="RAGBOOST_PUBLIC_KEY",
+    help="Of --engine, its setting public_key: all tenants may reuse the documents, and nothing is "
+    "measured.",
+)
 _ENGINE: str | None = typer.Option(
     None,
     metavar="URL",
@@ -173,6 +179,12 @@ _TEMPLATE: str | None = typer.Option(
     "with --engine as RAGBoost writes the documents of a `ragboost` object, a chat session or a "
     "component: use {text} for those in your own messages.",
 )
+_PUBLIC_KEY = typer.Option(
+    None,
+    envvar="RAGBOOST_PUBLIC_KEY",
+    help="Of --engine, its setting public_key: all tenants may reuse the documents, and "
+    "nothing is measured.",
+)
 
 
 def precompute(
@@ -186,12 +198,7 @@ def precompute(
     engine: str | None = _ENGINE,
     tenant: str = typer.Option("", help="Of --engine: whose requests share the documents."),
     cache_salt: str | None = typer.Option(None, help="Of --engine: the salt of those requests."),
-    public_key: str | None = typer.Option(
-        None,
-        envvar="RAGBOOST_PUBLIC_KEY",
-        help="Of --engine, its setting public_key: all tenants may reuse the documents, and "
-        "nothing is measured.",
-    ),
+    public_key: str | None = _PUBLIC_KEY,
     api_key: str | None = typer.Option(
         None, envvar="RAGBOOST_BACKEND__API_KEY", help="Of --engine."
     ),

@@ -182,7 +182,9 @@ class HintSettings(Section):
     """Order hints (paper section 5.3) and location hints (section 6)."""
 
     order: bool = Field(
-        True, description="Tell the model the relevance order of reordered documents."
+        True,
+        description="Tell the model the relevance order of reordered documents; in requests that "
+        "reuse chunks only if that costs at most a quarter of what the order saves.",
     )
     location: bool = Field(
         True,

@@ -56,7 +56,8 @@ class Settings(Section):
         "off",
         description="safe: send tools sorted by name, their JSON with sorted keys, and to a "
         "provider that is known by its address the breakpoints of its prompt cache, where the "
-        "caller sets none. No text and no earlier message is changed.",
+        "caller sets none; a conversation stays with the backend of its last turn while the "
+        "provider may keep its prefix. No text and no earlier message is changed.",
     )
     boost: BoostSettings = BoostSettings()
     router: RouterSettings = RouterSettings()

@@ -84,7 +84,7 @@ class DocumentsField:
         for at, document in enumerate(context.documents):
             places.setdefault(document.key, at)
         by_relevance = list(dict.fromkeys(places[document.key] for document in context.retrieved))
-        if not self._hints.order:
+        if not (self._hints.order and context.is_order_hinted):
             return None
         hint = order_hint(_labels(moved), by_relevance, template=self._hints.order_template)
         return None if hint is None else hint.text

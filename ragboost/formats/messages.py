@@ -168,7 +168,7 @@ class Messages:
             return []
         names = self._names(order, found, context) if is_numbered else {}
         edits = [group.reordered(order, names)]
-        hint = self._hint(group, order, names)
+        hint = self._hint(group, order, names, has_order=context.is_order_hinted)
         if hint:
             after = self._settings.hints.position == "after_question"
             edits.append(group.hinted(hint, at=len(group.value) if after else group.end))
@@ -182,12 +182,14 @@ class Messages:
         by_key = {d.key: name for d, name in zip(context.documents, names, strict=True)}
         return {i: by_key[document.key] for i, document in enumerate(found.documents)}
 
-    def _hint(self, group: Group, order: list[int], names: Mapping[int, str]) -> str:
+    def _hint(
+        self, group: Group, order: list[int], names: Mapping[int, str], *, has_order: bool
+    ) -> str:
         labels = _labels(group.blocks, order, names)
         lines = []
         if names:
             lines.append(_numbering(group, names))
-        if self._settings.hints.order:
+        if self._settings.hints.order and has_order:
             by_relevance = sorted(range(len(order)), key=order.__getitem__)
             template = self._settings.hints.order_template
             hint = order_hint(labels, by_relevance, template=template)

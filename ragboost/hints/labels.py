@@ -4,7 +4,7 @@ A label depends on the document and on those before it, never on a position, so 
 documents have equal labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ragboost.types import Document
 
@@ -16,6 +16,7 @@ def label_documents(
     *,
     template: str,
     known: Mapping[str, str],
+    owners: Mapping[str, str] | None = None,
     is_complete: bool = True,
 ) -> tuple[str, ...]:
     """Label documents in prompt order.
@@ -27,30 +28,36 @@ def label_documents(
         template: contains `{label}`.
         known: labels that the session has given, by document key; they are kept and never given to
             another document.
+        owners: `known` the other way round, if the caller has it.
         is_complete: `known` has all labels of the payload. If some may have been forgotten, each
             new label gets digits of its key.
     """
-    owners = {label: key for key, label in known.items()}
+    taken = {label: key for key, label in known.items()} if owners is None else owners
+    added: dict[str, str] = {}  # keys by label
+
+    def is_free(label: str, key: str) -> bool:
+        return added.get(label, key) == key == taken.get(label, key)
+
     labels = []
     for document in documents:
         key = document.key
         label = known.get(key) if known else None
         if label is None:
             label = template.replace("{label}", document.label)
-            if not is_complete or owners.get(label, key) != key:
-                label = _free_label(document, template, owners, is_complete=is_complete)
-        owners[label] = key
+            if not is_complete or not is_free(label, key):
+                label = _free_label(document, template, is_free, is_complete=is_complete)
+        added[label] = key
         labels.append(label)
     return tuple(labels)
 
 
 def _free_label(
-    document: Document, template: str, owners: Mapping[str, str], *, is_complete: bool
+    document: Document, template: str, is_free: Callable[[str, str], bool], *, is_complete: bool
 ) -> str:
     name, key = document.label, document.key
     label = ""
     for digits in _KEY_DIGITS if is_complete else _KEY_DIGITS[1:]:
         label = template.replace("{label}", f"{name}~{key[:digits]}")
-        if owners.get(label, key) == key:
+        if is_free(label, key):
             break
     return label

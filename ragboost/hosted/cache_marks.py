@@ -41,6 +41,16 @@ def mark_style(settings: Settings) -> MarkStyle:
     return next((c.style for c in PROMPT_CACHES if hosts.issubset(c.hosts)), style)
 
 
+def kept_s(settings: Settings) -> float:
+    """Return for how many seconds after its last use the backends' provider may keep a prefix, if
+    `stable = "safe"`; 0: a provider is not known, nor `index.ttl_s` set."""
+    if settings.stable == "off":
+        return 0.0
+    style = mark_style(settings)
+    ttls = [seconds for cache in PROMPT_CACHES if cache.style == style for seconds, _ in cache.ttls]
+    return max([*ttls, settings.index.ttl_s or 0.0])
+
+
 class CacheMarker:
     """Marks the requests of one app. Thread-safe.
 

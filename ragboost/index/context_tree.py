@@ -72,6 +72,8 @@ class ContextTree:
         """Remove everything, and say nothing to the directory from then on."""
         self.clear()
         self._unlink_retired(sys.maxsize)
+        if self._seat is not None:
+            self._seat.directory.forget(self._seat.bit)
         self._seat = self.root.branch = None
 
     def _empty(self) -> None:

@@ -116,6 +116,13 @@ class PrefixDirectory:
         for document in documents:
             recent[document] = recent.get(document, 0) | bit
 
+    def forget(self, bit: int) -> None:
+        """Forget what an index was lately sent: its backend is gone."""
+        self._members &= ~bit
+        for sent in (self._recent, self._earlier):
+            for document in [document for document, members in sent.items() if members & bit]:
+                sent[document] &= ~bit
+
     def add(self, above: Branch, documents: Sequence[Hashable], bit: int) -> Branch:
         """Add a sequence of an index behind one that it holds; return the branch where it ends."""
         self._tick += 1

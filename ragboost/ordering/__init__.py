@@ -5,7 +5,7 @@ from ragboost.ordering.policy import make_order_policy, read_prior
 from ragboost.ordering.popularity import RecentContexts
 from ragboost.ordering.prior import CorpusPrior
 from ragboost.ordering.rent_or_buy import Purchase, RentLedger
-from ragboost.ordering.request import Order, OrderPolicy, order_documents
+from ragboost.ordering.request import Order, OrderPolicy, order_documents, order_exact_first
 from ragboost.ordering.window import NextRequest, RequestWindow
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "group_turns",
     "make_order_policy",
     "order_documents",
+    "order_exact_first",
     "plan_batch",
     "read_prior",
     "release_order",

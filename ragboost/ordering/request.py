@@ -70,8 +70,7 @@ def order_documents(
         policy: orders the documents behind the cached prefix; None: relevance order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
-    last = tuple(range(keep - 1, -1, -1))
-    unmoved = _measured(index, documents, (*range(keep, len(documents)), *last))
+    unmoved = _measured(index, documents, _by_relevance(len(documents), keep))
     if not settings.enabled or len(documents) < 2:
         return unmoved
     free, lengths = documents[keep:], tokens[keep:]
@@ -86,7 +85,7 @@ def order_documents(
     permutation = (
         *[position[document] for document in match.documents],
         *[position[document] for document in tail],
-        *last,
+        *range(keep - 1, -1, -1),
     )
     order = Order(permutation, len(match.documents), match.cached_tokens)
     if keep:  # the kept ones may be cached behind the others
@@ -94,6 +93,20 @@ def order_documents(
     if order.cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
         return unmoved
     return order
+
+
+def order_exact_first(
+    permutation: Sequence[int], num_exact: int, *, keep_last: int
+) -> tuple[int, ...]:
+    """Keep the order of so many leading documents; the others, which leave no prefix behind them,
+    return to the relevance order."""
+    rest = set(permutation[num_exact:])
+    by_relevance = _by_relevance(len(permutation), min(keep_last, len(permutation)))
+    return (*permutation[:num_exact], *[i for i in by_relevance if i in rest])
+
+
+def _by_relevance(num: int, keep: int) -> tuple[int, ...]:
+    return (*range(keep, num), *range(keep - 1, -1, -1))
 
 
 def _measured(

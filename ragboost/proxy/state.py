@@ -57,8 +57,7 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
-        template, count = settings.hints.label_template, metrics.count_announcement
-        announcer = ChunkAnnouncer(chunk_reuse, label_template=template, count=count)
+        announcer = ChunkAnnouncer(chunk_reuse, settings.hints, count=metrics.count_announcement)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
         backends.inform(sync, chunk_reuse, board)  # before the handlers, which need the followers

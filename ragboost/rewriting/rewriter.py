@@ -160,7 +160,7 @@ class Rewriting:
             self.bypass, self.num_documents = bypass, len(repeated.documents)
             self.num_dropped = len(repeated.retrieved) - self.num_documents
             return
-        context = self._keep_order(repeated.documents)
+        context = self._keep_order(repeated)
         self._count(context, before=history.num_bytes(self._body, message))
 
     def _write_unboosted(self, history: ResentMessages, bypass: Bypass) -> None:
@@ -201,7 +201,7 @@ class Rewriting:
             self._keep_last(history)
             return
         self.prompt_prefix = prompt_prefix(body, self._shape, found)
-        outcome = self._keep_or_boost(own.documents if own else None)
+        outcome = self._keep_or_boost(own)
         if isinstance(outcome, Bypass):
             self._leave(outcome, history)
             return
@@ -225,15 +225,15 @@ class Rewriting:
         if history.repeated is not None:
             earlier.append(history.repeated)
         self.prompt_prefix = prompt_prefix(body, self._shape, self._found)
-        outcome = self._keep_or_boost(earlier[-1].documents if earlier else None)
+        outcome = self._keep_or_boost(earlier[-1] if earlier else None)
         if isinstance(outcome, Bypass):
             self._leave(outcome, inside)
             return
         self._write(history, outcome)
         self._count(outcome, after=history.num_bytes(body))
 
-    def _keep_or_boost(self, order: Sequence[str] | None) -> Context | Bypass:
-        return self._boost(None, {}) if order is None else self._keep_order(order)
+    def _keep_or_boost(self, earlier: SentMessage | None) -> Context | Bypass:
+        return self._boost(None, {}) if earlier is None else self._keep_order(earlier)
 
     def _boost(
         self, conversation: Conversation | None, carried: Mapping[str, str]
@@ -255,14 +255,16 @@ class Rewriting:
                 raise
             return Bypass.of(error)
 
-    def _keep_order(self, order: Sequence[str]) -> Context:
+    def _keep_order(self, earlier: SentMessage) -> Context:
         """Record documents that are sent as in an earlier request, perhaps to another backend."""
         assert self._booster is not None, "a request that is rendered is not recorded"
         by_key = {document.key: document for document in reversed(self._found.documents)}
-        context = self._context(tuple([by_key[key] for key in order]))
+        context = self._context(tuple([by_key[key] for key in earlier.documents]))
         entry = self._booster.record(
             context.documents, prompt_prefix=self.prompt_prefix, recompute_ratio=self._ratio
         )
+        if not earlier.is_order_hinted:
+            context = context.without_order_hint()
         return context.recorded(entry)
 
     def _as_given(
@@ -312,7 +314,8 @@ class Rewriting:
             self.fields = {**written, name: messages}
         labels = context.labels if self._shape.in_message else ()
         retrieved, documents = _keys(context.retrieved), _keys(context.documents)
-        kept = SentMessage(sent, retrieved, documents, is_boosted, labels)
+        is_hinted = context.is_order_hinted
+        kept = SentMessage(sent, retrieved, documents, is_boosted, labels, is_hinted)
         parent = history.digest(message)
         self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
 

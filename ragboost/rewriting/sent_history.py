@@ -34,6 +34,7 @@ class SentMessage(NamedTuple):
     documents: tuple[str, ...]  # keys of those that it carries in full, in prompt order
     is_boosted: bool = True  # else they are in the order given, without hints
     labels: tuple[str, ...] = ()  # of `documents`, as the message shows them; empty if it does not
+    is_order_hinted: bool = True  # unless the hint cost too much: see `Context`
 
     @property
     def referred(self) -> set[str]:

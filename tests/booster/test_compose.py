@@ -23,8 +23,10 @@ def composed(**changes: Any) -> Context:
 
 
 def check(context: Context, **history: Any) -> None:
-    past = CarriedDocuments(KNOWN, KNOWN, is_empty=False, is_complete=True)._replace(**history)
-    check_context(context, history=past)
+    past = CarriedDocuments(KNOWN, KNOWN, is_empty=False, is_complete=True, owners={})
+    past = past._replace(**history)
+    owners = {label: key for key, label in past.known.items()}
+    check_context(context, history=past._replace(owners=owners))
 
 
 def test_a_right_context_passes() -> None:
@@ -58,7 +60,7 @@ def test_a_reference_to_a_document_of_another_payload_does_not_pass() -> None:
 
 def test_a_copy_passes_only_where_copies_are_sent() -> None:
     twice = Context("?", (A, A), (A, A), (0, 1), ("[a]", "[a]"))
-    past = CarriedDocuments({}, {}, is_empty=True, is_complete=True)
+    past = CarriedDocuments({}, {}, is_empty=True, is_complete=True, owners={})
 
     check_context(twice, history=past, allow_copies=True)
     with pytest.raises(ContextIndexError, match="contains a document twice"):

@@ -1,5 +1,7 @@
 """The index holds what reusing requests buy, and bought documents are in front."""
 
+import pytest
+
 from ragboost.booster import Booster
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
@@ -40,6 +42,31 @@ def test_documents_that_return_are_bought_and_stand_in_front() -> None:
     assert after.predicted_cached_tokens == LENGTHS["c"]
     assert after.bought_tokens == 0
     booster.index.check_integrity()
+
+
+def test_documents_behind_the_bought_ones_keep_their_relevance_order() -> None:
+    booster = make_booster()
+    for other in "abda":
+        booster.boost("", [other, "c"], recompute_ratio=QUARTER)
+
+    context = booster.boost("", list("dbca"), recompute_ratio=QUARTER)
+    assert texts(context) == "cdba"
+    assert texts(booster.boost("", list("dba"), recompute_ratio=QUARTER)) == "dba", "none is bought"
+
+
+@pytest.mark.parametrize(("hint_tokens", "is_hinted"), [(18, True), (19, False)])
+def test_an_order_hint_costs_at_most_a_quarter_of_what_the_order_saves(
+    hint_tokens: int, is_hinted: bool
+) -> None:
+    booster = Booster(Settings(), count_tokens=lambda text: LENGTHS.get(text, hint_tokens))
+    for other in "abda":
+        bought = booster.boost("", [other, "c"], recompute_ratio=QUARTER)
+    assert texts(bought) == "ca"
+    assert not bought.hints, "a purchase saves nothing yet"
+
+    after = booster.boost("", list("bc"), recompute_ratio=QUARTER)
+    assert texts(after) == "cb"
+    assert bool(after.hints) == after.is_order_hinted == is_hinted, "300 tokens, each saves .25"
 
 
 def test_what_the_engine_computed_for_want_of_chunks_is_cached() -> None:

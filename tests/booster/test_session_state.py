@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,3 +138,41 @@ def test_the_store_is_bounded_and_returns_what_was_put(steps: list[tuple[str, st
         else:
             assert store.remove(name) == (used.pop(name, None) is not None)
         assert len(store) <= 3
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5), st.integers(0, 9)), max_size=30))
+def test_what_is_kept_of_the_turns_is_what_they_say(steps: list[tuple[bool, int, int]]) -> None:
+    state = SessionState("a")
+    for is_leading, number, rollback in steps:
+        sent = [SentDocument(f"k{number}{i}", f"l{number}{i}", number) for i in range(number)]
+        state.add(Turn(state.next_turn, is_leading, tuple(sent), number), max_documents=12)
+        if rollback == 0:
+            state.rollback(state.next_turn - 2)
+        labels = {sent.key: sent.label for turn in state.turns for sent in turn.documents}
+        leading = [at for at, turn in enumerate(state.turns) if turn.is_leading]
+        later = state.turns[leading[-1] + 1 :] if leading else state.turns
+        assert state.labels() == labels
+        assert state.owners() == {label: key for key, label in labels.items()}
+        assert state.leading_documents() == (state.turns[leading[-1]].documents if leading else ())
+        assert state.later_tokens() == sum(turn.num_tokens for turn in later)
+        assert sum(len(turn.documents) for turn in state.turns) <= 12
+
+
+class CountedReads(tuple[SentDocument, ...]):
+    num_reads = 0
+
+    def __iter__(self) -> Iterator[SentDocument]:
+        CountedReads.num_reads += 1
+        return super().__iter__()
+
+
+def test_a_turn_is_read_once_however_many_follow() -> None:
+    state = SessionState("a")
+    first = CountedReads([SentDocument("k", "l", 1)])
+    state.add(Turn(1, is_leading=True, documents=first, num_tokens=1), max_documents=1_000)
+    for number in range(2, 100):
+        state.add(Turn(number, is_leading=False, documents=(), num_tokens=1), max_documents=1_000)
+        assert state.labels() == {"k": "l"}
+
+    assert CountedReads.num_reads == 1
+    assert state.later_tokens() == 98

@@ -8,20 +8,28 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from ragboost.config import Settings
 from ragboost.proxy.app import ProxyApp, create_app
+from tests.fakes.proxy import ProxyServer
+from tests.fakes.redis import RedisServer
 from tests.fuzz.backend import Backend
 from tests.fuzz.clients import Clients
 from tests.fuzz.oracle import Fault, check
 from tests.fuzz.requests import Asked, Reply
-from tests.fuzz.worlds import WORLDS, World
+from tests.fuzz.worlds import SERVED_WORLDS, WORLDS, World
 
 _ROUND = 6  # requests at the same time, at most
 _HANG_S = 120.0
+
+Call = Callable[[Asked], Awaitable[Reply]]
 
 
 @dataclass
@@ -49,16 +57,19 @@ class Episode:
         seed: of the run.
         number: of the episode in the run; chooses the world.
         size: requests.
+        is_served: requests are sent over HTTP to the proxy's server, in worlds of their own.
     """
 
     seed: int
     number: int
     size: int = 250
+    is_served: bool = False
 
     @property
     def world(self) -> World:
         """The settings of the proxy."""
-        return WORLDS[self.number % len(WORLDS)]
+        worlds = SERVED_WORLDS if self.is_served else WORLDS
+        return worlds[self.number % len(worlds)]
 
     def run(
         self, report: Report, *, see: Callable[[Asked, list[bytes], Reply], None] | None = None
@@ -83,17 +94,19 @@ class Episode:
         backend, world = Backend(), self.world
         rng = random.Random(f"{self.seed}.{self.number}")
         urls = [await backend.listen() for _ in range(world.num_backends)]
-        app = create_app(world.settings(urls, folder))
         clients = Clients(rng, world)
-        async with app.router.lifespan_context(app):
-            while clients.num_asked < self.size:
-                size = min(rng.randint(1, _ROUND), self.size - clients.num_asked)
-                await self._round(app, backend, clients, size=size, report=report, see=see)
+        with RedisServer() if world.needs_redis else nullcontext() as redis:
+            settings = world.settings(urls, folder, redis_url=redis.url if redis else None)
+            opened = serving(settings, backend) if self.is_served else in_process(settings, backend)
+            async with opened as call:
+                while clients.num_asked < self.size:
+                    size = min(rng.randint(1, _ROUND), self.size - clients.num_asked)
+                    await self._round(call, backend, clients, size=size, report=report, see=see)
         await backend.close()
 
     async def _round(
         self,
-        app: ProxyApp,
+        call: Call,
         backend: Backend,
         clients: Clients,
         *,
@@ -105,7 +118,7 @@ class Episode:
         asked = clients.ask(size)
         for request in asked:
             backend.expect(request.number, request.answer)
-        sent = asyncio.gather(*(call(app, request, backend) for request in asked))
+        sent = asyncio.gather(*(call(request) for request in asked))
         replies = await asyncio.wait_for(sent, _HANG_S)
         for request, reply in zip(asked, replies, strict=True):
             bodies = backend.forget(request.number)
@@ -121,7 +134,49 @@ class Episode:
             clients.received(request, bodies[-1] if bodies else None, reply)
 
 
-async def call(app: ProxyApp, asked: Asked, backend: Backend) -> Reply:
+@asynccontextmanager
+async def in_process(settings: Settings, backend: Backend) -> AsyncIterator[Call]:
+    """Call the application as a server would."""
+    app = create_app(settings)
+    async with app.router.lifespan_context(app):
+        yield lambda asked: _call(app, asked, backend)
+
+
+@asynccontextmanager
+async def serving(settings: Settings, backend: Backend) -> AsyncIterator[Call]:
+    """Serve in a thread, and send requests over HTTP."""
+    proxy = ProxyServer(settings)
+    await asyncio.to_thread(proxy.__enter__)
+    try:
+        async with httpx.AsyncClient(base_url=proxy.url, timeout=_HANG_S) as client:
+            yield lambda asked: _send(client, asked, backend)
+    finally:
+        await asyncio.to_thread(proxy.__exit__)
+
+
+async def _send(client: httpx.AsyncClient, asked: Asked, backend: Backend) -> Reply:
+    sending = asyncio.create_task(_exchange(client, asked))
+    backend.leave[asked.number] = sending.cancel
+    try:
+        return await sending
+    except asyncio.CancelledError:
+        return Reply(0, b"", False)
+
+
+async def _exchange(client: httpx.AsyncClient, asked: Asked) -> Reply:
+    headers = [*asked.headers, (b"content-type", b"application/json")]
+    body, is_complete = b"", False
+    async with client.stream(
+        "POST", asked.path, headers=headers, content=asked.body.encode()
+    ) as response:
+        with suppress(httpx.RemoteProtocolError):  # the response was cut
+            async for data in response.aiter_raw():
+                body += data
+            is_complete = True
+    return Reply(response.status_code, body, is_complete, tuple(response.headers.raw))
+
+
+async def _call(app: ProxyApp, asked: Asked, backend: Backend) -> Reply:
     """Send a request to the app as a server would, and return what it answers."""
     body = asked.body.encode()
     events: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]

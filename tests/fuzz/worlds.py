@@ -1,5 +1,6 @@
 """The proxies that episodes run against: settings, and who calls them with which keys."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,25 +24,32 @@ class World:
     """
 
     name: str
-    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sections: Mapping[str, Any] = field(default_factory=dict)
     keys: Sequence[str] = ()
     num_backends: int = 1
     is_ample: bool = True
     dedups: bool = True
     has_passages: bool = False
 
-    def settings(self, urls: Sequence[str], folder: Path) -> Settings:
+    @property
+    def needs_redis(self) -> bool:
+        return bool(self.sections.get("session", {}).get("store") == "redis")
+
+    def settings(self, urls: Sequence[str], folder: Path, *, redis_url: str | None) -> Settings:
         """Return the settings for these backends, with files in a folder."""
-        sections: dict[str, Any] = {name: dict(values) for name, values in self.sections.items()}
+        sections = copy.deepcopy(dict(self.sections))
         # The driver's own limit ends a hanging request; a slow machine is no fault.
-        sections["backend"] = {"connect_timeout_s": 60.0}
+        sections["backend"] = {"connect_timeout_s": 60.0, **sections.get("backend", {})}
         if len(urls) == 1:
             sections["backend"]["url"] = urls[0]
         else:
             sections["backends"] = [{"url": url, "name": f"b{i}"} for i, url in enumerate(urls)]
         sections["tokens"] = {"ask_backend": False}
+        sections["proxy"] = {"port": 0, "drain_s": 1, **sections.get("proxy", {})}
         if self.keys:
-            sections.setdefault("proxy", {})["api_keys"] = list(self.keys)
+            sections["proxy"]["api_keys"] = list(self.keys)
+        if self.needs_redis:
+            sections["session"]["url"] = redis_url
         if sections.get("session", {}).get("store") == "sqlite":
             sections["session"]["path"] = folder / "sessions.db"
         return Settings(**sections)
@@ -90,4 +98,16 @@ WORLDS = (
     ),
     World("no references", {"dedup": {"enabled": False}}, dedups=False),
     World("named conversations only", {"session": {"stateless": False}}),
+)
+
+_NOT_SERVED = ("SQLite and passages", "other hints", "no references", "named conversations only")
+SERVED_WORLDS = (
+    *(world for world in WORLDS if world.name not in _NOT_SERVED),
+    World("sessions in Redis, tenants", {"session": {"store": "redis"}}, keys=("one", "two")),
+    World(
+        "hosted, stable",
+        {"backend": {"cache_marks": "openai"}, "stable": "safe", "proxy": {"receipts": True}},
+    ),
+    World("learnt boundaries", {"formats": {"learn_boundaries": True}}),
+    World("hold-out", {"boost": {"share": 0.5}}, dedups=False),
 )

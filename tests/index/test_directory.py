@@ -186,6 +186,17 @@ def test_documents_that_were_sent_long_ago_are_forgotten() -> None:
     assert directory.recent(("old", "a", "b", "new")) == [0, 1, 3, 0]
 
 
+def test_an_index_that_leaves_was_sent_nothing() -> None:
+    directory = PrefixDirectory()
+    indexes = [ContextIndex(seat=Seat(directory, bit)) for bit in (1, 2)]
+    for index in indexes:
+        index.insert(("a", "b"), (3, 4))
+    indexes[0].clear()
+    indexes[0].leave_directory()
+
+    assert directory.recent(("a", "b")) == [2, 2]
+
+
 def test_what_another_proxy_sent_counts_as_sent_lately() -> None:
     directory = PrefixDirectory()
     index = ContextIndex(seat=Seat(directory, 2))

@@ -103,9 +103,10 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._stay_off(error)
 
     def refuse(self, reason: str) -> None:
-        """Keep reuse off. Called in the worker before `start`."""
+        """Keep reuse off. Called in the worker before `start`. Of several workers none reports it:
+        other connectors would get that message too."""
         if self.off_reason is None:
-            self.off_reason, self._has_failed = reason, True
+            self.off_reason = reason
             logger.warning("chunk reuse stays off: %s", reason)
 
     def _join_worker(self) -> None:

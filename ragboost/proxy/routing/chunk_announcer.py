@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ragboost.config import HintSettings
 from ragboost.context import Context
 from ragboost.errors import BackendError, RagBoostError
 from ragboost.formats.ragboost_object import FIELD
@@ -37,9 +38,9 @@ class ChunkAnnouncer:
     """
 
     def __init__(
-        self, probe: ChunkReuseProbe, *, label_template: str, count: Callable[[str], None]
+        self, probe: ChunkReuseProbe, hints: HintSettings, *, count: Callable[[str], None]
     ) -> None:
-        self._probe, self._label_template, self._count = probe, label_template, count
+        self._probe, self._label_template, self._count = probe, hints.label_template, count
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: Counter[Backend] = Counter()
 

@@ -10,6 +10,7 @@ from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError, BackendRefusedError
 from ragboost.formats.ragboost_object import FIELD
+from ragboost.hosted.cache_marks import kept_s
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
@@ -30,7 +31,7 @@ class Dispatcher:
     def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
         self.backends = backends
         self._tenants = tenants
-        self.router = Router(backends, settings.router)
+        self.router = Router(backends, settings.router, kept_s=kept_s(settings))
         self.room: WaitingRoom | None = None
         room = settings.waiting_room
         limits = [settings.backend.max_concurrency, *(b.max_concurrency for b in backends.all)]

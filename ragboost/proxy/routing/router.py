@@ -25,13 +25,19 @@ class Router:
 
     A choice takes hardly longer for hundreds of backends than for a few: loads are read when they
     change, and each signal says in one reading what all caches hold.
+
+    Args:
+        kept_s: see `PrefixAffinity`.
     """
 
-    def __init__(self, backends: Backends, settings: RouterSettings) -> None:
+    def __init__(
+        self, backends: Backends, settings: RouterSettings, *, kept_s: float = 0.0
+    ) -> None:
         self.backends = backends
         self._signals = make_signals(settings)
         affinities = [s for s in self._signals if isinstance(s, PrefixAffinity)]
         self.prefixes = affinities[0] if affinities else PrefixAffinity(settings)
+        self.prefixes.kept_s = kept_s
         # Bodies have to be examined: there is a choice, and the contents of caches count.
         self.looks_at_caches = backends.width > 1 and any(
             signal.reads_caches for signal in self._signals

@@ -128,3 +128,18 @@ def test_a_pass_is_not_charged_with_the_fillings_of_its_step(
     filler.fill_step(StepWork(fills=[fill("a", 0, [1])]))
 
     assert filler._pass_began == 12.0
+
+
+def test_beside_another_connector_reuse_stays_off_with_that_reason(
+    filler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragboost.chunk_cache.vllm import connector
+
+    alone, beside = (object.__new__(connector.ChunkConnector) for _ in range(2))
+    alone.off_reason = beside.off_reason = None
+    monkeypatch.setattr(connector, "has_kv_transfer_group", lambda: True)
+    for group, found in ((alone, alone), (SimpleNamespace(sub_connectors=[0, beside]), beside)):
+        monkeypatch.setattr(connector, "get_kv_transfer_group", lambda group=group: group)
+        assert connector.find_connector() is found
+
+    assert (alone.off_reason, beside.off_reason) == (None, "several_connectors")

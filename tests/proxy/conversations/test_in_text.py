@@ -5,10 +5,13 @@ import re
 from typing import Any, ClassVar
 
 import httpx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.eventually import eventually
 from tests.fakes import FakeEngine, Received
+from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.conversations.chats import Chat, check_extends, contents
 
 REFERENCE = re.compile(r'the document that begins with "([^"]*)"')
@@ -72,3 +75,27 @@ class TestRandomConversations:
             for found in REFERENCE.finditer(content):
                 before = "".join(sent[:at]) + content[: found.start()]
                 assert found[1] in before, "every reference has its target before it"
+
+
+@pytest.mark.parametrize(("sentences", "is_hinted"), [(40, False), (800, True)])
+def test_a_resent_message_keeps_or_lacks_the_order_hint_as_it_was_sent(
+    sentences: int, is_hinted: bool
+) -> None:
+    texts = [f"Number {i}. " + "It tells of that. " * sentences for i in range(2)]
+    first, second = [f"<document>{text}</document>" for text in texts]
+    reuse: dict[str, Any] = {"ragboost": {"reuse": {"ratio": 0.25}}}
+    with (
+        FakeEngine(chunk_reuse={"is_possible": True}) as engine,
+        ProxyServer(proxy_settings(engine.url)) as proxy,
+        httpx.Client(base_url=proxy.url) as client,
+    ):
+        eventually(lambda: proxy.app.state.chunk_reuse.is_supported)
+        Chat(client, engine, user="a").ask(f"{first}\n{second}\nWhy?", **reuse)
+        chat = Chat(client, engine, user="a")
+        sent = chat.ask(f"{second}\n{first}\nAnd how?", **reuse)
+        later = chat.ask("Go on.", **reuse)
+
+    written = contents(sent)[0]
+    assert written.index("Number 0.") < written.index("Number 1."), "the cached one is in front"
+    assert ("priority order" in written) == is_hinted
+    check_extends(later, sent)

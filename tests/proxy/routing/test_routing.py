@@ -13,11 +13,13 @@ from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import RouterSettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.formats import make_formats
+from ragboost.hosted.cache_marks import kept_s
 from ragboost.proxy.app import create_app
 from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.dispatcher import Dispatcher
+from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
-from ragboost.proxy.upstream.backends import Backends
+from ragboost.proxy.upstream.backends import Backend, Backends
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import parse_request
 from ragboost.types import Document, Request
@@ -449,3 +451,47 @@ async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards
     assert [await held(prefixes, backend, seen) for backend in "ab"] == [0, 80]
     prefixes.remember("a", seen[:1], num_bytes=40)
     assert [await held(prefixes, backend, seen) for backend in "ab"] == [40, 80]
+
+
+KEYS = [{"url": "https://api.anthropic.com", "name": name} for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        (Settings(backends=KEYS), 0.0),  # type: ignore[arg-type]
+        (Settings(backends=KEYS, stable="safe"), 3600.0),  # type: ignore[arg-type]
+        (Settings(stable="safe", index={"ttl_s": 600}), 600.0),  # type: ignore[arg-type]
+        (Settings(stable="safe"), 0.0),
+    ],
+)
+def test_a_provider_keeps_prefixes_as_long_as_its_longest_ttl(
+    settings: Settings, seconds: float
+) -> None:
+    assert kept_s(settings) == seconds
+
+
+async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its_prefix() -> None:
+    now = 1000.0
+    settings = Settings(backends=KEYS, router={"running_tokens": 0})  # type: ignore[arg-type]
+    router = Router(Backends.of(settings), settings.router, kept_s=300.0)
+    router.prefixes._clock = lambda: now
+
+    async def place(messages: bytes) -> Backend:
+        admission = Admission(None)  # type: ignore[arg-type]
+        admission.prefixes = prefixes_of(JsonBody(b'{"messages":%b}' % messages), seed=b"")
+        admission.prompt_tokens = 100
+        await router.place(admission)
+        return admission.backend
+
+    busy = await place(b"[1,2]")
+    busy.load.add(prefill_tokens=10**6)
+    assert await place(b"[1,2,3,4]") is busy
+    assert await place(b"[1,5]") is not busy  # shares instructions only
+    now += 299
+    assert await place(b"[1,2,3,4,6,7]") is busy
+    now += 300
+    assert await place(b"[1,2,3,4,6,7,8,9]") is not busy
+    now += 1
+    busy.problem = "down"
+    assert await place(b"[1,2,3,4,6,7,8,9,10,11]") is not busy

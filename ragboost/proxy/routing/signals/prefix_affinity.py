@@ -4,10 +4,9 @@ Knows hashes of the client's messages, not documents. Lengths of what was sent f
 bytes: a model's tokens per byte change as its documents are counted.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from ragboost.booster.tenants import number_of
 from ragboost.bounded_map import BoundedMap
@@ -21,6 +20,8 @@ from ragboost.proxy.routing.signals.signal import (
 )
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 
+_KEPT = 10**12  # tokens; more than any queue, less than what is set against a backend that is down
+
 
 class _Sent(NamedTuple):
     """A prefix that some backends were sent."""
@@ -28,15 +29,25 @@ class _Sent(NamedTuple):
     num_bytes: int  # as it was sent last
     members: int  # the bits of the backends; those forgotten later than `tick` do not count
     tick: int
+    turn_s: float = 0.0  # when it was last the whole of a request
 
 
 class PrefixAffinity(RoutingSignal):
-    """The prefixes sent to all backends; the least recently used are evicted."""
+    """The prefixes sent to all backends; the least recently used are evicted.
+
+    Attributes:
+        kept_s: seconds for which a conversation stays with the backends of its last turn, whatever
+            their load.
+    """
 
     reads_caches = True
+    kept_s = 0.0
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(
+        self, settings: RouterSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(settings)
+        self._clock = clock
         self._max_prefixes = settings.max_prefixes
         self._sent = BoundedMap[Link, _Sent](max_entries=self._max_prefixes)
         self._numbers: dict[str, int] = {}  # of the backends' bits
@@ -52,12 +63,17 @@ class PrefixAffinity(RoutingSignal):
             return None
         columns = self.columns(names, self._numbers)
         holders, seen = [], 0
-        for sent in sorted(found, reverse=True):  # longest first
+        found.sort(reverse=True)  # longest first
+        for sent in found:
             members = self._members(sent) & ~seen
             seen |= members
             holders.append(Holders(int(sent.num_bytes * admission.tokens_per_byte), members))
         cached = spread(holders, columns)
-        return CacheReading(cached, np.zeros(len(names)))
+        whole = self._sent.peek(links[0]) if links else None
+        turn = next((sent for sent in found if sent is not whole and self._members(sent)), None)
+        is_kept = turn is not None and 0 < turn.turn_s > self._clock() - self.kept_s
+        kept = [Holders(_KEPT, self._members(turn))] if turn is not None and is_kept else []
+        return CacheReading(cached, spread(kept, columns))
 
     def longest(self, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
         """Find the longest prefix that a backend was sent.
@@ -86,11 +102,12 @@ class PrefixAffinity(RoutingSignal):
         for at, (link, length) in enumerate(prefixes, start=1):
             sent = self._sent.get(link)
             members = self._members(sent) if sent is not None else 0
+            turn_s = 0.0
             if at == len(prefixes):
-                length = num_bytes
+                length, turn_s = num_bytes, self._clock()
             elif sent is not None and members:
-                length = sent.num_bytes
-            self._sent.put(link, _Sent(length, members | bit, self._tick))
+                length, turn_s = sent.num_bytes, sent.turn_s
+            self._sent.put(link, _Sent(length, members | bit, self._tick, turn_s))
 
     def forget(self, backend: str) -> None:
         number = self._numbers.get(backend)
