@@ -1,10 +1,10 @@
 """Everything that one proxy app shares between its routes and requests."""
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
@@ -18,7 +18,6 @@ from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
-from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.watched_file import Refresher
@@ -53,11 +52,7 @@ class ProxyState:
 
     @classmethod
     def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
-        """Create the state; `lifespan` opens it.
-
-        Args:
-            identity: of this process among the workers; None: there are no others.
-        """
+        """Create the state; `lifespan` opens it. Without an identity there are no other workers."""
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
@@ -65,6 +60,7 @@ class ProxyState:
         announcer = ChunkAnnouncer(chunk_reuse, settings.hints, count=metrics.count_announcement)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
+        backends.inform(sync, chunk_reuse, board)  # before the handlers, which need the followers
         workers = replicas = None
         name = secrets.token_hex(8)
         if identity is not None:
@@ -72,18 +68,16 @@ class ProxyState:
             handler = MessageHandler(
                 backends.all, sync.followers, board, max_histories=most * len(identity.others)
             )
+            backends.inform(handler)
             workers = WorkerPool(identity, settings.backend, handler)
             metrics.watch_workers(workers)
         if store_class(settings.session).connects_replicas:
             is_shadow = settings.proxy.shadow  # its prompts are not what was sent
             handler = MessageHandler(backends.all, {} if is_shadow else sync.followers, board)
+            backends.inform(handler)
             replicas = RedisTransport(settings.session, handler, name=name)
             if not is_shadow:
                 metrics.watch_replicas(handler)
-        keys, keys_file = ApiKeys.watched(settings)
-        watched = [*backends.sources, *filter(None, [keys_file])]
-        handlers = [each.handler for each in (workers, replicas) if each is not None]
-        _follow(backends, [sync, chunk_reuse, board, *handlers])  # these need sync's followers
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -110,8 +104,8 @@ class ProxyState:
             workers,
             replicas,
             _request_log(settings.proxy, metrics, identity),
-            keys,
-            Refresher(watched, interval_s=settings.router.health_interval_s),
+            ApiKeys.watched(settings, backends.sources),
+            Refresher(backends.sources, interval_s=settings.router.health_interval_s),
         )
 
     @asynccontextmanager
@@ -140,18 +134,6 @@ class ProxyState:
             await self.backends.close()
             if self.log is not None:
                 await self.log.close()
-
-
-class _Follower(Protocol):
-    def add(self, backend: Backend, /) -> None: ...
-
-    def remove(self, backend: Backend, /) -> None: ...
-
-
-def _follow(backends: Backends, parts: Sequence[_Follower]) -> None:
-    """Tell these of backends that come and go, in this order."""
-    backends.on_added += [part.add for part in parts]
-    backends.on_removed += [part.remove for part in parts]
 
 
 def _request_log(

@@ -13,7 +13,7 @@ from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
-from ragboost.proxy.watched_file import WatchedFile
+from ragboost.proxy.watched_file import Refreshable, WatchedFile
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -86,11 +86,11 @@ async def test_a_file_that_is_half_written_or_has_no_keys_changes_nothing(
     path = tmp_path / "keys.json"
     write(path, json.dumps({"search": ["secret"]}))
     settings = Settings.model_validate({"proxy": {"api_keys_file": path}})
-    state_keys, file = ApiKeys.watched(settings)
-    assert file is not None
+    files: list[Refreshable] = []
+    state_keys = ApiKeys.watched(settings, files)
     write(path, contents)
     for _ in range(2):
-        await file.refresh()
+        await files[0].refresh()
     assert state_keys.check([(b"x-api-key", b"secret")])
     with pytest.raises(UnauthorizedError):
         state_keys.check([])

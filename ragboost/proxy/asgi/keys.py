@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.proxy.watched_file import WatchedFile
+from ragboost.proxy.watched_file import Refreshable, WatchedFile
 from ragboost.rewriting.headers import RawHeaders, get_header
 
 
@@ -34,15 +34,15 @@ class ApiKeys:
         ]
 
     @classmethod
-    def watched(cls, settings: Settings) -> tuple["ApiKeys", WatchedFile | None]:
-        """Return the keys of the clients, and the file that `refresh` reads them from, if any.
+    def watched(cls, settings: Settings, sources: list[Refreshable]) -> "ApiKeys":
+        """Return the keys of the clients; their file, if there is one, is added to the sources.
 
         Raises:
             ConfigError: the file cannot be used, or has the key of reports.
         """
         keys, path = cls(settings.proxy.api_keys), settings.proxy.api_keys_file
         if path is None:
-            return keys, None
+            return keys
         if settings.proxy.api_keys:
             raise ConfigError("set either proxy.api_keys or proxy.api_keys_file")
         report = settings.engine_hooks.report_key
@@ -54,7 +54,8 @@ class ApiKeys:
                 raise ConfigError("has the key of engine_hooks.report_key: choose another key")
             keys._teams = teams
 
-        return keys, WatchedFile(path, setting="proxy.api_keys_file", apply=apply)
+        sources.append(WatchedFile(path, setting="proxy.api_keys_file", apply=apply))
+        return keys
 
     def check(self, headers: RawHeaders) -> str:
         """Look for an accepted key in `authorization: Bearer` or `x-api-key`.

@@ -67,6 +67,8 @@ class ChunkAnnouncer:
     def _end(self, backend: Backend, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._in_flight[backend] -= 1
+        if not self._in_flight[backend]:
+            del self._in_flight[backend]  # it may have been removed
         if not task.cancelled():
             task.result()  # a bug is reported
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from ragboost.config import BackendSettings, ReplicaSettings, Settings
 from ragboost.config.proxy import public_url
@@ -35,6 +36,12 @@ class NoBackendError(RequestError):
         super().__init__("no backend is known yet")
 
 
+class _BackendUser(Protocol):
+    def add(self, backend: Backend, /) -> None: ...
+
+    def remove(self, backend: Backend, /) -> None: ...
+
+
 @dataclass
 class Backends:
     """The upstream servers and their health.
@@ -55,7 +62,7 @@ class Backends:
     on_added: list[Callable[[Backend], None]] = field(default_factory=list)
     on_removed: list[Callable[[Backend], None]] = field(default_factory=list)  # and has no requests
     on_change: list[Callable[[], None]] = field(default_factory=list)  # of `all` or `draining`
-    sources: list[Refreshable] = field(default_factory=list)  # of their list and of their key
+    sources: list[Refreshable] = field(default_factory=list)  # of their list and of keys
     width: int = 0  # their numbers are below it
 
     def __post_init__(self) -> None:
@@ -97,6 +104,11 @@ class Backends:
             setting = "backend.api_key_file"
             made.sources.append(WatchedFile(path, setting=setting, apply=made._set_key))
         return made
+
+    def inform(self, *parts: _BackendUser) -> None:
+        """Let parts of the proxy hear of backends that come and go."""
+        self.on_added += [part.add for part in parts]
+        self.on_removed += [part.remove for part in parts]
 
     def follow(self, settings: Settings, urls: Sequence[str]) -> None:
         """Add the backends of new URLs, and remove those whose URL is not among these."""
