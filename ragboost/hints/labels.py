@@ -44,7 +44,8 @@ def label_documents(
         label = known.get(key) if known else None
         if label is None:
             label = template.replace("{label}", document.label)
-            if not is_complete or not is_free(label, key):
+            is_new = label not in added and label not in taken
+            if not is_complete or not (is_new or is_free(label, key)):
                 label = _free_label(document, template, is_free, is_complete=is_complete)
         added[label] = key
         labels.append(label)

@@ -29,6 +29,7 @@ from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
+_PARAGRAPHS = rb"\n\n"  # a blank line in a JSON text, without which nothing is unmarked
 _MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
@@ -167,7 +168,7 @@ def parse_request(
     request.session = session
     try:
         hit = find_format(formats, body.fields)
-        if hit is None and unmarked is not None:
+        if hit is None and unmarked is not None and _PARAGRAPHS in raw:
             found = unmarked.find(body.fields, tenant="\n".join(request.tenant_key))
             hit = None if found is None else (unmarked, found)
         if hit is not None:
