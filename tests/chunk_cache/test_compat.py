@@ -21,7 +21,6 @@ EXTENSION_POINTS = {
         "vllm.distributed.kv_transfer.kv_connector.v1.base",
     },
     "vllm/worker.py": {
-        "vllm.distributed.kv_transfer",
         "vllm.platforms",
         "vllm.v1.worker.gpu_worker",
         "vllm.v1.worker.cpu_worker",

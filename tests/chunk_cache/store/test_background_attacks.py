@@ -265,7 +265,9 @@ def test_the_rest_of_a_request_is_not_asked_of_a_place_that_fails() -> None:
     keys = [str(number) for number in range(20)]
     store.prefetch(dict.fromkeys(keys, 6))
     eventually(lambda: not store._loads)
-    assert place.was_asked._value == 3
+    assert place.was_asked._value in (3, 4), (
+        "two threads ask: one may be asking at the third failure"
+    )
     store.close()
 
 
