@@ -25,7 +25,7 @@ _MAX_BYTES = 64 * 1024  # of both requests on the event loop: comparing these ta
 
 
 class RequestObserver:
-    """What was seen in the latest requests of one app."""
+    """Observations of the latest requests of one app, over all teams."""
 
     def __init__(self, settings: Settings, tenants: Tenants, metrics: Metrics) -> None:
         self._pieces = VaryingPieces(max_messages=settings.session.max_sessions)

@@ -38,7 +38,7 @@ class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoreCommand(msgspec.Struct, frozen=True, tag="store"):
-    """What an API server asks for; without `options`, what the places hold and have done."""
+    """A command of an API server; without `options` it asks for the state of all places."""
 
     reply_to: ReplyTo
     options: StoreOptions | None = None

@@ -7,7 +7,7 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 
 
 class TierStats(NamedTuple):
-    """What one place holds, and has done since the start."""
+    """Contents of one place, and its counts since the start."""
 
     name: str  # accelerator, memory, disk or remote
     entries: int

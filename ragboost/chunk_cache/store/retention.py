@@ -1,4 +1,4 @@
-"""Which chunks stay in memory, and which are removed at a given time.
+"""Pins and expiries: chunks that stay in memory, and chunks that are removed at a given time.
 
 Belongs to a running store: nothing of it outlives the process. Knows keys. Does not know tenants.
 """

@@ -34,7 +34,7 @@ _NO_DELTA = HistoryDelta()
 
 @dataclass(slots=True)
 class UpstreamRequest:
-    """What the backend is sent, and what is known of the request it was made from."""
+    """A request to a backend, with observations of the client's request behind it."""
 
     body: bytes
     headers: RawHeaders = ()  # without the request id
