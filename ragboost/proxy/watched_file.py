@@ -59,8 +59,7 @@ class WatchedFile:
 
     def _read(self) -> bytes:
         try:
-            # A FIFO would keep an ordinary `open` waiting.
-            with open(os.open(self._path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            with open(self._path, "rb", opener=_open_at_once) as file:
                 is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
                 contents = file.read(_MAX_BYTES + 1) if is_file else b""
         except OSError as error:
@@ -70,6 +69,11 @@ class WatchedFile:
                 return contents
             why = "is no file, empty, or larger than 1 MiB"
         raise ConfigError(f"{self._setting}: {self._path} {why}")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a FIFO; `open` closes what it refuses."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Refreshable(Protocol):

@@ -133,3 +133,16 @@ async def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> Non
     for name in ("fifo", "large", "missing", "."):
         with pytest.raises(ConfigError, match="s: "):
             WatchedFile(tmp_path / name, setting="s", apply=lambda _: None)
+
+
+async def test_what_is_no_file_any_more_is_not_left_open(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one")
+    file = WatchedFile(path, setting="proxy.api_keys_file", apply=lambda contents: None)
+    path.unlink()
+    path.mkdir()
+    await file.refresh()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await file.refresh()
+    assert len(os.listdir("/proc/self/fd")) == before
