@@ -4,6 +4,7 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, Literal, NamedTuple
@@ -29,7 +30,8 @@ from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
-_PARAGRAPHS = rb"\n\n"  # a blank line in a JSON text, without which nothing is unmarked
+# A blank line in a JSON text, without which nothing is unmarked; some write it as \u000a twice.
+_PARAGRAPHS = re.compile(rb"\\n\\n|\\u000[aA]")
 _MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
@@ -168,7 +170,7 @@ def parse_request(
     request.session = session
     try:
         hit = find_format(formats, body.fields)
-        if hit is None and unmarked is not None and _PARAGRAPHS in raw:
+        if hit is None and unmarked is not None and _PARAGRAPHS.search(raw):
             found = unmarked.find(body.fields, tenant="\n".join(request.tenant_key))
             hit = None if found is None else (unmarked, found)
         if hit is not None:

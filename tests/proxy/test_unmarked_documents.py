@@ -1,5 +1,6 @@
 """Documents that only blank lines separate, through the proxy: noticed, and learnt."""
 
+import json
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -53,6 +54,13 @@ def test_documents_without_boundaries_are_said(
     assert len(said) == 1
     assert read_metric(proxy.url, "ragboost_bypass_total", reason="unmarked_documents") == 3
     assert ask(client, user("Why?")).headers["x-ragboost-bypass"] == "no_documents"
+
+
+def test_blank_lines_count_however_they_are_escaped(client: httpx.Client) -> None:
+    body = json.dumps({"model": "m", "messages": [user(make_texts().draw()[0])]})
+    for newline in (r"\n", r"\u000a", r"\u000A"):
+        response = client.post(CHAT, content=body.replace(r"\n", newline))
+        assert response.headers["x-ragboost-bypass"] == "unmarked_documents"
 
 
 def test_learnt_documents_hit_the_prefix_of_another_order(
