@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -48,6 +49,7 @@ CREATE TABLE IF NOT EXISTS deleted (id TEXT PRIMARY KEY, deleted_at REAL NOT NUL
 _COLUMNS = "id, owner, created_at, used_at, num_turns, model, system, metadata"
 _BUSY_TIMEOUT_S = 5.0
 _BUSY_TIMEOUT_AFTER_FAILURE_S = 0.05  # all sessions wait for the one thread
+_RETRY_S = 0.01
 _CHECKED_BYTES = 65536
 _NEARLY_FULL_BYTES = 64 * 1024 * 1024  # left on the disk: each turn begins with a write
 _OWNER_ONLY = 0o600
@@ -270,7 +272,7 @@ def _restrict(path: Path) -> None:
 
 
 def _set_up(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
+    _use_write_ahead_log(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
     with connection:
@@ -284,6 +286,19 @@ def _set_up(connection: sqlite3.Connection) -> None:
             connection.execute(_SCHEMA_OF_DELETED)
     if version not in (0, _SCHEMA_VERSION):
         raise sqlite3.DatabaseError(f"its schema version is {version}, not {_SCHEMA_VERSION}")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Change the journal's mode, which fails at once while another process writes."""
+    give_up_at = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _session(row: tuple[Any, ...]) -> ChatSession:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -204,6 +205,19 @@ async def test_the_file_is_in_wal_mode_and_read_in_another_thread(
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
+
+
+async def test_processes_that_start_at_the_same_time_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: other.execute("ROLLBACK"))
+        monkeypatch.setattr(sqlite, "time", clock)
+        store = SqliteStore(SessionSettings(store="sqlite", path=str(path)))
+        await store.open()
+    await store.close()
 
 
 async def test_a_file_that_is_not_a_session_store_is_refused(tmp_path: Path) -> None:
