@@ -1,7 +1,4 @@
-"""The shared nouns: Document, Request, Hint, RecordedRequest.
-
-Defines their fields and checks them. Does not know how documents are ordered, rendered or sent.
-"""
+"""The shared nouns: Document, Request, Hint, RecordedRequest."""
 
 import hashlib
 import json
@@ -181,11 +178,7 @@ class Request:
 
 
 def check_question(query: object, *, session: object) -> None:
-    """Check what a `Request` consists of beside its documents.
-
-    Raises:
-        RequestError: `query` is not a string, or `session` is not a non-empty string.
-    """
+    """Check what a `Request` consists of beside its documents."""
     if not isinstance(query, str):
         raise RequestError(f"query must be a string, got {_show(query)}", param="query")
     if session is not None and (not isinstance(session, str) or not session):
@@ -224,11 +217,7 @@ class RecordedRequest:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "RecordedRequest | None":
-        """Read a line; None for a line of another kind.
-
-        Raises:
-            RequestError: a field is missing or malformed; the message names it.
-        """
+        """Read a line; None for a line of another kind."""
         if "doc_tokens" not in row or "head_tokens" not in row:
             return None
         fields: dict[str, Any] = {}
@@ -269,7 +258,6 @@ def _malformed(name: str, value: object) -> RequestError:
 
 
 def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:
-    """Return True for a finite number of that kind, or an integer that Python can print."""
     if isinstance(value, int):
         return not isinstance(value, bool) and value.bit_length() <= _MAX_BITS
     return isinstance(value, kind) and math.isfinite(float(value))

@@ -1,7 +1,6 @@
 """Apply the numbered event batches of one publisher to a mirror, exactly once and in order.
 
-Detects gaps, duplicates and restarts, and decides what to request from the replay endpoint. Does
-not know sockets, threads or clocks: the caller feeds frames and carries out `take_request`.
+Detects gaps, duplicates and restarts. The caller feeds frames and carries out `take_request`.
 """
 
 import enum
@@ -75,10 +74,8 @@ class EventStream:
     another process is publishing now, and the whole stream is replayed. Without a replay endpoint a
     gap clears the mirror, because a removal may have been missed.
 
-    Args:
-        on_change: called after each batch that changed the resident tokens of a request, by the
-            thread that feeds the stream.
-        on_batch: called with each batch that could be decoded, before it is applied.
+    `on_change` is called after a batch that changed resident tokens, `on_batch` before each batch
+    is applied, by the thread that feeds the stream.
     """
 
     def __init__(
@@ -119,12 +116,10 @@ class EventStream:
 
     @property
     def next_seq(self) -> int | None:
-        """The sequence number after the last applied batch; None if there is none."""
         return self._next_seq
 
     @property
     def is_replaying(self) -> bool:
-        """A replay is running; live frames should wait for its end."""
         return self._replay is not None
 
     @property
@@ -241,9 +236,9 @@ class EventStream:
     def replay_failed(self) -> None:
         """Handle a replay with a gap or without an end.
 
-        A ROUTER drops what its reader is too slow for, and the end mark with it: the rest of a
-        replay that brought batches is requested. After one that brought none the stream continues
-        without replays until `probe` succeeds.
+        A ROUTER drops what its reader is too slow for: the rest of a replay that brought batches is
+        requested. After one that brought none the stream goes on without replays until `probe`
+        succeeds.
         """
         replay, self._replay = self._replay, None
         if replay is not None and replay.has_progress:

@@ -21,8 +21,6 @@ def register() -> None:
         return
 
     class RagBoostPublisher(EventPublisher):  # type: ignore[misc]
-        """Pass each batch to a reporter."""
-
         def __init__(self, attn_dp_rank: int = 0, endpoint: str = "", **_: Any) -> None:
             url = endpoint if endpoint.startswith(("http://", "https://")) else None
             self.reporter = make_reporter(attn_dp_rank, url=url)

@@ -52,7 +52,7 @@ class ProxyState:
 
     @classmethod
     def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
-        """Create the state; `lifespan` opens it. Without an identity there are no other workers."""
+        """Create the state; without an identity there are no other workers."""
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)

@@ -1,8 +1,4 @@
-"""LangChain components: `pip install '.[langchain]'`.
-
-Names are imported on first use: only `BoostMiddleware` needs the package `langchain`, the others
-need `langchain-core`.
-"""
+"""LangChain components; only `BoostMiddleware` needs more than `langchain-core`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,4 @@
-"""LangChain documents in a Booster's order.
-
-Text and metadata are kept; RAGBoost adds `metadata["ragboost"]`, see `boosted_documents`.
-"""
+"""LangChain documents in a Booster's order, with `metadata["ragboost"]`."""
 
 from collections.abc import Sequence
 from typing import Any

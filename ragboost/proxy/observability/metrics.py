@@ -1,7 +1,4 @@
-"""Declare every metric of the proxy, once. Names and labels are public API.
-
-Labels hold no ids and at most `_MAX_MODELS` models.
-"""
+"""Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
 from functools import partial
 
@@ -280,19 +277,16 @@ class Metrics:
         self._duration[endpoint,].observe(seconds)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
-        """Record the time to a completion's first byte; `result` is `boosted` or `bypassed`."""
         self._ttft[endpoint, result].observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         self._overhead[stage,].observe(seconds)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
-        """Record how long a completion waited until it was sent, and why it was sent then."""
         self._queue_wait.observe(seconds)
         self._releases[release,].inc()
 
     def count_recorded(self, result: str, num: int) -> None:
-        """Count lines; may be called from any thread."""
         self._recorded.labels(result).inc(num)
 
     def count_bypass(self, reason: str) -> None:
@@ -315,13 +309,11 @@ class Metrics:
         self._passage_bytes.inc(saved_bytes)
 
     def count_orders(self, context: Context, sent: IndexEntry) -> None:
-        """Count what a request found cached, and what `sent`, the client's order, would have."""
         self._compared_tokens.inc(sum(sent.tokens))
         self._compared_cached_tokens["boosted",].inc(context.predicted_cached_tokens)
         self._compared_cached_tokens["sent",].inc(sent.cached_tokens)
 
     def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
-        """Count what boosting would have dropped."""
         self.count_context(context)
         self._shadow_dropped_tokens.inc(dropped_tokens)
 

@@ -48,7 +48,6 @@ class Dashboard:
         self.history = TotalsHistory(state.metrics.registry)
 
     def routes(self) -> list[TypedRoute]:
-        """Return the routes."""
         return [
             TypedRoute("/dashboard", self.page, tag="dashboard", response_class=HTMLResponse),
             TypedRoute(
