@@ -1,4 +1,4 @@
-"""The shared nouns: Document, Request, Hint, RecordedRequest."""
+"""The shared nouns: Document, Request, Hint."""
 
 import hashlib
 import json
@@ -196,65 +196,6 @@ class Hint:
     kind: Literal["order", "location"]
     text: str  #: the rendered sentence
     labels: tuple[str, ...]  #: labels of the documents it names, as the prompt shows them
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedRequest:
-    """The shape of a completion in a log of `proxy.record`: hashes, and lengths in tokens.
-
-    | head: equal in others | varying | documents | tail: question, history |
-    """
-
-    t_s: float  # of its arrival
-    tenant: str
-    session: str | None  # None: it named none
-    head: str  # of the text before the documents without what varies; empty without documents
-    head_tokens: int
-    varying_tokens: int  # 0 where nothing is known to vary
-    doc_ids: tuple[str, ...]
-    doc_tokens: tuple[int, ...]
-    tail_tokens: int
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "RecordedRequest | None":
-        """Read a line; None for a line of another kind."""
-        if "doc_tokens" not in row or "head_tokens" not in row:
-            return None
-        fields: dict[str, Any] = {}
-        for name, kind in (("doc_ids", str), ("doc_tokens", int)):
-            values = row.get(name)
-            if not isinstance(values, list) or not all(_is_entry(v, kind) for v in values):
-                raise _malformed(name, values)
-            fields[name] = tuple(values)
-        if len(fields["doc_ids"]) != len(fields["doc_tokens"]):
-            raise _malformed("doc_tokens", row["doc_tokens"])
-        for name in ("head_tokens", "varying_tokens", "tail_tokens"):
-            fields[name] = row.get(name)
-            if not _is_entry(fields[name], int):
-                raise _malformed(name, fields[name])
-        for name in ("tenant", "head"):
-            fields[name] = row.get(name)
-            if not isinstance(fields[name], str):
-                raise _malformed(name, fields[name])
-        session, t_s = row.get("session"), row.get("t_s")
-        if session is not None and not isinstance(session, str):
-            raise _malformed("session", session)
-        if not _is_finite(t_s, float):
-            raise _malformed("t_s", t_s)
-        return cls(t_s=float(row["t_s"]), session=session, **fields)
-
-
-_MAX_RECORDED_TOKENS = 100_000_000
-
-
-def _is_entry(value: object, kind: type) -> bool:
-    if kind is int:
-        return type(value) is int and 0 <= value <= _MAX_RECORDED_TOKENS
-    return isinstance(value, kind) and bool(value)
-
-
-def _malformed(name: str, value: object) -> RequestError:
-    return RequestError(f"{name} is malformed in a log of proxy.record: {_show(value)}", param=name)
 
 
 def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:

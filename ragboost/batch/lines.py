@@ -20,7 +20,8 @@ from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import prompt_prefix
-from ragboost.types import Document, DocumentId, RecordedRequest, as_documents
+from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.types import Document, DocumentId, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
 _PLAIN_FIELDS = ("question", "documents", "doc_ids")

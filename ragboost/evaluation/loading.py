@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 from ragboost.errors import RequestError
 from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.jsonl import Line, decode, read_lines
-from ragboost.types import Document, RecordedRequest, as_document, as_documents
+from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.types import Document, as_document, as_documents
 
 MAX_SHOWN = 3
 _EXPECTED = (

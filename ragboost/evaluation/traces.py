@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ragboost.bounded_map import BoundedMap
 from ragboost.errors import RequestError
 from ragboost.jsonl import decode, read_lines
-from ragboost.types import RecordedRequest
+from ragboost.rewriting.recorded_request import RecordedRequest
 
 _MAX_LINE_BYTES = 4 * 1024 * 1024
 _MAX_TOKENS = 2_000_000  # of one prompt

@@ -1,8 +1,10 @@
 """Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ragboost.cache_sync.fidelity import Fidelity
@@ -11,11 +13,9 @@ from ragboost.context import Context
 from ragboost.hosted.receipts import PromptCost
 from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
-    CollectedLearner,
-    CollectedWorkers,
-    ReplicaCollector,
+    NumberCollector,
+    Read,
     StreamCollector,
-    WorkerCollector,
 )
 from ragboost.proxy.observability.tallies import (
     CounterTally,
@@ -259,11 +259,9 @@ class Metrics:
     def watch_streams(self, sync: CacheSync) -> None:
         self.registry.register(StreamCollector(sync))
 
-    def watch_workers(self, workers: CollectedWorkers) -> None:
-        self.registry.register(WorkerCollector(workers))
-
-    def watch_replicas(self, learner: CollectedLearner) -> None:
-        self.registry.register(ReplicaCollector(learner))
+    def watch(self, family: Callable[..., Metric], name: str, text: str, read: Read) -> None:
+        """Show a number that another part keeps."""
+        self.registry.register(NumberCollector(family, name, text, read))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -19,9 +19,9 @@ import msgspec
 from ragboost.errors import ConfigError
 from ragboost.proxy.asgi.client_exchange import RequestContext
 from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
+from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.rewriting.varying_piece import VaryingPiece, texts_before
 from ragboost.tokens import TokenCounter, num_bytes
-from ragboost.types import RecordedRequest
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)

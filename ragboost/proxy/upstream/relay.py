@@ -19,10 +19,10 @@ from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.rewriting.parsed_request import Bypass
+from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.rewriting.varying_piece import VaryingPiece
 from ragboost.serving.errors import error_body
-from ragboost.types import RecordedRequest
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)

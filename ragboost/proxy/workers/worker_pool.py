@@ -69,14 +69,6 @@ class WorkerPool:
     def num_alive(self) -> int:
         return sum(map(self._transport.is_alive, self.identity.others))
 
-    @property
-    def learned(self) -> int:
-        return self.handler.learned
-
-    @property
-    def num_lost(self) -> int:
-        return self._transport.num_lost
-
     def keep(self, link: Link) -> None:
         """Tell the others that this worker keeps the rewritten form of a message."""
         self.handler.keepers.pop(link)
