@@ -1,7 +1,5 @@
-"""The vLLM plug-in (`vllm.general_plugins`): report cache events over HTTP.
-
-Does nothing unless the environment names the proxy, see `make_reporter`.
-"""
+"""The vLLM plug-in (`vllm.general_plugins`): report cache events over HTTP to the proxy that the
+environment names, see `make_reporter`."""
 
 import logging
 import os
