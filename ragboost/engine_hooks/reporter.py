@@ -33,10 +33,15 @@ _BYTES_PER_REPORT = 1024 * 1024
 
 class Reporter:
     """Number event batches, keep the latest for replays, and post them from a background thread.
+<<<<<<< HEAD
 
     `put` only appends to a queue, so a proxy that hangs or is down costs the engine nothing. A
     batch dropped because the queue is full leaves a gap in the sequence numbers.
     """
+=======
+    `put` only appends to a queue, so a proxy that hangs costs the engine nothing. A batch that
+    finds it full leaves a gap in the numbers. `key` is the proxy's `engine_hooks.report_key`."""
+>>>>>>> thin-wing
 
     def __init__(
         self,
@@ -126,7 +131,6 @@ class Reporter:
                 replay_from = batches[-1][0] + 1
 
     def _from(self, number: int) -> list[tuple[int, bytes]]:
-        """Return the kept batches from a number on, as many as fit into one report."""
         found: list[tuple[int, bytes]] = []
         size = 0
         start = bisect_left(self._kept, number, key=lambda kept: kept[0])
@@ -180,10 +184,15 @@ def _error_message(body: bytes) -> str:
 
 
 def make_reporter(rank: int, *, url: str | None = None) -> Reporter | None:
+<<<<<<< HEAD
     """Make the reporter configured in the environment; None if there is no URL of a proxy.
 
     The stream is `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM`, by default the host name, and the rank.
     """
+=======
+    """Make the reporter of the environment's base URL (unless `url` is given), replica name (the
+    host name by default) and key; None: there is no URL."""
+>>>>>>> thin-wing
     url = url or os.environ.get(URL_VARIABLE)
     if not url:
         return None
