@@ -33,15 +33,10 @@ _BYTES_PER_REPORT = 1024 * 1024
 
 class Reporter:
     """Number event batches, keep the latest for replays, and post them from a background thread.
-<<<<<<< HEAD
 
     `put` only appends to a queue, so a proxy that hangs or is down costs the engine nothing. A
     batch dropped because the queue is full leaves a gap in the sequence numbers.
     """
-=======
-    `put` only appends to a queue, so a proxy that hangs costs the engine nothing. A batch that
-    finds it full leaves a gap in the numbers. `key` is the proxy's `engine_hooks.report_key`."""
->>>>>>> thin-wing
 
     def __init__(
         self,
@@ -184,15 +179,10 @@ def _error_message(body: bytes) -> str:
 
 
 def make_reporter(rank: int, *, url: str | None = None) -> Reporter | None:
-<<<<<<< HEAD
     """Make the reporter configured in the environment; None if there is no URL of a proxy.
 
     The stream is `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM`, by default the host name, and the rank.
     """
-=======
-    """Make the reporter of the environment's base URL (unless `url` is given), replica name (the
-    host name by default) and key; None: there is no URL."""
->>>>>>> thin-wing
     url = url or os.environ.get(URL_VARIABLE)
     if not url:
         return None

@@ -1,9 +1,4 @@
-<<<<<<< HEAD
 """The wire format of `POST /v1/index/events`, the plug-in's reports: msgpack both ways."""
-=======
-"""The wire format of the plug-in's reports, msgpack both ways: `POST /v1/index/events` carries a
-report, its response a reply."""
->>>>>>> thin-wing
 
 from typing import Annotated
 
