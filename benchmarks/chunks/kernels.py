@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128, help="dimension per head")
     parser.add_argument("--ratio", type=float, default=0.15, help="share of rows computed")
     parser.add_argument(
-        "--backends", default="dense,tiled,flex,varlen", help="attention backends, comma-separated"
+        "--backends", default="dense,tiled,varlen", help="attention backends, comma-separated"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3, help="runs per backend")

@@ -98,10 +98,10 @@ class EngineSettings(Section):
         "chunk reuse, unless a request says; the others are evicted by the question's attention "
         "(SnapKV). None: all.",
     )
-    reuse_attention: Literal["auto", "dense", "tiled", "flex", "varlen"] = Field(
+    reuse_attention: Literal["auto", "dense", "tiled", "varlen"] = Field(
         "auto",
         description="Attention of the passes that select tokens and compute chunks. auto: tiled; "
-        "flex and varlen are for GPUs.",
+        "varlen is for GPUs.",
     )
     reuse_capacity_bytes: int = Field(
         1 << 30, ge=1, description="Memory on the model's device for the KV of stored chunks."

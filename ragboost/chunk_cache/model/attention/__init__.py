@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 BACKENDS = {
     "dense": "DenseAttention",
     "tiled": "TiledAttention",
-    "flex": "FlexAttention",
     "varlen": "VarlenAttention",
 }
 
