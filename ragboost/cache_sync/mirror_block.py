@@ -17,7 +17,6 @@ class MirrorBlock:
         "is_reachable",
         "key",
         "next_sibling",
-        "other_copies",
         "parent",
         "previous_sibling",
         "requests",
@@ -36,7 +35,6 @@ class MirrorBlock:
         self.key = key  # identity, 16 bytes: namespace, all tokens up to here, multimodal ids
         self.end = num_tokens  # tokens of the prompt up to and including this block
         self.copies = 0  # physical copies on the GPU
-        self.other_copies: dict[str, int] | None = None  # physical copies on other media
         self.is_approximate = False  # its KV is no prefix hit for exact requests
         self.is_reachable = parent is None  # it and all blocks before it are resident
         # Ids of the requests whose deepest known block this is.
@@ -57,8 +55,8 @@ class MirrorBlock:
 
     @property
     def is_needed(self) -> bool:
-        """It is cached on any medium, or a block after it is."""
-        return bool(self.copies or self.other_copies or self.first_child)
+        """It is cached, or a block after it is."""
+        return bool(self.copies or self.first_child)
 
     def children(self) -> Iterator["MirrorBlock"]:
         child = self.first_child
@@ -79,17 +77,3 @@ class MirrorBlock:
     def unlink(self) -> None:
         """Forget all other blocks, so that each is freed without the garbage collector."""
         self.parent = self.first_child = self.next_sibling = self.previous_sibling = None
-
-    def copies_on(self, medium: str) -> int:
-        if medium == "GPU":
-            return self.copies
-        return self.other_copies.get(medium, 0) if self.other_copies else 0
-
-    def add_copies(self, medium: str, change: int) -> None:
-        if medium == "GPU":
-            self.copies += change
-            return
-        self.other_copies = self.other_copies or {}
-        self.other_copies[medium] = self.other_copies.get(medium, 0) + change
-        if not self.other_copies[medium]:
-            del self.other_copies[medium]

@@ -1,4 +1,4 @@
-"""Mirror one engine's prefix cache from its events: blocks, media and request ids.
+"""Mirror one engine's prefix cache from its events: blocks and request ids.
 
 Replaces the cache model of RAGBoost section 4.1 ("Index update") for engines that report.
 """
@@ -19,7 +19,6 @@ from ragboost.cache_events import (
 from ragboost.cache_sync.mirror_block import MirrorBlock
 from ragboost.errors import ContextIndexError
 
-_MAX_MEDIA = 16  # other than the GPU; engines have a few
 _MAX_REQUEST_ID = 256  # characters; ids may be chosen by clients
 
 FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -49,11 +48,9 @@ class PrefixMirror:
     def __init__(
         self,
         *,
-        media: Iterable[str] = ("GPU",),
         max_blocks: int = 2_000_000,
         max_requests: int = 20_000,
     ) -> None:
-        self.media = frozenset(media)
         self.max_blocks = max_blocks
         self.max_requests = max_requests
         # Events that could not be applied: chains without a known parent, removals of blocks never
@@ -63,7 +60,6 @@ class PrefixMirror:
         self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
         self._requests: OrderedDict[str, MirrorBlock] = OrderedDict()
         self._touched: set[str] = set()
-        self._other_media: set[str] = set()
         self.clear(is_partial=True)
 
     def __len__(self) -> int:
@@ -132,6 +128,9 @@ class PrefixMirror:
         return end
 
     def _store(self, event: BlockStored) -> None:
+        # Another medium's copies are no prefix hits; what is loaded from there is stored again.
+        if (event.medium or "GPU") != "GPU":
+            return
         if not self._is_counted_group(event.group_idx, kind=event.kv_cache_spec_kind):
             return
         hashes, size = event.block_hashes, event.block_size
@@ -140,9 +139,9 @@ class PrefixMirror:
         extras = (
             event.extra_keys if event.extra_keys and len(event.extra_keys) == len(hashes) else None
         )
-        parent, medium = self._parent(event, extras[0] if extras else None), event.medium or "GPU"
+        parent = self._parent(event, extras[0] if extras else None)
         is_valid = size > 0 and len(event.token_ids) in (0, len(hashes) * size)
-        if parent is None or not is_valid or not self._is_known_medium(medium):
+        if parent is None or not is_valid:
             self._count_unknown(1)
             self._prune(parent)
             return
@@ -165,8 +164,8 @@ class PrefixMirror:
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
                 self._count_unknown(1)
-            block.add_copies(medium, 1)
-            if not block.is_reachable and medium in self.media and parent.is_reachable:
+            block.copies += 1
+            if not block.is_reachable and parent.is_reachable:
                 self._mark_reachable(block)
             parent = block
         if event.session_id is not None and len(event.session_id) <= _MAX_REQUEST_ID:
@@ -182,17 +181,10 @@ class PrefixMirror:
             self._group = group
         return group == self._group
 
-    def _is_known_medium(self, medium: str) -> bool:
-        if medium != "GPU" and len(self._other_media) < _MAX_MEDIA:
-            self._other_media.add(medium)
-        return medium == "GPU" or medium in self._other_media
-
     def _parent(self, event: BlockStored, extra: list[Any] | None) -> MirrorBlock | None:
         if event.parent_block_hash is not None:
             return self._blocks.get(event.parent_block_hash)
-        if (
-            not event.token_ids and event.block_hashes
-        ):  # a tier may report the hashes of known blocks only
+        if not event.token_ids and event.block_hashes:  # of known blocks only
             first = self._blocks.get(event.block_hashes[0])
             return first and first.parent
         key = _namespace(event, extra)
@@ -207,13 +199,14 @@ class PrefixMirror:
         medium = event.medium or "GPU"
         if medium == APPROXIMATE:
             self._withdraw(event.block_hashes)
+        if medium != "GPU":
             return
         for block_hash in event.block_hashes:
             block = self._blocks.get(block_hash)
-            if block is None or not block.copies_on(medium):
+            if block is None or not block.copies:
                 self._count_unknown(1)
                 continue
-            block.add_copies(medium, -1)
+            block.copies -= 1
             if block.is_reachable and not self._is_resident(block):
                 self._mark_unreachable(block)
             self._prune(block)
@@ -228,11 +221,7 @@ class PrefixMirror:
                     self._mark_unreachable(block)
 
     def _is_resident(self, block: MirrorBlock) -> bool:
-        if block.is_approximate:
-            return False
-        if block.copies and "GPU" in self.media:
-            return True
-        return block.other_copies is not None and not self.media.isdisjoint(block.other_copies)
+        return bool(block.copies) and not block.is_approximate
 
     def _mark_reachable(self, block: MirrorBlock) -> None:
         pending = [block]
@@ -302,7 +291,7 @@ class PrefixMirror:
             if block.is_reachable != (parent.is_reachable and self._is_resident(block)):
                 raise ContextIndexError(
                     f"block {block_hash!r}: is_reachable {block.is_reachable}, its parent "
-                    f"{parent.is_reachable}, copies {block.copies} and {block.other_copies}"
+                    f"{parent.is_reachable}, copies {block.copies}"
                 )
             if not block.is_needed or block.copies < 0:
                 raise ContextIndexError(f"block {block_hash!r} has {block.copies} copies")

@@ -145,16 +145,17 @@ def test_clearing_forgets_every_request_and_says_so() -> None:
     assert mirror.resident_tokens("a") is None
 
 
-def test_media_are_separate_and_a_tier_may_name_known_blocks_without_tokens() -> None:
-    mirror, both = empty(), PrefixMirror(media=("GPU", "CPU"))
-    for each in (mirror, both):
-        apply(each, stored([1, 2], range(4)))
-        apply(each, BlockStored(block_hashes=[1, 2], block_size=2, medium="CPU"))
-        apply(each, removed(1, 2))
-    assert (mirror.match_tokens(range(4)), both.match_tokens(range(4))) == (0, 4)
-    for each in (mirror, both):
-        apply(each, removed(1, 2, medium="CPU"))
-        assert len(each) == 0
+def test_copies_on_other_media_are_no_prefix_hits_and_leave_the_mirror_exact() -> None:
+    mirror = empty()
+    apply(mirror, stored([1, 2], range(4)))
+    apply(mirror, BlockStored(block_hashes=[1, 2], block_size=2, medium="CPU"))
+    apply(mirror, removed(1, medium="CPU"))
+    assert mirror.match_tokens(range(4)) == 4
+    apply(mirror, removed(1, 2), removed(1, 2, medium="CPU"))
+    assert (mirror.match_tokens(range(4)), len(mirror), mirror.is_partial) == (0, 0, False)
+    apply(mirror, BlockStored(block_hashes=[8], block_size=2, medium="CPU"))
+    apply(mirror, stored([1, 2], range(4)))
+    assert (mirror.match_tokens(range(4)), mirror.is_partial) == (4, False)
 
 
 def test_only_the_first_full_attention_group_counts() -> None:
@@ -173,12 +174,11 @@ def test_only_the_first_full_attention_group_counts() -> None:
     "event",
     [
         removed(9),
-        removed(1, medium="CPU"),
         stored([7], [1, 2, 3]).__class__(block_hashes=[7], token_ids=[1, 2, 3], block_size=2),
         stored([1], [5, 6], parent=2),
-        BlockStored(block_hashes=[8], block_size=2, medium="CPU"),
+        BlockStored(block_hashes=[8], block_size=2, medium="GPU"),
     ],
-    ids=["never stored", "wrong medium", "token count", "second place", "tier of unknown block"],
+    ids=["never stored", "token count", "second place", "an unknown block without tokens"],
 )
 def test_an_event_that_cannot_be_true_makes_the_mirror_partial(event: Event) -> None:
     mirror = empty()
