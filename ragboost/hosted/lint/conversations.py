@@ -110,7 +110,7 @@ class LastPrompts:
             name: of its conversation, unique for its owner; empty if it is not named.
             has_head: compare its tools and instructions with those of other conversations.
         """
-        for field in PROMPTS:  # noqa: B007 - asked of every request: a generator takes longer
+        for field in PROMPTS:
             if decoded := body.fields.get(field):
                 break
         if isinstance(decoded, str):
