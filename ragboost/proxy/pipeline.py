@@ -161,8 +161,8 @@ class BoostPipeline:
         return request
 
     def _recognised(self, request: ParsedRequest) -> Conversation | None:
-        if request.opening:
-            self._histories.add_unchanged(request.opening)
+        if request.is_opening:
+            self._histories.add_unchanged(request)
         return self._histories.match(request) if request.links else None
 
     async def _admit(

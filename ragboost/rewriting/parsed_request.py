@@ -79,13 +79,23 @@ class ParsedRequest:
         # one that carries, or is to carry, its documents; they depend on its model, cache salt,
         # credentials and end user, too. Empty where recognition is off, or without documents.
         self.links: Sequence[Link] = ()
-        # The same of its only message beside instructions, if it has no documents; else empty.
-        self.opening: Link = b""
+        self.scope = b""  # the seed of `links`, for one without documents; else empty
         self.client_links: Sequence[Link] = ()  # the same of the body as the client sent it
         # Shape and keys of its documents beside the messages; empty if they are inside.
         self.shape_beside = ""
         self.keys_beside: tuple[str, ...] = ()
         self._leading: Request | EllipsisType | None = ...
+
+    @property
+    def is_opening(self) -> bool:
+        """It has no name, no documents, and one message beside instructions."""
+        messages = self.body.fields.get(self.body.list_name) or ()
+        if not self.scope or not 0 < len(messages) <= _MAX_OPENING:
+            return False
+        for message in messages[:-1]:
+            if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
+                return False
+        return True
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
@@ -180,7 +190,7 @@ def parse_request(
         else:
             request.bypass = Bypass("no_documents")
             if session is None and recognises:
-                request.opening = _opening(body, scope)
+                request.scope = scope
     except UnknownShapeError as error:
         request.bypass = Bypass.of(error)
     return request
@@ -233,16 +243,6 @@ def _set_links(
         request.client_links = request.links
         if not shape.in_place:
             request.shape_beside, request.keys_beside = shape.name, found.keys
-
-
-def _opening(body: JsonBody, scope: bytes) -> Link:
-    messages = body.fields.get(body.list_name) or ()
-    if not 0 < len(messages) <= _MAX_OPENING:
-        return b""
-    for message in messages[:-1]:
-        if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
-            return b""
-    return chain_links(body.message_digests, seed=scope)[-1]
 
 
 def prompt_prefix(

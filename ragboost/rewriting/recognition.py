@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
-from ragboost.rewriting.json_body import Link
+from ragboost.rewriting.json_body import Link, chain_links
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Digest, HistoryDelta
 
@@ -41,6 +41,8 @@ class Histories:
         self._rewritings: BoundedMap[Link, tuple[Digest, ...]] = BoundedMap(
             max_entries=settings.max_sessions
         )
+        # Digests of the messages that were rewritten, whatever precedes them.
+        self._messages: BoundedMap[Digest, None] = BoundedMap(max_entries=settings.max_sessions)
         # First messages that were sent as they came since they were last rewritten.
         self._unchanged: BoundedMap[Link, None] = BoundedMap(
             max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
@@ -87,9 +89,14 @@ class Histories:
         self._touch(best)
         return Conversation(deltas=reversed(deltas), digest=best)
 
-    def add_unchanged(self, link: Link) -> None:
-        """Note that the first message of a conversation was sent as it came."""
-        self._unchanged.put(link, None)
+    def add_unchanged(self, request: ParsedRequest) -> None:
+        """Note that the first message of a conversation was sent as it came, if it was rewritten
+        before; all messages are hashed only if its own bytes were."""
+        if hashlib.sha256(request.body.messages[-1]).digest() not in self._messages:
+            return
+        link = chain_links(request.body.message_digests, seed=request.scope)[-1]
+        if link in self._rewritings:
+            self._unchanged.put(link, None)
 
     def add(
         self, request: ParsedRequest, conversation: Conversation, delta: HistoryDelta
@@ -113,6 +120,7 @@ class Histories:
         rewritings = self._rewritings.peek(link) or ()
         others = [other for other in rewritings if other in self._nodes and other != digest]
         self._rewritings.put(link, (*others, digest)[-_MAX_REWRITINGS:])
+        self._messages.put(request.body.message_digests[len(request.links) - 1], None)
         self._unchanged.pop(link)
         self._touch(digest)
         return digest

@@ -130,9 +130,10 @@ def _counted(usage: Mapping[str, Any]) -> Usage | None:
 def _count(usage: Mapping[str, Any], paths: Names) -> int | None:
     """Return the first count at one of these paths."""
     for path in paths:
-        name, _, inner = path.partition(".")
-        value = usage.get(name)
-        if inner:
+        value = usage.get(path)
+        if "." in path:
+            name, _, inner = path.partition(".")
+            value = usage.get(name)
             if not isinstance(value, dict):
                 continue
             if inner == "*":

@@ -1,9 +1,10 @@
 """Histories without a session id: claimed by their documents, bounded, evicted from their ends."""
 
+import json
 from typing import Any, NamedTuple
 
 from ragboost.config import SessionSettings
-from ragboost.rewriting.json_body import Link, chain_links
+from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.recognition import UNCHANGED, Histories
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
 
@@ -17,15 +18,18 @@ def make(**limits: Any) -> Histories:
 class Claim(NamedTuple):
     """What recognition reads of a `ParsedRequest`."""
 
+    body: JsonBody
     links: list[Link]
     shape_beside: str = ""
     keys_beside: tuple[str, ...] = ()
     is_boost_wanted: bool = True
+    scope: bytes = b""
 
 
 def claim(*texts: str, documents: str = "d", shape: str = "ragboost_object") -> Any:
     """A letter is a document."""
-    return Claim(chain_links([text.encode() for text in texts]), shape, tuple(documents))
+    body = JsonBody(json.dumps({"messages": texts}).encode())
+    return Claim(body, chain_links(body.message_digests), shape, tuple(documents))
 
 
 def turn(
@@ -101,7 +105,7 @@ def test_the_option_tells_equal_conversations_apart() -> None:
 def test_more_rewritten_messages_do_not_outweigh_a_newer_branch() -> None:
     histories = make()
     first = claim("q1")
-    histories.add_unchanged(first.links[-1])
+    histories.add_unchanged(first)
     turn(histories, "q1", "a1", "q2", documents="ab")  # q1 had no documents
     turn(histories, "q1", documents="b")
     turn(histories, "q1", "a1", "q2", documents="b")
@@ -112,7 +116,7 @@ def test_more_rewritten_messages_do_not_outweigh_a_newer_branch() -> None:
 def test_a_first_message_that_was_sent_as_it_came_stays_so() -> None:
     histories = make()
     turn(histories, "hi", documents="d")
-    histories.add_unchanged(claim("hi").links[-1])
+    histories.add_unchanged(claim("hi"))
     assert texts_of(histories.match(claim("hi", "hello", "q2", documents="de"))) == []
     assert texts_of(histories.match(claim("hi", documents="d"))) == ["hi"]  # the same question
     turn(histories, "hi", documents="d")  # newer
@@ -199,3 +203,16 @@ def test_histories_expire() -> None:
     now[0] = 101.0
     assert histories.match(claim("q1", "a1", "q2")).digest == UNCHANGED
     assert (len(histories), histories.num_bytes) == (0, 0)
+
+
+def test_an_unchanged_first_message_is_hashed_only_where_its_own_bytes_were_rewritten() -> None:
+    histories = make()
+    turn(histories, "a")
+
+    foreign, alike = claim("s", "b"), claim("a")
+    del foreign.body.message_digests
+    histories.add_unchanged(foreign)
+    assert "message_digests" not in vars(foreign.body)
+
+    histories.add_unchanged(alike)
+    assert not histories.match(claim("a", "b")).digest

@@ -21,6 +21,7 @@ from ragboost.wires.registry import ANY, CONTENTS
 _HEAD = {"model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS}
 _HEAD |= {*ANY.tools, *ANY.instructions}
 _KEPT = _HEAD.union(PROMPTS)
+_CONTENTS = (*dict.fromkeys(CONTENTS.values()), "tool_calls", "output", "arguments")
 MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
@@ -42,7 +43,9 @@ class SeenPrompt(NamedTuple):
     raw: bytes  # all fields that are part of the prompt, and perhaps others
     head: Mapping[str, Raw]  # fields beside the messages that are part of the prompt
     messages: Sequence[Raw]  # views of `raw`, as above
-    samples: tuple[int, ...]  # hash of each message's kind and ends
+    samples: list[int]  # hash of each message's kind and ends
+    # Of its tools and instructions, under which it is found; None if these were not looked at.
+    head_keys: Sequence[int] | None
     time_s: float
     where: str  # file and line of a log
 
@@ -81,6 +84,11 @@ class LastPrompts:
         self._by_key: BoundedMap[int, tuple[int, ...]] = BoundedMap(
             max_entries=max_prompts * _KEYS_PER_PROMPT
         )
+        # The last conversation that each owner began, with the keys of its head. Most begin alike:
+        # the keys lead to it only when one comes with another head.
+        self._latest: BoundedMap[bytes, tuple[int, Sequence[int]]] = BoundedMap(
+            max_entries=max_prompts
+        )
         self._num = 0
 
     def __len__(self) -> int:
@@ -102,8 +110,9 @@ class LastPrompts:
             name: of its conversation, unique for its owner; empty if it is not named.
             has_head: compare its tools and instructions with those of other conversations.
         """
-        field = next((name for name in PROMPTS if body.fields.get(name)), "")
-        decoded = body.fields.get(field)
+        for field in PROMPTS:
+            if decoded := body.fields.get(field):
+                break
         if isinstance(decoded, str):
             decoded, messages = [decoded], [body.raw_fields[field]]
         elif isinstance(decoded, list) and field in ANY.messages and len(decoded) <= _MAX_MESSAGES:
@@ -115,35 +124,37 @@ class LastPrompts:
             fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
             raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
         head = {name: value for name, value in fields.items() if name in _HEAD}
-        prompt = SeenPrompt(owner, raw, head, messages, (), self._clock(), where)
-        search = _Search(prompt, decoded, hash((owner, name)) if name else 0)
+        search = _Search(head, messages, decoded, owner, hash((owner, name)) if name else 0)
         number, found = self._find(search)
-        heads: Sequence[int] = ()
+        keys: Sequence[int] | None = None
         if number is None:
-            if has_head:
-                heads = tuple(_head_keys(body, owner, decoded))
-                found = self._find_head(heads, search)
             self._num = number = self._num + 1
+            if has_head:
+                keys, found = self._find_head(search, body)
+                self._latest.put(owner, (number, keys))
+        elif found is not None and found.is_continued:
+            keys = found.prompt.head_keys
         samples = search.all_samples(found.prompt if found and found.is_continued else None)
-        size = len(raw) + _MESSAGE_BYTES * len(messages)
-        self._last.put(number, prompt._replace(samples=samples), size=size)
-        for key in (*search.own_keys(), *heads):
-            self._lead(key, number)
+        prompt = SeenPrompt(owner, raw, head, messages, samples, keys, self._clock(), where)
+        self._last.put(number, prompt, size=len(raw) + _MESSAGE_BYTES * len(messages))
+        self._lead(search.own_keys, number)
         return found
 
     def _find(self, search: "_Search") -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
-        for key in search:
+        for key in search.keys:
             for number in reversed(self._by_key.peek(key) or ()):
                 prompt = self._last.peek(number)
-                if prompt is None or number in candidates or prompt.owner != search.prompt.owner:
+                if prompt is None or number in candidates or prompt.owner != search.owner:
                     continue
                 candidates[number] = prompt
                 if _is_same(prompt, search):
                     return number, Predecessor(prompt, True, False)
             if len(candidates) >= _MAX_SOUGHT:
                 break
+        if not candidates:
+            return None, None
         similar = {
             number: _common_share(prompt, search)
             for number, prompt in candidates.items()
@@ -154,68 +165,75 @@ class LastPrompts:
         number = max(similar, key=lambda each: similar[each])
         return number, Predecessor(candidates[number], False, False)
 
-    def _find_head(self, keys: Sequence[int], search: "_Search") -> Predecessor | None:
-        prompt = search.prompt
+    def _find_head(
+        self, search: "_Search", body: JsonBody
+    ) -> tuple[Sequence[int], Predecessor | None]:
+        """Return the keys of a request's head, and the last request whose head may be compared."""
+        number, keys = self._latest.peek(search.owner) or (0, ())
+        latest = self._last.peek(number)
+        if latest is not None and latest.head_keys is keys and search.has_head_of(latest):
+            return keys, None
+        self._lead(keys, number)
+        keys = tuple(_head_keys(body, search.owner, search.decoded))
         for key in keys:
             for number in reversed(self._by_key.peek(key) or ()):
                 other = self._last.peek(number)
-                if other is None or other.owner != prompt.owner:
+                if other is None or other.owner != search.owner:
                     continue
-                above = slice(search.num_above)
-                if other.head == prompt.head and other.messages[above] == prompt.messages[above]:
-                    return None  # all that could be compared is equal
-                return Predecessor(other, False, True)
-        return None
+                # Where all that could be compared is equal, there is nothing to say.
+                is_equal = search.has_head_of(other)
+                return keys, None if is_equal else Predecessor(other, False, True)
+        return keys, None
 
-    def _lead(self, key: int, number: int) -> None:
-        numbers = self._by_key.peek(key) or ()
-        if numbers and numbers[-1] == number:
-            self._by_key.touch(key)
-            return
-        others = [other for other in numbers if other != number and other in self._last]
-        self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
+    def _lead(self, keys: Sequence[int], number: int) -> None:
+        for key in keys:
+            numbers = self._by_key.peek(key) or ()
+            if numbers and numbers[-1] == number:
+                self._by_key.touch(key)
+                continue
+            others = [other for other in numbers if other != number and other in self._last]
+            self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
 
 
 class _Search:
-    """A request that seeks its conversation: samples of its messages, made when needed."""
+    """A request that seeks its conversation."""
 
-    def __init__(self, prompt: SeenPrompt, decoded: list[Any], name_key: int) -> None:
-        self.prompt = prompt
+    def __init__(
+        self,
+        head: Mapping[str, Raw],
+        messages: Sequence[Raw],
+        decoded: list[Any],
+        owner: bytes,
+        name_key: int,
+    ) -> None:
+        self.head = head
+        self.messages = messages
         self.decoded = decoded
+        self.owner = owner
         self.name_key = name_key  # 0 without a name
-        self._samples: dict[int, int] = {}
         self.num_above = above = _num_instructions(decoded)
-        # Index of the first turn; 0 if there is none.
-        self._first = above if above < min(len(decoded), _MAX_ABOVE) else 0
+        last = len(decoded) - 1
+        first = above if above <= last and above < _MAX_ABOVE else 0  # turn; 0 if there is none
+        places = (*range(last, max(first, last - _MAX_SOUGHT), -1), first)
+        self._samples = {at: _sample(owner, decoded[at]) for at in places}
+        # Its conversation may be found under these, the most specific first.
+        self.keys: Sequence[int] = [name_key] if name_key else list(self._samples.values())
+        # What continues it is to find it under these.
+        self.own_keys: Sequence[int] = self.keys
+        if not name_key and last - first > 2:
+            self.own_keys = [self._samples[at] for at in (first, last - 2, last - 1, last)]
 
-    def sample(self, at: int) -> int:
-        if at not in self._samples:
-            self._samples[at] = hash((self.prompt.owner, _sample(self.decoded[at])))
-        return self._samples[at]
+    def has_head_of(self, other: SeenPrompt) -> bool:
+        above = slice(self.num_above)
+        return other.head == self.head and other.messages[above] == self.messages[above]
 
-    def __iter__(self) -> Iterator[int]:
-        """Yield the keys under which its conversation may be found, the most specific first."""
-        if self.name_key:
-            yield self.name_key
-            return
-        first, last = self._first, len(self.decoded) - 1
-        for at in range(last, max(first, last - _MAX_SOUGHT), -1):
-            yield self.sample(at)
-        if last >= 0:
-            yield self.sample(first)
-
-    def own_keys(self) -> list[int]:
-        """Return the keys under which it is to be found by what continues it."""
-        if self.name_key:
-            return [self.name_key]
-        first, last = self._first, len(self.decoded) - 1
-        places = dict.fromkeys((first, *range(max(first, last - 2), last + 1)))
-        return [self.sample(at) for at in places if at <= last]
-
-    def all_samples(self, before: SeenPrompt | None) -> tuple[int, ...]:
+    def all_samples(self, before: SeenPrompt | None) -> list[int]:
         """Return the samples of all messages; those of the request that it continues are known."""
-        known = before.samples if before is not None else ()
-        return known + tuple([self.sample(at) for at in range(len(known), len(self.decoded))])
+        samples, owner = [] if before is None else before.samples.copy(), self.owner
+        for at in range(len(samples), len(self.decoded)):
+            known = self._samples.get(at)
+            samples.append(_sample(owner, self.decoded[at]) if known is None else known)
+        return samples
 
 
 def _num_instructions(messages: Sequence[Any]) -> int:
@@ -227,35 +245,35 @@ def _num_instructions(messages: Sequence[Any]) -> int:
     return min(len(messages), _MAX_ABOVE)
 
 
-def _sample(message: Any) -> tuple[Any, ...]:
-    """Return what identifies a message well enough to look at its conversation."""
+def _sample(owner: bytes, message: Any) -> int:
+    """Hash what identifies a message well enough to look at its conversation."""
     if not isinstance(message, dict):
-        return (str(message)[:_SAMPLE],)
+        return hash((owner, str(message)[:_SAMPLE]))
     kind = message.get("role") or message.get("type")
-    content = next((message[n] for n in CONTENTS.values() if message.get(n)), None)
-    if content is None:
-        content = message.get("tool_calls") or message.get("output") or message.get("arguments")
+    for name in _CONTENTS:
+        if content := message.get(name):
+            break
     if isinstance(content, list) and content and isinstance(content[-1], dict):
         block = content[-1]
         content = block.get("text") or block.get("id") or block.get("tool_use_id")
     text = content if isinstance(content, str) else ""
-    return (str(kind), len(text), text[:_SAMPLE], text[-_SAMPLE:])
+    return hash((owner, str(kind), len(text), text[:_SAMPLE], text[-_SAMPLE:]))
 
 
 def _is_same(before: SeenPrompt, search: _Search) -> bool:
     """Return True if a request continues another one byte by byte, but for breakpoints that have
     moved on, from message to message."""
-    old, prompt = before.messages, search.prompt
-    if before.head != prompt.head or len(old) > len(prompt.messages):
+    old, new = before.messages, search.messages
+    if before.head != search.head or len(old) > len(new):
         return False
-    if prompt.messages[: len(old)] == old:
+    if new[: len(old)] == old:
         return True
     first = None
-    moved = [at for at, raw in enumerate(old) if raw != prompt.messages[at]]
+    moved = [at for at, raw in enumerate(old) if raw != new[at]]
     if len(moved) > _MAX_MOVED or sum(len(bytes(old[at])) for at in moved) > _MAX_MOVED_BYTES:
         return False
     for at in moved:
-        was, now = bytes(old[at]), bytes(prompt.messages[at])
+        was, now = bytes(old[at]), bytes(new[at])
         if not any(mark in was or mark in now for mark in MARKS):
             return False
         source = JsonBody(b'{"m":%b}' % was).fields["m"]
@@ -296,7 +314,7 @@ def _is_similar(before: SeenPrompt, search: _Search) -> bool:
         return False
     old_text, new_text = (
         bytes(messages[last]).decode(errors="replace")
-        for messages in (before.messages, search.prompt.messages)
+        for messages in (before.messages, search.messages)
     )
     return _is_alike(old_text, new_text)
 
