@@ -12,11 +12,8 @@ V = TypeVar("V")
 class BoundedMap(Generic[K, V]):
     """A mapping that evicts its least recently used entries while a bound is exceeded.
 
-    Not thread-safe. Iterates over its keys, least recently used first.
-
-    Args:
-        max_size: total of the sizes given to `put`; None: unlimited.
-        ttl_s: seconds after its last use until an entry expires; None: never.
+    Not thread-safe. Iterates over its keys, least recently used first. `max_size` bounds the sizes
+    given to `put`; entries expire `ttl_s` after their last use.
     """
 
     def __init__(
@@ -45,11 +42,9 @@ class BoundedMap(Generic[K, V]):
         return iter(self._entries)
 
     def values(self) -> list[V]:
-        """Return the values, least recently used first."""
         return [value for _, _, value in self._entries.values()]
 
     def items(self) -> list[tuple[K, V]]:
-        """Return the keys and values, least recently used first."""
         return [(key, value) for key, (_, _, value) in self._entries.items()]
 
     def get(self, key: K) -> V | None:

@@ -1,7 +1,4 @@
-"""Read JSONL: one JSON value a line, errors named by file and line.
-
-Knows files and lines. Does not know what the values mean.
-"""
+"""Read JSON Lines files, one value a line, errors named by file and line."""
 
 import gzip
 import json
@@ -20,9 +17,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, *, max_bytes: int | None = None) -> Iterator[Line]:
-    """Yield the non-blank lines of a `.jsonl` or `.jsonl.gz` file; of a line that is longer than
-    `max_bytes`, its first `max_bytes + 1`.
-    """
+    """Yield the non-blank lines of a `.jsonl` or `.jsonl.gz` file, cut behind `max_bytes + 1`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, raw in enumerate(_bounded(file, max_bytes), 1):

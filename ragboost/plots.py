@@ -1,7 +1,4 @@
-"""Draw line plots to .png or .svg files, for commands with `--plot`.
-
-Knows numbers and labels. Imports matplotlib, from the extra `plot`, on first use.
-"""
+"""Draw line plots to .png or .svg files; imports matplotlib on first use."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +33,7 @@ def line_plot(
     x_ticks: Sequence[str] = (),
     is_crowded_left: bool = False,
 ) -> None:
-    """Plot lines by name, with markers and a legend, into a .png or .svg file.
+    """Plot lines by name, with markers and a legend.
 
     `y_top` is the upper end of an axis that starts at 0, `x_ticks` are labels of x = 0, 1, 2, ...
     `is_crowded_left` spreads out small x with a square-root axis.

@@ -11,18 +11,11 @@ _READ_BYTES = 1 << 20
 
 
 def make_redis(address: str, *, problem: str, timeout_s: float, is_async: bool) -> Any:
-    """Return a client that connects when it is used.
+    """Return a client that connects when it is used; `problem` begins the message for a bad
+    address.
 
     A connection may have been closed while idle, so a command is sent once more: all commands must
     be such that they may be repeated.
-
-    Args:
-        problem: beginning of the message for an address that is none, before what would be one.
-        timeout_s: of one message, and of connecting.
-
-    Raises:
-        ConfigError: the address is malformed.
-        MissingExtraError: redis is not installed.
     """
     module = "redis.asyncio" if is_async else "redis"
     client = import_extra(module, extra="redis")

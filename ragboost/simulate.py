@@ -1,7 +1,7 @@
 """Replay document orders through a simulated prefix cache and count the tokens that it saves.
 
 An exact radix tree over documents that evicts the least recently used leaves, as engines do
-(RAGBoost section 4.1). Knows orders and token counts. Does not know texts or how orders are found.
+(RAGBoost section 4.1).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -28,11 +28,8 @@ class SimulatedCache:
 
     A request matches its longest resident prefix, then the rest is stored. Documents of the request
     are never evicted for it; of a prompt larger than the cache, the prefix that fits is stored.
-
-    Args:
-        block_size: tokens per block; only full blocks of the concatenated documents match and are
-            stored. A block is identified by all documents up to the one that holds its last token.
-            None: documents match and are evicted whole.
+    With a `block_size`, only full blocks of the concatenated documents match and are stored, each
+    identified by all documents up to the one that holds its last token.
     """
 
     # A node is a document behind its prefix. Nodes are rows of columns, not objects: with a million

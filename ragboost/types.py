@@ -1,7 +1,4 @@
-"""The shared nouns: Document, Request, Hint, RecordedRequest.
-
-Defines their fields and checks them. Does not know how documents are ordered, rendered or sent.
-"""
+"""The shared nouns: Document, Request, Hint."""
 
 import hashlib
 import json
@@ -181,11 +178,7 @@ class Request:
 
 
 def check_question(query: object, *, session: object) -> None:
-    """Check what a `Request` consists of beside its documents.
-
-    Raises:
-        RequestError: `query` is not a string, or `session` is not a non-empty string.
-    """
+    """Check what a `Request` consists of beside its documents."""
     if not isinstance(query, str):
         raise RequestError(f"query must be a string, got {_show(query)}", param="query")
     if session is not None and (not isinstance(session, str) or not session):
@@ -205,71 +198,7 @@ class Hint:
     labels: tuple[str, ...]  #: labels of the documents it names, as the prompt shows them
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRequest:
-    """The shape of a completion in a log of `proxy.record`: hashes, and lengths in tokens.
-
-    | head: equal in others | varying | documents | tail: question, history |
-    """
-
-    t_s: float  # of its arrival
-    tenant: str
-    session: str | None  # None: it named none
-    head: str  # of the text before the documents without what varies; empty without documents
-    head_tokens: int
-    varying_tokens: int  # 0 where nothing is known to vary
-    doc_ids: tuple[str, ...]
-    doc_tokens: tuple[int, ...]
-    tail_tokens: int
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "RecordedRequest | None":
-        """Read a line; None for a line of another kind.
-
-        Raises:
-            RequestError: a field is missing or malformed; the message names it.
-        """
-        if "doc_tokens" not in row or "head_tokens" not in row:
-            return None
-        fields: dict[str, Any] = {}
-        for name, kind in (("doc_ids", str), ("doc_tokens", int)):
-            values = row.get(name)
-            if not isinstance(values, list) or not all(_is_entry(v, kind) for v in values):
-                raise _malformed(name, values)
-            fields[name] = tuple(values)
-        if len(fields["doc_ids"]) != len(fields["doc_tokens"]):
-            raise _malformed("doc_tokens", row["doc_tokens"])
-        for name in ("head_tokens", "varying_tokens", "tail_tokens"):
-            fields[name] = row.get(name)
-            if not _is_entry(fields[name], int):
-                raise _malformed(name, fields[name])
-        for name in ("tenant", "head"):
-            fields[name] = row.get(name)
-            if not isinstance(fields[name], str):
-                raise _malformed(name, fields[name])
-        session, t_s = row.get("session"), row.get("t_s")
-        if session is not None and not isinstance(session, str):
-            raise _malformed("session", session)
-        if not _is_finite(t_s, float):
-            raise _malformed("t_s", t_s)
-        return cls(t_s=float(row["t_s"]), session=session, **fields)
-
-
-_MAX_RECORDED_TOKENS = 100_000_000
-
-
-def _is_entry(value: object, kind: type) -> bool:
-    if kind is int:
-        return type(value) is int and 0 <= value <= _MAX_RECORDED_TOKENS
-    return isinstance(value, kind) and bool(value)
-
-
-def _malformed(name: str, value: object) -> RequestError:
-    return RequestError(f"{name} is malformed in a log of proxy.record: {_show(value)}", param=name)
-
-
 def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:
-    """Return True for a finite number of that kind, or an integer that Python can print."""
     if isinstance(value, int):
         return not isinstance(value, bool) and value.bit_length() <= _MAX_BITS
     return isinstance(value, kind) and math.isfinite(float(value))

@@ -143,8 +143,13 @@ class Run:
     @property
     def stream(self) -> dict[str, Any]:
         """State and counters of the engine's event stream; empty without events."""
-        statuses = [stream.status() for stream in self._follower.streams.values()]
-        return statuses[0]._asdict() if statuses else {}
+        for stream in self._follower.streams.values():
+            return {
+                "state": stream.state,
+                "num_unknown": stream.mirror.num_unknown,
+                **stream.counts,
+            }
+        return {}
 
 
 @contextmanager

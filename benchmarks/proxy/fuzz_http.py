@@ -27,7 +27,9 @@ def main() -> None:
     ):
         driver = HttpDriver(recorder, port=proxy.port)
         asyncio.run(driver.run(range(arguments.first, arguments.first + arguments.streams)))
-    result = {"problems": driver.problems, "counts": dict(driver.counts.most_common())}
+    counts = {"requests that passed": driver.num_passed, "that h11 reads": driver.num_read}
+    counts |= driver.counts.most_common()
+    result = {"problems": driver.problems, "counts": counts}
     report(result, arguments, show)
     sys.exit(bool(driver.problems))
 

@@ -5,10 +5,11 @@
 `ragboost serve` is a process between clients on HTTP and two FakeEngine processes that publish
 cache events: stateless, named and session conversations, streams, clients that leave, odd requests
 of all kinds, floods of events, and every minute one engine is killed and started again. Its bounds
-are a tenth or less of the defaults, to be reached within minutes. Memory, files, threads and tasks
-are sampled, once a minute the entries of all containers of RAGBoost's objects, and
+are a fiftieth or less of the defaults, to be reached within minutes. Memory, files, threads and
+tasks are sampled, once a minute the entries of all containers of RAGBoost's objects, and
 where the memory is: in use by malloc's callers, free but kept by malloc, or of Python's small
-objects. After the warm-up their slope per hour is a regression over means of equal spans, with its
+objects. Growth is by requests, not by time, so that a busy machine changes nothing: after a third
+of the requests, the slope per 10,000 of them is a regression over means of equal spans, with its
 95 % interval. A value grows if its slope is above both that interval and a small figure, `_SMALL`.
 An error is caused if the request was running when an engine was killed; all others count.
 """
@@ -40,27 +41,27 @@ from benchmarks.proxy.targets import ROOT, free_port, listens, stop
 from ragboost.plots import check_plot, line_plot
 from scripts.processes import exit_on_sigterm
 
-_WARM_UP_MINUTES = 10.0
+_WARM_UP = 1 / 3  # of the requests
 _RESTART_EVERY_S = 60.0
 _DOWN_S = 5.0
 _KILL_S = 1.0  # after a kill, running requests may still fail
 _SPANS = 24
 _POINTS = 40  # of a line in the plot
 _PLOTTED = ("RSS, MB", "malloc in use, MB", "Python objects, MB", "open files", "threads", "tasks")
-_JUDGED_MINUTES = 20.0  # shorter runs end before the bounded maps are full
+_JUDGED_REQUESTS = 10_000  # shorter runs end before the bounded maps are full
 _COUNTED = 50  # entries; smaller containers are not shown
-# Slopes per hour that do not count as growth, whatever their interval.
-_SMALL = {"RSS, MB": 1.0, "open files": 1.0, "threads": 0.5, "tasks": 1.0}
+# Slopes per 10,000 requests that do not count as growth, whatever their interval.
+_SMALL = {"RSS, MB": 0.2, "open files": 0.2, "threads": 0.1, "tasks": 0.2}
 _T_95 = 2.07  # Student's t for 22 degrees of freedom
 _BOUNDS = {
     "RAGBOOST_SESSION__STORE": "sqlite",
     "RAGBOOST_SESSION__MAX_SESSIONS": "50",
-    "RAGBOOST_SESSION__MAX_BYTES": str(1024 * 1024),
+    "RAGBOOST_SESSION__MAX_BYTES": str(256 * 1024),
     "RAGBOOST_INDEX__CAPACITY_TOKENS": "100000",
-    "RAGBOOST_INDEX__MAX_NODES": "4000",
-    "RAGBOOST_ROUTER__MAX_PREFIXES": "1000",
-    "RAGBOOST_TOKENS__MAX_DOCUMENTS": "1000",
-    "RAGBOOST_PROXY__MAX_TENANTS": "16",
+    "RAGBOOST_INDEX__MAX_NODES": "500",
+    "RAGBOOST_ROUTER__MAX_PREFIXES": "200",
+    "RAGBOOST_TOKENS__MAX_DOCUMENTS": "200",
+    "RAGBOOST_PROXY__MAX_TENANTS": "8",
     "RAGBOOST_PROXY__MAX_BODY_BYTES": str(1024 * 1024),
     "RAGBOOST_PROXY__BODY_TIMEOUT_S": "5",
 }
@@ -75,7 +76,7 @@ _GAUGES = {
 class Sample:
     """The proxy's process at one time."""
 
-    minute: float  # since the start
+    requests: int  # answered so far
     values: dict[str, float]
 
 
@@ -86,7 +87,7 @@ class Slope:
     first: float  # mean of the first span
     last: float  # mean of the last span
     highest: float  # of all samples
-    per_hour: float
+    per_10k: float  # requests
     interval: float  # half of the slope's 95 % interval
     grows: bool = False  # the slope is above its interval and above a small figure
 
@@ -131,7 +132,7 @@ class Soak:
             started = time.monotonic()
             until = started + self.minutes * 60
             watching = _Watched(proxy.pid, url, memory_port)
-            watch = asyncio.create_task(self._watch(watching, started=started, until=until))
+            watch = self._watch(watching, traffic, started=started, until=until)
             await asyncio.gather(traffic.run(until), self._restart(until), watch)
             return traffic
         finally:
@@ -154,14 +155,16 @@ class Soak:
             await asyncio.sleep(_DOWN_S)
             await asyncio.to_thread(_wait_for_engine, self._spawn_engine(port), port)
 
-    async def _watch(self, proxy: "_Watched", *, started: float, until: float) -> None:
+    async def _watch(
+        self, proxy: "_Watched", traffic: Traffic, *, started: float, until: float
+    ) -> None:
         every_s = min(5.0, self.minutes * 60 / 150)
         with _progress() as progress:
             task = progress.add_task("minutes", total=self.minutes * 60)
             while (now := time.monotonic()) < until:
                 try:
                     values = await asyncio.to_thread(_read_values, proxy)
-                    self.samples.append(Sample((now - started) / 60, values))
+                    self.samples.append(Sample(traffic.num_answered, values))
                     if now - started >= 60 * len(self.containers):
                         found = await asyncio.to_thread(
                             read_stages, proxy.memory_port, "containers"
@@ -211,16 +214,17 @@ def _read_values(proxy: _Watched) -> dict[str, float]:
     return values
 
 
-def slope(samples: Sequence[Sample], name: str, *, warm_up: float) -> Slope:
+def slope(samples: Sequence[Sample], name: str) -> Slope:
     """Fit a line through the means of equal spans after the warm-up.
 
     Means of spans are less alike than single samples, whose interval would be too narrow.
     """
-    late = [(s.minute / 60, s.values[name]) for s in samples if s.minute >= warm_up]
+    first = samples[-1].requests * _WARM_UP
+    late = [(s.requests / 1e4, s.values[name]) for s in samples if s.requests >= first]
     count = min(_SPANS, len(late))
     edges = [len(late) * i // count for i in range(count + 1)]
     spans = [late[a:b] for a, b in pairwise(edges)]
-    x = [statistics.fmean(hour for hour, _ in span) for span in spans]
+    x = [statistics.fmean(answered for answered, _ in span) for span in spans]
     y = [statistics.fmean(value for _, value in span) for span in spans]
     fit = statistics.linear_regression(x, y)
     rest = sum((b - fit.intercept - fit.slope * a) ** 2 for a, b in zip(x, y, strict=True))
@@ -256,7 +260,7 @@ def main() -> None:
     if options.plot:
         _plot(options.plot, soak.samples)
     report(result, options, _show)
-    has_grown = result["grown"] and options.minutes >= _JUDGED_MINUTES
+    has_grown = result["grown"] and soak.samples[-1].requests >= _JUDGED_REQUESTS
     sys.exit(1 if result["errors"] or has_grown or result["over_bound"] else 0)
 
 
@@ -264,9 +268,8 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
     failed = [outcome for outcome in traffic.outcomes if outcome.problem]
     errors = [outcome for outcome in failed if not is_caused(outcome, soak.kills)]
     times = sorted(outcome.ended - outcome.started for outcome in traffic.outcomes)
-    warm_up = min(_WARM_UP_MINUTES, soak.minutes / 3)
     names = soak.samples[0].values
-    slopes = {name: slope(soak.samples, name, warm_up=warm_up) for name in names}
+    slopes = {name: slope(soak.samples, name) for name in names}
     return {
         "minutes": soak.minutes,
         "rate": soak.rate,
@@ -280,10 +283,9 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
         "first_errors": [outcome.problem for outcome in errors[:5]],
         "p50_ms": round(1e3 * times[len(times) // 2], 1),
         "p99_ms": round(1e3 * times[len(times) * 99 // 100], 1),
-        "warm_up_minutes": round(warm_up, 1),
         "slopes": {name: asdict(each) for name, each in slopes.items()},
         "grown": [name for name, each in slopes.items() if each.grows],
-        "rss_mb_by_minute": _by_minute(soak.samples, "RSS, MB"),
+        "rss_mb_by_thousand": _by_thousand(soak.samples, "RSS, MB"),
         "containers": _containers(soak.containers),
         "over_bound": sorted(
             {name for found in soak.containers for name, (n, most) in found.items() if 0 < most < n}
@@ -291,12 +293,12 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
     }
 
 
-def _by_minute(samples: Sequence[Sample], name: str) -> list[float]:
-    """Return the mean of each minute."""
-    minutes: dict[int, list[float]] = {}
+def _by_thousand(samples: Sequence[Sample], name: str) -> list[float]:
+    """Return the mean of each thousand requests."""
+    thousands: dict[int, list[float]] = {}
     for sample in samples:
-        minutes.setdefault(int(sample.minute), []).append(sample.values[name])
-    return [round(statistics.fmean(values), 1) for values in minutes.values()]
+        thousands.setdefault(sample.requests // 1000, []).append(sample.values[name])
+    return [round(statistics.fmean(values), 1) for values in thousands.values()]
 
 
 def _containers(samples: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any]:
@@ -321,14 +323,16 @@ def _plot(path: Path, samples: Sequence[Sample]) -> None:
     for name in (name for name in _PLOTTED if name in samples[0].values):
         means = [statistics.fmean(sample.values[name] for sample in span) for span in spans]
         top = max(means) or 1.0
-        points = ((span[0].minute, mean / top) for span, mean in zip(spans, means, strict=True))
+        points = (
+            (float(span[0].requests), mean / top) for span, mean in zip(spans, means, strict=True)
+        )
         lines[f"{name} (highest: {top:,.0f})"] = list(points)
-    line_plot(path, lines, x_label="minutes", y_label="share of the highest value", y_top=1.1)
+    line_plot(path, lines, x_label="requests", y_label="share of the highest value", y_top=1.1)
 
 
 def _show(result: dict[str, Any]) -> None:
     title = f"{result['requests']:,} requests in {result['minutes']:g} minutes"
-    table = Table("proxy", "first", "last", "highest", "per hour", "±", "", title=title)
+    table = Table("proxy", "first", "last", "highest", "per 10,000 requests", "±", "", title=title)
     for name, values in result["slopes"].items():
         *figures, grows = values.values()
         table.add_row(name, *(f"{value:,.2f}" for value in figures), "grows" if grows else "")

@@ -6,7 +6,7 @@ Started by `benchmarks.proxy.soak`. A connection to PORT on loopback that sends 
 JSON object: malloc's bytes in use, those that are free but kept, which no object owns, and the rest
 of the process's own memory: Python's small objects and stacks. Knows glibc and Linux; elsewhere the
 object is empty. For `containers` it gets the entries of all that RAGBoost's objects keep. Bounds
-that are no settings are a tenth of what they are in the product, so that they are reached.
+that are no settings are a fiftieth of what they are in the product, so that they are reached.
 """
 
 import ctypes
@@ -25,13 +25,16 @@ from typing import Any
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.cli import main
+from ragboost.formats.documents import DocumentPool
 
 _MB = 1e6
-_TENTHS = (
+_PART = 50
+_LOWERED = (
     "cache_sync.follower._MAX_REQUESTS",
     "cache_sync.follower._MAX_PREFIXES",
     "cache_sync.in_flight._MAX_REQUESTS",
     "hosted.lint.live._MAX_BYTES",
+    "hosted.lint.varying._MAX_HEADS",
     "index.directory._MAX_RECENT",
     "proxy.routes.dashboard.history._MAX_SAMPLES",
     "rewriting.varying_piece._MAX_BEGINNINGS",
@@ -115,10 +118,12 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _lower_bounds() -> None:
-    for path in _TENTHS:
+    for path in _LOWERED:
         module, _, name = path.rpartition(".")
         room = importlib.import_module(f"ragboost.{module}")
-        setattr(room, name, getattr(room, name) // 10)
+        setattr(room, name, getattr(room, name) // _PART)
+    defaults = DocumentPool.__init__.__kwdefaults__
+    defaults["max_bytes"] //= _PART
 
 
 def _tell(listener: socket.socket) -> None:

@@ -19,7 +19,7 @@ from scripts.http_client import CHAT, Json
 _DOCUMENTS = 500  # so few that all of them are met within the warm-up
 _TURNS = 6
 _TALKS = 24  # conversations at a time
-_MAX_RUNNING = 200  # beyond it the machine, not the proxy, is the limit
+_MAX_RUNNING = 32  # more at once would be a busy machine's, whose peaks malloc keeps
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Traffic:
         self.outcomes: deque[Outcome] = deque(maxlen=200_000)
         self.counts: Counter[str] = Counter()  # by kind
         self.num_not_sent = 0  # too many had no answer yet
+        self.num_answered = 0
         self._url = url
         self._rate = rate
         self._rng = random.Random(seed)
@@ -95,6 +96,7 @@ class Traffic:
         except httpx.HTTPError as error:
             problem = f"{type(error).__name__}: {error}"[:200]
         self.outcomes.append(Outcome(started, time.monotonic(), problem))
+        self.num_answered += 1
         talk.turns += 1
         if talk.turns < _TURNS:
             self._talks.append(talk)

@@ -1,7 +1,4 @@
-"""The offline job: order the documents of a whole file of requests, and the requests themselves.
-
-JSONL in, JSONL out, same line format, new line order. Never runs a model.
-"""
+"""The offline job: order the documents of a file of requests, and the requests; runs no model."""
 
 from ragboost.batch.checkpoint import RejectedLinesError
 from ragboost.batch.job import run_batch

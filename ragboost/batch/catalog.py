@@ -1,6 +1,6 @@
 """The index of a window of a batch file: the offset of each request, a number for each document.
 
-Holds no texts, so that memory grows by a few hundred bytes a request, not with their texts.
+Holds no texts: memory grows by a few hundred bytes a request.
 """
 
 from array import array

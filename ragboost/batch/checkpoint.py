@@ -1,7 +1,7 @@
 """Keep the finished windows of a batch job, so that an interrupted job can go on.
 
 Three files grow beside the output under temporary names. After each window a fourth says how long
-they are and where the next window begins. Does not know what the windows hold.
+they are and where the next window begins.
 """
 
 import json
@@ -29,11 +29,7 @@ def checkpoint_path(output: Path) -> Path:
 
 
 def last_checkpoint(output: Path) -> Checkpoint | None:
-    """Return where an interrupted job would go on; None if there is none.
-
-    Raises:
-        RequestError: its file cannot be read.
-    """
+    """Return where an interrupted job would go on; None if there is none."""
     path = checkpoint_path(output)
     state = _read_json(path)
     return None if state is None else _checkpoint(state, path)

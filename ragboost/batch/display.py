@@ -84,7 +84,6 @@ def forecast_table(forecast: Forecast) -> Table:
 
 
 def forecast_sentence(forecast: Forecast) -> str:
-    """Return the size of the trace and the gain at the middle cache size as one sentence."""
     point = forecast.points[len(forecast.points) // 2]
     how = "counted" if forecast.is_counted else "estimated"
     ignored = f", {forecast.rejected:,} malformed lines skipped" if forecast.rejected else ""
@@ -97,7 +96,6 @@ def forecast_sentence(forecast: Forecast) -> str:
 
 
 def write_plot(forecast: Forecast, path: Path) -> None:
-    """Draw hit rate against cache size, the unbounded cache at the right end."""
     lines = {
         label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]
         for name, label in _ORDERS

@@ -1,7 +1,7 @@
 """Forecast the savings on a trace: hit rate against the size of the prefix cache.
 
 Replays three document orders through the exact cache simulator: that of the trace, ordered request
-by request as in the proxy, and planned as a batch. Runs no model and predicts no times.
+by request as in the proxy, and planned as a batch.
 """
 
 from collections.abc import Hashable, Sequence
@@ -50,10 +50,8 @@ def forecast(
     on_progress: Progress | None = None,
 ) -> Forecast:
     """Replay a trace, in the line formats of `run_batch` or a log of `proxy.record`, at several
-    sizes of the prefix cache.
-
-    They are, by default, from the largest request to the whole trace, and unbounded.
-    """
+    sizes of the prefix cache; by default, from the largest request to the whole trace, and
+    unbounded."""
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
     settings, move = settings or Settings(), on_progress or (lambda *_: None)

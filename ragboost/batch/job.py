@@ -1,7 +1,4 @@
-"""Run the offline job over a file, window by window: read, plan, write in release order.
-
-A file that fits the bounds is one window, planned as a whole. Does not know lines; see `window`.
-"""
+"""Run the offline job over a file, window by window: read, plan, write in release order."""
 
 import hashlib
 from collections.abc import Sequence
@@ -43,15 +40,10 @@ def run_batch(
     output line and the new order of its documents) and `*.rejects.jsonl` (malformed lines with
     number and error). Each file is complete or absent. Unchanged lines keep their bytes.
 
-    Args:
-        source: JSONL; see `lines`. Blank lines are skipped.
-        cache_tokens, block_size: of the cache in the prediction; None: unbounded, whole documents.
-        improve_s: seconds of a search for a better plan of each window.
-        window: requests planned together; None: as many as `memory_mb` allows.
-        memory_mb: memory for the plan; ends a window earlier. None: no limit.
-        resume: go on after the last complete window of an interrupted job, if there is one.
-        strict: fail on malformed lines; then only the rejects are written.
-        keep: further files that the job reads and must not overwrite, such as the corpus.
+    `cache_tokens` (None: unbounded) and `block_size` (None: whole documents) are of the prediction,
+    `improve_s` seconds of a search for a better plan of each window. `window` requests, or as many
+    as fit into `memory_mb`, are planned together. With `strict`, malformed lines fail the job.
+    `keep` are further files that it must not overwrite.
     """
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both

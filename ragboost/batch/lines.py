@@ -1,7 +1,7 @@
 """One line of a batch file: find its documents, and write it with another document order.
 
 Lines are OpenAI batch lines, plain `{"id", "question", "documents" | "doc_ids"}`, or those of
-`proxy.record`. Knows JSON and `ragboost.formats`. Does not know files or other lines.
+`proxy.record`.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import prompt_prefix
-from ragboost.types import Document, DocumentId, RecordedRequest, as_documents
+from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.types import Document, DocumentId, as_documents
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
 _PLAIN_FIELDS = ("question", "documents", "doc_ids")
@@ -46,8 +47,7 @@ class BatchLine:
 class LineParser:
     """Parses lines; without a corpus, those with `doc_ids` are malformed.
 
-    Args:
-        reads_records: lines of `proxy.record` are requests, too; they cannot be written.
+    Lines of `proxy.record` are read only where asked for, since they cannot be written.
     """
 
     def __init__(
@@ -164,8 +164,7 @@ class LineParser:
 
 
 def kept(context: Context) -> list[int]:
-    """Return the position in relevance order of each document of a context, in prompt order; of
-    equal documents the first."""
+    """Return the documents' positions in relevance order, by prompt order."""
     first: dict[int, int] = {}
     for position, place in enumerate(context.positions):
         first.setdefault(place, position)

@@ -1,7 +1,4 @@
-"""Order the windows of a batch file one by one, in any order and process, and put them together.
-
-Windows are written into a folder that all processes share. Does not know who runs them.
-"""
+"""Order the windows of a batch file in any order and process, in a shared folder, and join them."""
 
 import itertools
 import json

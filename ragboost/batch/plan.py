@@ -1,7 +1,4 @@
-"""Plan a file: the document order of each request, the order of requests, and the hit rate.
-
-Knows the numbers of a catalog. Does not know files or texts.
-"""
+"""Plan a file: the document order of each request, the order of requests, and the hit rate."""
 
 import time
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,6 @@
 """Order one window of a batch file: read it, plan it, write it in release order.
 
-Makes two passes over the window. The first keeps numbers only (see `catalog`), the second reads
-each line again at its offset. Does not know wire shapes (see `lines`), nor other windows.
+The first pass keeps numbers only (see `catalog`), the second reads each line again.
 """
 
 import codecs
@@ -55,7 +54,7 @@ class WindowJob:
         start: FilePlace = FILE_START,
         is_full: IsFull | None = None,
     ) -> WindowRead:
-        """Fill the catalog (first pass), instead of the last window's, and write the rejects.
+        """Fill the catalog (first pass) instead of the last window's, and write the rejects.
 
         Skips blank lines; reads to the end of the file, or until `is_full` after a line.
         """

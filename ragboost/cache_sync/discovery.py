@@ -1,7 +1,4 @@
-"""Ask an engine where it publishes its KV events, and for the size of its prefix cache.
-
-Knows the routes and responses of vLLM, SGLang and the embedded engine. Opens no event stream.
-"""
+"""Ask an engine (vLLM, SGLang, embedded) where it publishes KV events, and for its cache's size."""
 
 import json
 import re
@@ -23,14 +20,7 @@ _CAPACITY_GAUGES = ("sglang:max_total_num_tokens", "ragboost_engine_kv_cache_cap
 
 
 class EngineClient(Protocol):
-    """An HTTP client of one engine's server.
-
-    Attributes:
-        name: unique among the backends of a proxy.
-        url: base URL, without `/v1`.
-        is_healthy: it responds.
-        rank: the data-parallel rank whose prefix cache is followed; None: all that it reports.
-    """
+    """An HTTP client of one engine's server, whose name is unique among the backends of a proxy."""
 
     @property
     def name(self) -> str: ...
@@ -44,18 +34,13 @@ class EngineClient(Protocol):
     async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
         """GET a path, or POST a JSON body to it, and return the body of a small response.
 
-        Returns:
-            None if the server cannot be reached; empty if the status is not 200.
+        None if the server cannot be reached; empty if the status is not 200.
         """
 
 
 @dataclass(frozen=True)
 class EventSource:
-    """The address of one publisher, that is, of one data-parallel rank of a replica.
-
-    Raises:
-        ConfigError: invalid address.
-    """
+    """The address of one publisher, that is, of one data-parallel rank of a replica."""
 
     name: str  # unique among the streams of a proxy, such as `replica-0/0`
     endpoint: str  # ZeroMQ address of the events
@@ -78,7 +63,6 @@ class EventSource:
 
     @property
     def rank(self) -> int | None:
-        """The data-parallel rank that publishes; None if the name ends with none."""
         rank = self.name.rpartition("/")[2]
         return int(rank) if rank.isascii() and rank.isdecimal() else None
 
@@ -132,11 +116,7 @@ async def discover(engine: EngineClient) -> Discovery:
 
 
 def configured_source(settings: EngineHookSettings, engine: EngineClient) -> EventSource | None:
-    """Return the source that the settings name for a single backend, if any.
-
-    Raises:
-        ConfigError: invalid address.
-    """
+    """Return the source that the settings name for a single backend, if any."""
     if settings.endpoint is None:
         return None
     return EventSource(
@@ -149,14 +129,10 @@ def configured_source(settings: EngineHookSettings, engine: EngineClient) -> Eve
 
 
 def find_sources(answer: Mapping[str, Any], *, backend_url: str, name: str) -> list[EventSource]:
-    """Read the event sources from a response; return none if the engine publishes no events.
+    """Read the event sources from a response; none if the engine publishes no events.
 
-    Args:
-        backend_url: its host replaces a wildcard address.
-        name: of the replica; the rank is appended.
-
-    Raises:
-        ConfigError: an address of another kind.
+    The backend's host replaces a wildcard address, and the rank is appended to the replica's name.
+    A ConfigError is raised for an address that ZeroMQ cannot use.
     """
     host = urlsplit(backend_url).hostname or "127.0.0.1"
     host = f"[{host}]" if ":" in host else host

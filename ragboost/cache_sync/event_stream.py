@@ -1,14 +1,12 @@
 """Apply the numbered event batches of one publisher to a mirror, exactly once and in order.
 
-Detects gaps, duplicates and restarts, and decides what to request from the replay endpoint. Does
-not know sockets, threads or clocks: the caller feeds frames and carries out `take_request`.
+Detects gaps, duplicates and restarts. The caller feeds frames and carries out `take_request`.
 """
 
 import enum
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ragboost.cache_events import (
     AllBlocksCleared,
@@ -43,31 +41,6 @@ class StreamState(enum.StrEnum):
     """The mirror is unusable: not connected, or no frame received yet."""
 
 
-class StreamStatus(NamedTuple):
-    """A stream's state and its counters since the start, for metrics and `/ready`.
-
-    `num_disproved` counts gaps in which, as a replay showed, no batch was missing.
-    """
-
-    state: StreamState
-    num_unknown: int
-    num_blocks: int
-    num_resident_tokens: int
-    num_batches: int = 0
-    num_duplicates: int = 0
-    num_gaps: int = 0
-    num_restarts: int = 0
-    num_replays: int = 0
-    num_unreadable: int = 0
-    num_faults: int = 0
-    num_disproved: int = 0
-    num_contradictions: int = 0
-    num_failed_replays: int = 0
-    num_stored: int = 0
-    num_removed: int = 0
-    num_cleared: int = 0
-
-
 class EventStream:
     """The stream of one publisher and the mirror that it updates.
 
@@ -75,10 +48,8 @@ class EventStream:
     another process is publishing now, and the whole stream is replayed. Without a replay endpoint a
     gap clears the mirror, because a removal may have been missed.
 
-    Args:
-        on_change: called after each batch that changed the resident tokens of a request, by the
-            thread that feeds the stream.
-        on_batch: called with each batch that could be decoded, before it is applied.
+    `on_change` is called after a batch that changed resident tokens, `on_batch` before each batch
+    is applied, by the thread that feeds the stream.
     """
 
     def __init__(
@@ -106,7 +77,8 @@ class EventStream:
         self._replay: _Replay | None = None
         self._request: int | None = None
         self._is_replay_down = False
-        self._counts: Counter[str] = Counter()
+        # Since the start, of events and incidents; `num_disproved`: gaps without a missing batch.
+        self.counts: Counter[str] = Counter()
 
     @property
     def state(self) -> StreamState:
@@ -119,27 +91,16 @@ class EventStream:
 
     @property
     def next_seq(self) -> int | None:
-        """The sequence number after the last applied batch; None if there is none."""
         return self._next_seq
 
     @property
     def is_replaying(self) -> bool:
-        """A replay is running; live frames should wait for its end."""
         return self._replay is not None
 
     @property
     def has_request(self) -> bool:
         """`take_request` returns a number; further frames of a running replay are ignored."""
         return self._request is not None
-
-    def status(self) -> StreamStatus:
-        return StreamStatus(
-            state=self.state,
-            num_unknown=self.mirror.num_unknown,
-            num_blocks=len(self.mirror),
-            num_resident_tokens=self.mirror.num_resident_tokens,
-            **self._counts,
-        )
 
     def resident_tokens(self, request_id: str) -> int | None:
         """Return the leading tokens of a request that are cached; None if unknown."""
@@ -193,10 +154,10 @@ class EventStream:
         elif seq == self._next_seq:
             self._apply(seq, payload)
         elif seq < self._next_seq and self._is_old(payload):
-            self._counts["num_duplicates"] += 1
+            self.counts["num_duplicates"] += 1
             self.num_rejected += not self.has_replay
         elif can_replay:
-            self._counts["num_gaps"] += seq > self._next_seq
+            self.counts["num_gaps"] += seq > self._next_seq
             self._request_replay(is_full=False, is_needed=True, is_gap=True)
         else:
             name = "num_gaps" if seq > self._next_seq else "num_restarts"
@@ -241,9 +202,9 @@ class EventStream:
     def replay_failed(self) -> None:
         """Handle a replay with a gap or without an end.
 
-        A ROUTER drops what its reader is too slow for, and the end mark with it: the rest of a
-        replay that brought batches is requested. After one that brought none the stream continues
-        without replays until `probe` succeeds.
+        A ROUTER drops what its reader is too slow for: the rest of a replay that brought batches is
+        requested. After one that brought none the stream goes on without replays until `probe`
+        succeeds.
         """
         replay, self._replay = self._replay, None
         if replay is not None and replay.has_progress:
@@ -263,7 +224,7 @@ class EventStream:
             is_full=is_full, is_needed=is_needed, is_verified=is_verified, is_gap=is_gap
         )
         self._request = start
-        self._counts["num_replays"] += 1
+        self.counts["num_replays"] += 1
 
     def _restart(self) -> None:
         """Start over: another process publishes now, or its buffer no longer reaches back to us."""
@@ -292,9 +253,9 @@ class EventStream:
             self._count("num_unreadable", f"dropped batch {seq} and cleared the mirror: {error}")
             self._reset(is_partial=True)
             return
-        self._counts["num_batches"] += 1
+        self.counts["num_batches"] += 1
         for event in batch.events:
-            self._counts[_COUNTER_OF_EVENT[type(event)]] += 1
+            self.counts[_COUNTER_OF_EVENT[type(event)]] += 1
         self._last_ts = batch.ts
         if self.mirror.is_partial and not was_partial:
             unknown = f", unknown events {batch.unknown[:8]}" if batch.unknown else ""
@@ -310,9 +271,9 @@ class EventStream:
         error: Exception | None = None,
     ) -> None:
         """Count an incident, and log those whose number is a power of two."""
-        self._counts[name] += 1
+        self.counts[name] += 1
         self.num_rejected += name in _REJECTIONS
-        count = self._counts[name]
+        count = self.counts[name]
         if count & (count - 1) == 0:
             text = "KV event stream %s: %s (%d so far)"
             logger.log(level, text, self.name, message, count, exc_info=error)

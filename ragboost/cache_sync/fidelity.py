@@ -1,7 +1,4 @@
-"""Compare predicted with reported cached tokens, request by request.
-
-Knows numbers only. Does not know how they were predicted or reported.
-"""
+"""Compare predicted with reported cached tokens, request by request."""
 
 import logging
 from collections import deque
@@ -20,11 +17,7 @@ class Fidelity(NamedTuple):
 
 
 class FidelityTracker:
-    """Precision and recall of predictions over a window, with a warning when they fall.
-
-    Args:
-        warn_below: precision or recall below which a warning is logged, once until they recover.
-    """
+    """Precision and recall over a window, with a warning, once until they recover."""
 
     def __init__(
         self, *, window: int = 512, warn_below: float = 0.9, min_requests: int = 50

@@ -1,7 +1,6 @@
 """Keep the context indexes of one backend in step with its engine's prefix cache.
 
 The event loop applies pending changes, a few at a time.
-Knows request ids, tenants and documents. Does not know sockets, routes or how events arrive.
 """
 
 import asyncio
@@ -83,12 +82,10 @@ class CacheFollower:
 
     @property
     def num_prompts(self) -> int:
-        """Number of prompts that are followed: sent lately, or at least partly cached."""
         return len(self._layouts)
 
     @property
     def is_exact(self) -> bool:
-        """The indexes hold what events report."""
         return self._mode.is_exact
 
     @property
@@ -110,11 +107,8 @@ class CacheFollower:
         """Track a request that is being sent; return its layout, corrected by earlier requests.
 
         An id that a client gives to several requests names the latest one's documents. Documents
-        that only an earlier one had are not followed any more, and count as not cached.
-
-        Args:
-            request_id: its id in the events; None if they are not followed.
-            cached_tokens: documents' tokens expected to be cached, as the index counts.
+        that only an earlier one had are not followed any more, and count as not cached. The id is
+        None if its events are not followed; `cached_tokens` are as the index counts.
         """
         if layout.is_measured:
             layout = layout._replace(unknown_tokens=self._unknown_tokens)
@@ -142,12 +136,7 @@ class CacheFollower:
         prompt_tokens: int | None,
         ends: tuple[int, ...] | None = None,
     ) -> None:
-        """Handle the end of a request's response.
-
-        Args:
-            prompt_tokens: length of the prompt, if reported.
-            ends: of the documents in the prompt, if the response had its token ids.
-        """
+        """Handle the end of a response, with what it reports of its prompt."""
         if request_id is not None:
             self._in_flight.answer(request_id, prompt_tokens=prompt_tokens)
             self._update_forecast()
@@ -188,19 +177,13 @@ class CacheFollower:
     def on_failure(
         self, request_id: str | None, layout: PromptLayout, recorded: IndexEntry
     ) -> None:
-        """Handle a request that the engine did not compute."""
         self._failed.append((layout, recorded))
         self._may_forget(request_id, layout)
         if request_id is not None:
             self._in_flight.remove(request_id)
 
     def predict(self, layout: PromptLayout | None, cached_tokens: int) -> int:
-        """Predict the cached tokens that the engine will report for a request.
-
-        Args:
-            layout: of its prompt; None in a later turn.
-            cached_tokens: documents' tokens expected to be cached, as the index counts.
-        """
+        """Predict the cached tokens that the engine will report; a later turn has no layout."""
         if layout is None:
             return round(cached_tokens * (self._scale or 1.0))
         size = self._block_size or 1
@@ -236,7 +219,6 @@ class CacheFollower:
         self._layouts.put(request_id, layout)
 
     def _may_forget(self, request_id: str | None, layout: PromptLayout) -> None:
-        """Let a prompt be forgotten if it is not cached once events of it cannot come any more."""
         if request_id is not None:
             self._ended.append(_Ended(self._clock() + _FORGET_S, request_id, layout))
 

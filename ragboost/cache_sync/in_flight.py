@@ -1,7 +1,6 @@
 """Forecast what requests in flight will store, and so what an engine evicts for them.
 
-Events are exact about the past, but a request sent now is looked up only after those before it have
-been served. Knows request ids and token counts. Does not know documents.
+Events are exact about the past, but a request sent now is looked up only after those before it.
 """
 
 import math
@@ -45,12 +44,7 @@ class InFlight:
     def add(
         self, request_id: str, *, prompt_tokens: int, cached_tokens: int, block_size: int
     ) -> None:
-        """Add a request that was sent; a repeated id replaces the earlier request.
-
-        Args:
-            cached_tokens: tokens of the prompt expected to be cached when it is computed.
-            block_size: only whole blocks are stored; 0 if unknown.
-        """
+        """Add a request that was sent; a repeated id replaces the earlier request."""
         self.remove(request_id)
         number = self._next_number
         if max(0, prompt_tokens - cached_tokens) >= self._free_tokens(self._batches.get(number)):
@@ -65,7 +59,6 @@ class InFlight:
             self.remove(next(iter(self._requests)))
 
     def confirm(self, request_id: str, resident_tokens: int) -> None:
-        """Handle events that report so many cached tokens of a request."""
         request = self._requests.get(request_id)
         if request is not None:
             self._complete_batch(request)
@@ -75,7 +68,6 @@ class InFlight:
                 self.remove(request_id)
 
     def answer(self, request_id: str, *, prompt_tokens: int | None) -> None:
-        """Handle a request's response, and the length of its prompt if reported."""
         request = self._requests.get(request_id)
         if request is not None:
             self._complete_batch(request)
@@ -95,8 +87,7 @@ class InFlight:
     def next_batch(self, *, resident_tokens: int, is_batched: bool) -> NextBatch:
         """Forecast the cache as a request sent now will find it.
 
-        Args:
-            is_batched: the requests of a batch are stored together when it is complete.
+        With `is_batched`, the requests of a batch are stored together when it is complete.
         """
         number = self._next_number
         batch = self._batches.get(number)

@@ -61,7 +61,6 @@ class MirrorBlock:
         return bool(self.copies or self.other_copies or self.first_child)
 
     def children(self) -> Iterator["MirrorBlock"]:
-        """Iterate over the blocks that continue this one, latest first."""
         child = self.first_child
         while child is not None:
             yield child
@@ -87,7 +86,6 @@ class MirrorBlock:
         return self.other_copies.get(medium, 0) if self.other_copies else 0
 
     def add_copies(self, medium: str, change: int) -> None:
-        """Add physical copies on a medium, or remove them if negative."""
         if medium == "GPU":
             self.copies += change
             return

@@ -1,7 +1,6 @@
-"""Mirror one engine's prefix cache from its events.
+"""Mirror one engine's prefix cache from its events: blocks, media and request ids.
 
-Knows blocks, media and request ids. Does not know sequence numbers, sockets or documents. Replaces
-the cache model of RAGBoost section 4.1 ("Index update") for engines that report their cache events.
+Replaces the cache model of RAGBoost section 4.1 ("Index update") for engines that report.
 """
 
 import hashlib
@@ -43,16 +42,8 @@ class PrefixMirror:
     whose parent is unknown is skipped, never attached to the root. Of a hybrid model's groups, one
     with full attention counts. Only `resident_tokens` may be called from other threads.
 
-    Args:
-        max_blocks: further blocks are skipped, which makes the mirror partial.
-        max_requests: request ids kept, by last store; very long ids are not.
-
-    Attributes:
-        block_size: tokens per block as reported; 0 before the first stored block.
-        is_partial: the engine may hold blocks that the mirror does not.
-        num_resident_tokens: tokens of all blocks that a prompt could hit.
-        is_tree: the cache is a radix tree, such as SGLang's, which reports no KV cache groups. It
-            holds a prompt after its prefill; other caches hold blocks once they are scheduled.
+    Blocks beyond `max_blocks` are skipped, which makes the mirror partial; request ids beyond
+    `max_requests` are dropped by last store.
     """
 
     def __init__(
@@ -83,11 +74,7 @@ class PrefixMirror:
         return len(self._requests)
 
     def clear(self, *, is_partial: bool) -> None:
-        """Drop all blocks and requests.
-
-        Args:
-            is_partial: the engine's cache may still hold blocks.
-        """
+        """Drop all blocks and requests; if partial, the engine's cache may still hold blocks."""
         blocks, by_key = self._blocks, self._by_key
         self._blocks, self._by_key = {}, {}
         self._requests.clear()
@@ -123,7 +110,6 @@ class PrefixMirror:
         return None if block is None else block.end
 
     def copies(self) -> dict[BlockHash, int]:
-        """Return the physical copies on the GPU by block hash, leaving out placeholders."""
         return {key: block.copies for key, block in self._blocks.items() if block.copies}
 
     def match_tokens(
@@ -133,11 +119,7 @@ class PrefixMirror:
         lora_name: str | None = None,
         cache_salt: str | None = None,
     ) -> int:
-        """Return the leading tokens of a prompt that are cached, in whole blocks.
-
-        Args:
-            token_ids: the whole prompt as tokenized by the engine.
-        """
+        """Return the leading tokens of a prompt that are cached, in whole blocks."""
         size, end = self.block_size, 0
         key = _root_key(lora_name, () if cache_salt is None else (cache_salt,))
         raw = _token_bytes(token_ids)
@@ -311,11 +293,7 @@ class PrefixMirror:
             self.is_partial = True
 
     def check_integrity(self) -> None:
-        """Check every invariant, in time linear in the number of blocks.
-
-        Raises:
-            ContextIndexError: an invariant is broken.
-        """
+        """Raise ContextIndexError for a broken invariant; takes linear time."""
         reached = 0
         for block_hash, block in self._blocks.items():
             parent = block.parent

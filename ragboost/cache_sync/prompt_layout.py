@@ -1,7 +1,6 @@
 """Locate the documents at the front of a request in its prompt, in the engine's tokens.
 
-Knows lengths, counted or estimated, and corrects them by what responses report. Does not know
-engines, events or the context index.
+Lengths are counted or estimated, and corrected by what responses report.
 """
 
 from array import array
@@ -62,12 +61,7 @@ class PromptLayout(NamedTuple):
         is_measured: bool,
         counter: TokenCounter,
     ) -> "PromptLayout":
-        """Estimate the layout of a boosted request.
-
-        Args:
-            bytes_behind: length of the text behind the documents, without question and hints.
-            counter: lengths of labels, and the estimate of other text.
-        """
+        """Estimate a boosted request's layout; `bytes_behind` leaves out question and hints."""
         entry = context.index_entry
         assert entry is not None, "a later turn has no documents at the front"
         per_byte = counter.tokens_per_byte
@@ -138,10 +132,7 @@ class PromptLayout(NamedTuple):
         return self._replace(scale=min(max(scale, least), most))
 
     def cached_prompt(self, cached_tokens: int) -> int:
-        """Convert cached tokens of the documents, as the index counts, into a prompt prefix.
-
-        Returns 0 if none are cached, whatever is cached of the text before them.
-        """
+        """Convert cached tokens of the documents, as in the index, into a prompt prefix."""
         if not cached_tokens:
             return 0
         frames, rest = 0, cached_tokens
@@ -166,9 +157,8 @@ class PromptLayout(NamedTuple):
     def resident(self, cached_tokens: int, *, block_size: int) -> ResidentDocuments:
         """Return the documents within a cached prompt prefix.
 
-        The block in which a document ends also holds what follows it, so another request may have
-        the same document without that block. A document counts as cached without it: the error is
-        less than a block, and engines reuse whole blocks only.
+        A document counts without the block in which it ends, which also holds what follows it: the
+        error is less than a block, and engines reuse whole blocks only.
         """
         if not cached_tokens:
             return ResidentDocuments(0)
@@ -184,15 +174,10 @@ class PromptLayout(NamedTuple):
 def locate_documents(
     prompt: Sequence[int], documents: Sequence[Sequence[int]], *, margin: int = 2
 ) -> tuple[int, ...]:
-    """Return the ends of documents in a prompt of known token ids.
+    """Return the ends of documents, given as the token ids of each text alone, in a prompt.
 
-    Tokens at the border of a document may merge with their neighbours, so `margin` tokens at both
-    ends are not compared. Stops at the first document that is not found, since those behind it
-    cannot be located either.
-
-    Args:
-        documents: token ids of each document's text alone, in prompt order.
-        margin: tokens ignored at both ends of a document.
+    `margin` tokens at both ends are not compared, since they may merge with their neighbours. Stops
+    at the first document that is not found.
     """
     raw, ends, at = array("q", prompt).tobytes(), [], 0
     for ids in documents:

@@ -1,7 +1,4 @@
-"""Apply the reports of the plug-in inside an engine to a mirror of its prefix cache.
-
-The receiving half of `engine_hooks.reporter`. Knows no web framework and no clock.
-"""
+"""Apply the reports of `engine_hooks.reporter` to mirrors of the engines' prefix caches."""
 
 import threading
 from collections.abc import Callable
@@ -16,12 +13,8 @@ from ragboost.errors import EventStreamError, RequestError
 class ReportReceiver:
     """Keep a mirror per reporting engine process. Thread-safe.
 
-    Args:
-        on_change: called with the stream's name by the thread that calls `receive`.
-        silence_s: seconds without a report after which a stream is FALLBACK; plug-ins report at
-            least every 5 s.
-        name: returns the name under which a reported stream is kept; raises RequestError to refuse
-            it.
+    A stream is FALLBACK after `silence_s` without a report; plug-ins report at least every 5 s.
+    `name` returns the name under which a reported stream is kept, or raises RequestError.
     """
 
     def __init__(
@@ -40,11 +33,7 @@ class ReportReceiver:
         self._lock = threading.Lock()
 
     def receive(self, body: bytes, *, now: float) -> bytes:
-        """Apply a report and return the body of the response (msgpack).
-
-        Raises:
-            RequestError: invalid report, or a stream that is refused.
-        """
+        """Apply a report and return the body of the response (msgpack)."""
         try:
             report = decode_report(body)
         except EventStreamError as error:

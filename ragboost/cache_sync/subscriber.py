@@ -1,7 +1,6 @@
 """Subscribe to KV event streams over ZeroMQ, in a background thread.
 
-Knows sockets, reconnects, replays, time, and when to leave a publisher that sends rubbish. Does not
-know what events mean, see `event_stream`.
+Knows sockets, reconnects, replays, and when to leave a publisher that sends rubbish.
 """
 
 import contextlib
@@ -41,17 +40,11 @@ class _Options(NamedTuple):
 
 
 class Subscriber:
-    """A thread that keeps one mirror per source in step with its engine.
+    """A thread that keeps one mirror per source in step with its engine; a context manager.
 
-    Use as a context manager, or call `start` and `stop`. Reading `streams` (state, status,
-    `resident_tokens`) is safe from any thread and never blocks.
-
-    Args:
-        on_change: called in the subscriber's thread with the stream's name.
-        on_batch: called there with every batch that can be decoded.
-        replay_timeout_s: seconds without a frame after which a replay fails.
-        probe_interval_s: seconds without a frame after which a stream is probed for lost batches.
-        pause_s: seconds without a connection after a publisher has sent many malformed frames.
+    Reading `streams` (state, counts, `resident_tokens`) is safe from any thread and never blocks.
+    `on_change`, with the stream's name, and `on_batch` are called in the subscriber's thread. A
+    replay fails, and a stream is probed for lost batches, after seconds without a frame.
     """
 
     def __init__(
@@ -95,11 +88,7 @@ class Subscriber:
         return source.silence(is_connected=stream.is_connected)
 
     def start(self) -> None:
-        """Open the sockets and start the thread.
-
-        Raises:
-            ConfigError: ZeroMQ cannot use an endpoint.
-        """
+        """Open the sockets and start the thread."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         links: list[_Link] = []
         for source in self._sources:
@@ -158,7 +147,6 @@ class _Allowance:
         return self._left < 0
 
     def renew(self) -> None:
-        """Forgive what was charged."""
         self._left = float(_MAX_REJECTED)
 
 
@@ -219,11 +207,7 @@ class _Link:
         self._sub.close(linger=0)
 
     def _open(self) -> None:
-        """Open the sockets.
-
-        Raises:
-            zmq.ZMQError: the endpoint cannot be used.
-        """
+        """Open the sockets; a zmq.ZMQError is raised if the endpoint cannot be used."""
         source = self._source
         self._sub = self._context.socket(zmq.SUB)
         self._sub.set_hwm(_MAX_QUEUED_FRAMES)

@@ -1,7 +1,4 @@
-"""Follow the prefix cache of every backend: discover its event streams, subscribe, take reports.
-
-Connects engines, streams and followers. Does not know requests or what an event means.
-"""
+"""Follow the prefix cache of every backend: discover its event streams, subscribe, take reports."""
 
 import asyncio
 import logging
@@ -38,11 +35,7 @@ class StreamView(NamedTuple):
 
 
 class CacheSync:
-    """The followers of all backends, and the streams and reports that feed them.
-
-    Raises:
-        ConfigError: an endpoint is configured, but there are several backends.
-    """
+    """The followers of all backends, and the streams and reports that feed them."""
 
     def __init__(
         self, settings: Settings, *, engines: Sequence[EngineClient], tenants: Tenants
@@ -73,7 +66,6 @@ class CacheSync:
             self.add(engine)
 
     def add(self, engine: EngineClient) -> None:
-        """Follow one more backend."""
         self._engines.append(engine)
         self.followers[engine.name] = CacheFollower(engine.name, self.tenants)
         if self._is_open:
@@ -95,11 +87,7 @@ class CacheSync:
             self._tasks.append(_start(stop, name=f"leaving {name}"))
 
     async def open(self) -> None:
-        """Start following, without waiting for any backend.
-
-        Raises:
-            ConfigError: ZeroMQ cannot use a configured address.
-        """
+        """Start following, without waiting for any backend."""
         for engine in self._engines:
             source = configured_source(self._settings, engine)
             if source is not None:
@@ -129,11 +117,7 @@ class CacheSync:
             await asyncio.to_thread(subscriber.stop)
 
     async def report(self, body: bytes) -> bytes:
-        """Apply a report of the plug-in inside an engine; return the body of the response.
-
-        Raises:
-            RequestError: invalid report, or its stream belongs to no backend.
-        """
+        """Apply a report of the plug-in inside an engine; return the body of the response."""
         answer = await asyncio.to_thread(self._receiver.receive, body, now=time.monotonic())
         self._select_streams()
         return answer
@@ -155,11 +139,7 @@ class CacheSync:
         return is_healthy and not self._is_down.get(backend)
 
     def _stream_name(self, reported: str) -> str:
-        """Return `BACKEND/RANK` for a report's stream; a single backend's may have any name.
-
-        Raises:
-            RequestError: no rank, or no backend has this name, and there are several.
-        """
+        """Return `BACKEND/RANK` for a report's stream; a single backend's may have any name."""
         name, _, rank = reported.rpartition("/")
         if not (rank.isascii() and rank.isdecimal()) or int(rank) >= _MAX_RANKS:
             raise RequestError(

@@ -1,7 +1,6 @@
 """Count tokens with the backends' own tokenizers (`POST /tokenize`), in the background.
 
-Knows the responses of vLLM, SGLang and the embedded engine. Does not know requests: a length
-counted too late for one is used for the next.
+A length counted too late for one request is used for the next.
 """
 
 import asyncio
@@ -23,8 +22,7 @@ _RETRY_S = 5.0
 class BackendTokenizer:
     """Replace the estimates of all tenants by counted lengths.
 
-    Only backends that report on their prefix cache are asked, since hosted APIs have no such route.
-    One that refuses is not asked again.
+    Only backends that report on their prefix cache are asked; one that refuses is not asked again.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Follow a boosted request through the cache events of its engine, and learn from its end.
-
-Knows bodies, headers and contexts. Does not know streams.
-"""
+"""Follow a boosted request through the cache events of its engine, and learn from its end."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -27,8 +24,8 @@ class EngineRequestId(NamedTuple):
     def of(cls, body: Mapping[str, Any], headers: RawHeaders) -> "EngineRequestId":
         """Return the client's own id, if it is where engines look for it, or else a new one.
 
-        An id that is too long to be kept, or that cannot be shown, such as half a surrogate pair,
-        stays in the body, and its events are not recognised.
+        An id that is too long to be kept, or that cannot be shown, stays in the body, and its
+        events are not recognised.
         """
         extra = body.get("vllm_xargs")
         candidates = (
@@ -43,12 +40,7 @@ class EngineRequestId(NamedTuple):
 
 
 class TrackedRequest:
-    """A boosted request between its dispatch and its response.
-
-    Args:
-        tenant: the owner of its context index, locked by the caller.
-        engine_id: None if no events of the backend are followed.
-    """
+    """A boosted request from dispatch to response; the caller has locked its tenant."""
 
     def __init__(
         self,
@@ -119,11 +111,7 @@ class TrackedRequest:
 def _exact_ends(
     usage: Usage | None, context: Context, counter: TokenCounter
 ) -> tuple[int, ...] | None:
-    """Return the ends of the documents in the prompt as tokenized by the engine.
-
-    Returns:
-        None if the response has no token ids of the prompt, or a document is not found in them.
-    """
+    """Return the documents' ends by the prompt's token ids in the response; None without these."""
     if usage is None or usage.prompt_ids is None or context.index_entry is None:
         return None
     documents = []

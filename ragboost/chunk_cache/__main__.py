@@ -15,7 +15,6 @@ from ragboost.errors import ConfigError, RagBoostError
 
 
 def main(arguments: list[str]) -> int:
-    """Print the flags or write the file; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ragboost.chunk_cache")
     parser.add_argument("engine", help="vllm or sglang")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")

@@ -35,23 +35,13 @@ _BESIDE_REUSE: dict[str, dict[str, Any]] = {
 
 
 def engine_flags(engine: str, assignments: Sequence[str]) -> str:
-    """Return the flags as one line, quoted for a shell.
-
-    Args:
-        assignments: settings as `name=value`, see `EngineChunkSettings`.
-
-    Raises:
-        ConfigError: an unknown engine or setting, or a value out of range.
-    """
+    """Return the flags for settings `name=value` as one line, quoted for a shell."""
     return shlex.join(_flags(engine, assignments))
 
 
 def engine_config(engine: str, assignments: Sequence[str]) -> str:
-    """Return the text of a file for the engine's `--config`.
-
-    The file switches on chunk reuse, cache events and cached tokens in `usage`. It is JSON, which
-    is YAML too; arguments are those of `engine_flags`.
-    """
+    """Return the text of a file for the engine's `--config`, which switches on chunk reuse, cache
+    events and cached tokens in `usage`. It is JSON, which is YAML too."""
     flags = _flags(engine, assignments)
     reuse = {
         name.removeprefix("--"): text for name, text in zip(flags[::2], flags[1::2], strict=True)

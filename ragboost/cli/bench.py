@@ -8,8 +8,7 @@ from pathlib import Path
 import typer
 from pydantic import SecretStr
 
-from ragboost.cli.evaluation import json_fields
-from ragboost.cli.options import AS_JSON, PROGRESS
+from ragboost.cli.options import AS_JSON, BODY, KEY_ENV, PROGRESS, json_fields
 from ragboost.config import BackendSettings
 
 app = typer.Typer(help="Measure a server.", no_args_is_help=True)
@@ -36,12 +35,8 @@ def trace(
     scale: float = typer.Option(
         1.0, min=0.001, max=10.0, help="Words for each token of the trace; below 1, shorter."
     ),
-    body: str = typer.Option(
-        "{}", metavar="JSON", help="Further fields of each request; null removes a field."
-    ),
-    key_env: str = typer.Option(
-        "OPENAI_API_KEY", help="Environment variable with the endpoint's key."
-    ),
+    body: str = BODY,
+    key_env: str = KEY_ENV,
     timeout: float = typer.Option(600.0, min=1.0, metavar="SECONDS", help="For the next byte."),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,

@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
-from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
+from ragboost.cli.options import AS_JSON, BODY, CORPUS, KEY_ENV, PROGRESS, json_fields
 from ragboost.config import load_settings
 from ragboost.errors import RequestError
 
@@ -27,10 +27,6 @@ _VERDICT_TOKENS = 16
 _METRIC: str | None = typer.Option(
     None, help="em, f1, contains or judge, for the last sentence; by default f1 or judge."
 )
-_BODY: str = typer.Option(
-    "{}", metavar="JSON", help="Further fields of each request; null removes a field."
-)
-_KEY_ENV: str = typer.Option("OPENAI_API_KEY", help="Environment variable with the endpoint's key.")
 _ANSWERS: Path | None = typer.Option(
     None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
 )
@@ -53,8 +49,8 @@ def eval_order(
     judge_model: str | None = typer.Option(None, help="The judge; by default the same model."),
     system: str = typer.Option(_SYSTEM, help="System message; empty for none."),
     max_tokens: int = typer.Option(64, min=1, help="Longest answer."),
-    body: str = _BODY,
-    key_env: str = _KEY_ENV,
+    body: str = BODY,
+    key_env: str = KEY_ENV,
     judge_key_env: str = typer.Option("OPENAI_API_KEY", help="The same for the judge's key."),
     concurrency: int = typer.Option(8, min=1, max=256, help="Requests at a time."),
     timeout: float = typer.Option(120.0, min=1.0, metavar="SECONDS", help="For one response."),
@@ -176,18 +172,3 @@ def _metric(name: str | None, *, has_judge: bool) -> str:
         hint = "; judge needs --judge URL" if name == "judge" else ""
         raise RequestError(f"--metric must be one of {', '.join(names)}, got {name!r}{hint}")
     return name
-
-
-def json_fields(text: str) -> dict[str, Any]:
-    """Read the option `--body`.
-
-    Raises:
-        RequestError: it is no JSON object.
-    """
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise RequestError(f"--body must be a JSON object: {error}") from None
-    if not isinstance(fields, dict):
-        raise RequestError(f"--body must be a JSON object, got {text!r}")
-    return fields

@@ -1,12 +1,13 @@
 """Options that several commands have, and those that override settings."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from ragboost.config import Settings, field_paths
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, RequestError
 
 AS_JSON: bool = typer.Option(False, "--json", help="Print one JSON object.")
 PROGRESS: bool | None = typer.Option(
@@ -18,6 +19,11 @@ CONFIG: Path | None = typer.Option(
 CORPUS: Path | None = typer.Option(
     None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
 )
+
+BODY: str = typer.Option(
+    "{}", metavar="JSON", help="Further fields of each request; null removes a field."
+)
+KEY_ENV: str = typer.Option("OPENAI_API_KEY", help="Environment variable with the endpoint's key.")
 
 
 def setting(path: str, *, metavar: str | None = None) -> Any:
@@ -52,3 +58,14 @@ def check_paths(**paths: Path | None) -> None:
             raise ConfigError(f"--{name} {path} does not exist")
         if name == "model" and path is not None and not (path / "config.json").is_file():
             raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")
+
+
+def json_fields(text: str) -> dict[str, Any]:
+    """Read the option `--body`."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"--body must be a JSON object: {error}") from None
+    if not isinstance(fields, dict):
+        raise RequestError(f"--body must be a JSON object, got {text!r}")
+    return fields

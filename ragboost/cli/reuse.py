@@ -152,12 +152,6 @@ def calibrate(
     typer.echo(text)
 
 
-_PUBLIC_KEY: str | None = typer.Option(
-    None,
-    envvar="RAGBOOST_PUBLIC_KEY",
-    help="Of --engine, its setting public_key: all tenants may reuse the documents, and nothing is "
-    "measured.",
-)
 _ENGINE: str | None = typer.Option(
     None,
     metavar="URL",
@@ -179,7 +173,7 @@ _TEMPLATE: str | None = typer.Option(
     "with --engine as RAGBoost writes the documents of a `ragboost` object, a chat session or a "
     "component: use {text} for those in your own messages.",
 )
-_PUBLIC_KEY = typer.Option(
+_PUBLIC_KEY: str | None = typer.Option(
     None,
     envvar="RAGBOOST_PUBLIC_KEY",
     help="Of --engine, its setting public_key: all tenants may reuse the documents, and "

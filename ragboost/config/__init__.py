@@ -1,7 +1,4 @@
-"""Settings of every package; flags override environment, `ragboost.toml` and defaults.
-
-One section per package, named after it. Does not know the command line.
-"""
+"""Settings of every package; flags override environment, `ragboost.toml` and defaults."""
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
 from ragboost.config.hosted import PriceSettings

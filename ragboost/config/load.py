@@ -1,7 +1,4 @@
-"""Load settings from flags, environment, `ragboost.toml` and defaults.
-
-Errors name the source of an invalid value.
-"""
+"""Load settings from flags, environment, `ragboost.toml` and defaults; errors name the source."""
 
 import difflib
 import os
@@ -34,14 +31,9 @@ class _Environment(Settings, BaseSettings):
 def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None = None) -> Settings:
     """Load settings from flags, environment, TOML file and defaults, in this order of precedence.
 
-    Args:
-        flags: values by dotted path, such as `{"proxy.port": 8080}`; None values are ignored. The
-            environment variable of this one is `RAGBOOST_PROXY__PORT`.
-        toml: the file; None: as `settings_file` finds it.
-
-    Raises:
-        ConfigError: a missing file, invalid TOML, an unknown key or an invalid value; the message
-            names the source, and the closest key to an unknown one.
+    Flags are by dotted path, such as `{"proxy.port": 8080}`, and ignored if None. The environment
+    variable of this one is `RAGBOOST_PROXY__PORT`. A ConfigError names the source of a bad value,
+    and the closest key to an unknown one.
     """
     toml = toml or settings_file()
     given = {path: value for path, value in (flags or {}).items() if value is not None}
@@ -63,7 +55,6 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
 
 
 def settings_file() -> Path | None:
-    """Return `ragboost.toml` in the working directory; None if there is none."""
     path = Path(TOML_NAME)
     return path if path.exists() else None
 

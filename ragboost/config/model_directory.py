@@ -9,17 +9,12 @@ FETCHED_MODELS = ("smollm2-135m", "qwen-0.5b", "qwen-1.5b")
 
 
 def cache_directory() -> Path:
-    """Return the directory of fetched models, outside every checkout."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "ragboost" / "models"
 
 
 def find_model(model: Path) -> Path:
-    """Return the directory of a model: that of a fetched one for its name, else the path itself.
-
-    Raises:
-        ConfigError: a model of this name can be fetched, and was not.
-    """
+    """Return the directory of a model: that of a fetched one for its name, else the path itself."""
     name = str(model)
     if name not in FETCHED_MODELS or model.exists():
         return model

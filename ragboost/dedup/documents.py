@@ -1,7 +1,4 @@
-"""De-duplicate the documents of a request (RAGBoost section 6).
-
-Documents are equal if their keys are. Does not know sessions.
-"""
+"""De-duplicate the documents of a request, equal if their keys are (RAGBoost section 6)."""
 
 from collections.abc import Hashable, Sequence
 
@@ -17,10 +14,7 @@ def unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
 
 
 def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:
-    """Give copies of a document distinct names, as the context index requires.
-
-    The first copy is named by its key.
-    """
+    """Give copies of a document distinct names, as the context index requires."""
     if len(set(keys)) == len(keys):
         return tuple(keys)
     seen: dict[str, int] = {}

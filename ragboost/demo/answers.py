@@ -1,8 +1,5 @@
-"""Ask a real language model a few questions, plain and boosted: the demo's answers.
-
-The questions are among those that a model of 135 million parameters answers in the order in which
-the retriever found the documents.
-"""
+"""Ask a real language model a few questions, plain and boosted: some that a model of 135 million
+parameters answers in the retriever's order."""
 
 import asyncio
 from pathlib import Path
@@ -38,8 +35,6 @@ _QUESTIONS = (
 
 
 class Answers(NamedTuple):
-    """The answers to one question, and the tokens computed for its prompt."""
-
     question: str
     plain: str
     boosted: str
@@ -48,11 +43,7 @@ class Answers(NamedTuple):
 
 
 def ask_model(engine: EngineSettings, *, console: Console) -> list[Answers]:
-    """Ask the questions, each plain and boosted, with greedy decoding.
-
-    Raises:
-        ConfigError: the model cannot be found or loaded.
-    """
+    """Ask the questions, each plain and boosted, with greedy decoding."""
     if engine.model is not None:
         find_model(engine.model)
     turns = [

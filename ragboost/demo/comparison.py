@@ -22,9 +22,7 @@ _RATIOS = ("prefill_tokens", "hit_rate", "ttft_p50_ms", "ttft_p95_ms")
 
 
 def summarize(plain: Costs, boosted: Costs) -> dict[str, Any]:
-    """Return `sessions` (independent users), `conversations` and `all`, each plain, boosted and as
-    `ratio`, the improvement of boosted over plain.
-    """
+    """Return `sessions`, `conversations`, `all`: each plain, boosted and the improvement."""
     parts = {
         "sessions": (plain.sessions, boosted.sessions),
         "conversations": (plain.conversations, boosted.conversations),

@@ -1,7 +1,4 @@
-"""A corpus of real text on every machine: the documentation in Python's standard library.
-
-Knows source files. Does not know retrieval or prompts.
-"""
+"""A corpus of real text on every machine: the documentation in Python's standard library."""
 
 import ast
 import sysconfig
@@ -22,11 +19,8 @@ _CHUNK_CHARACTERS = (200, 1200)  # shorter docstrings are skipped, longer ones a
 
 
 def standard_library() -> list[Document]:
-    """Return the docstrings of the standard library's modules, classes and functions.
-
-    One document per docstring: the id is the dotted name, the text the docstring with the signature
-    above it, cut to 1,200 characters at a line end.
-    """
+    """Return a document per docstring of the standard library, with its dotted name as id and the
+    signature above it, cut to 1,200 characters at a line end."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents: dict[str, Document] = {}
     for name in MODULES:

@@ -1,7 +1,5 @@
-"""Send the demo's requests to a chat server, one after another, and record the cost of each.
-
-Knows the OpenAI API, over real HTTP and real streams. Does not know the server behind it.
-"""
+"""Send the demo's requests to a chat server, one after another, over real HTTP and streams, and
+record the cost of each."""
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
@@ -34,11 +32,9 @@ class Costs(NamedTuple):
 async def replay(
     workload: Workload, url: str, *, boosted: bool, max_tokens: int
 ) -> AsyncGenerator[Cost]:
-    """Send all sessions, then all conversations turn by turn, each turn with the whole history.
-
-    Plain requests carry the documents in the prompt, as applications without RAGBoost write them.
-    Yields the cost of each request; the next one is sent when its cost is requested.
-    """
+    """Send all sessions, then all conversations turn by turn with the whole history, and yield each
+    cost; the next request is sent when its cost is asked for. Plain requests carry the documents in
+    the prompt, as applications without RAGBoost write them."""
     with closing(Backend(BackendSettings(url=url))) as client:
         for turn in workload.sessions:
             yield await _chat(client, _body([], turn, boosted=boosted, max_tokens=max_tokens))

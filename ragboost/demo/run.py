@@ -1,7 +1,4 @@
-"""Run the demo: corpus, retrieval, embedded engines and proxies on loopback, two replays.
-
-Knows the order of the steps. Does not know how they work.
-"""
+"""Run the demo: corpus, retrieval, embedded engines and proxies on loopback, two replays."""
 
 import asyncio
 from collections.abc import Iterator
@@ -33,11 +30,8 @@ def run_demo(
     engine: EngineSettings | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Replay a workload through proxy and engine, plain and boosted.
-
-    Each has its own engine and proxy. Their requests alternate, so that other load on the machine
-    slows both alike. Returns the result of `summarize`, and under `workload` the arguments.
-    """
+    """Replay a workload through proxy and engine, plain and boosted, each with its own; requests
+    alternate, so that other load slows both alike. Return `summarize`'s result."""
     console = console or Console(stderr=True)
     documents = standard_library()
     console.print(f"corpus: {len(documents):,} documentation strings of Python's standard library")
@@ -66,7 +60,6 @@ def run_demo(
 
 @contextmanager
 def serve_demo(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
-    """Serve an engine and a proxy in front of it; yield the proxy's URL."""
     # Loads torch, which the command line must not.
     from ragboost.engine import create_engine_app, with_events
     from ragboost.proxy.app import create_app

@@ -1,7 +1,5 @@
-"""A workload of many users' questions about one documentation, in sessions and conversations.
-
-Deterministic for a seed. Knows retrieval through its protocol only.
-"""
+"""A workload of many users' questions about one documentation, in sessions and conversations,
+deterministic for a seed."""
 
 import random
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
-"""Build the built-in model: a small Llama with seeded random weights, and its tokenizer.
-
-Its answers are noise; its prefill, KV cache and timing are those of a real model. Nothing is
-downloaded. The tokenizer depends on the Python version only, the weights on seed and torch.
-"""
+"""Build the built-in model, a small Llama with seeded random weights, and its tokenizer. Its
+answers are noise; its prefill, KV cache and timing are those of a real model."""
 
 from pydoc_data import topics
 from typing import Any
@@ -66,10 +63,8 @@ def build_model(size: str, *, seed: int) -> Any:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on Python's own documentation (0.5 s).
-
-    It has about 3.4 characters per token on English technical prose, and decoding is lossless.
-    """
+    """Train a byte-level BPE tokenizer on Python's own documentation (0.5 s): about 3.4 characters
+    per token of English technical prose, decoded without loss."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

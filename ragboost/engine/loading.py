@@ -43,8 +43,6 @@ TUNED = "ragboost_dependency"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to serve."""
-
     name: str  # in the API
     runner: ModelRunner  # computes its forwards
     tokenizer: ChatTokenizer  # with its chat template
@@ -56,11 +54,7 @@ class LoadedModel:
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:
-    """Load `settings.model`, or build the built-in one.
-
-    Raises:
-        ConfigError: the directory holds no model, or one that cannot be served.
-    """
+    """Load `settings.model`, or build the built-in one. Raises `ConfigError`."""
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     if settings.model is None:
@@ -104,12 +98,7 @@ def make_engine(
     *,
     publish: Callable[[Sequence[Event]], None] | None = None,
 ) -> Engine:
-    """Return an engine with a prefix store for a loaded model; its thread is not started.
-
-    Raises:
-        ConfigError: the capacity is below one block, the reuse policy is unknown, or the chunk
-            directory cannot be used.
-    """
+    """Return an engine for a loaded model, whose thread is not started. Raises `ConfigError`."""
     if settings.capacity_tokens < settings.block_size:
         raise ConfigError(
             f"engine.capacity_tokens must be at least engine.block_size ({settings.block_size}), "
@@ -139,10 +128,7 @@ def make_engine(
 
 
 def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None, str | None]:
-    """Return the adapter for chunk reuse, or the reason why there is none.
-
-    Tests the model, so it must run while the model has its own attention.
-    """
+    """Return the adapter for chunk reuse, or why there is none. The model has its own attention."""
     if settings.reuse == "off":
         return None, "engine.reuse is off"
     try:
@@ -158,8 +144,7 @@ def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None,
 def _graph_attention(
     model: Any, settings: EngineSettings, adapter: ModelAdapter | None, refusal: str | None
 ) -> tuple[GraphAttention, str | None, DepCache | None]:
-    """Decide how graphs are attended to; return it, the reason why not by dependency attention,
-    and what computes it."""
+    """Return how graphs are attended to, why not by dependency attention, and what computes it."""
     config = model.config.get_text_config()
     tuned, requested = getattr(config, TUNED, None), settings.graph_attention
     mode: GraphAttention = "dependency" if requested == "auto" else requested
@@ -208,11 +193,7 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
 
 
 def reuse_options(settings: EngineSettings) -> ReuseOptions:
-    """Return policy and ratio of requests that do not give them.
-
-    Raises:
-        ConfigError: the calibration cannot be read, or another setting says otherwise.
-    """
+    """Return policy and ratio of requests that do not give them."""
     if settings.reuse_calibration is None:
         return ReuseOptions(settings.reuse_policy, settings.reuse_ratio)
     if beside := sorted({"reuse_policy", "reuse_ratio"} & settings.model_fields_set):
@@ -224,8 +205,7 @@ def reuse_options(settings: EngineSettings) -> ReuseOptions:
 
 
 def served_policies(reuse: ChunkReuse) -> list[str]:
-    """Return the policies that requests may name: those that need measurements only with prepared
-    chunks, which have them."""
+    """Return the policies that requests may name: measured ones only with prepared chunks."""
     has_measures = bool(reuse.library.recipes)
     return [name for name in POLICIES if has_measures or name not in MEASURED]
 

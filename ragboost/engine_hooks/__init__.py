@@ -1,5 +1,4 @@
 """Code that runs inside an engine's process: cache events, and the plug-ins that report them.
 
-Needs msgspec only, so that it installs beside an engine with `--no-deps`. Knows blocks, tokens and
-request ids. Does not know documents, HTTP routes or the context index.
+Needs msgspec only, so that it installs beside an engine with `--no-deps`.
 """

@@ -1,7 +1,4 @@
-"""Report an engine's cache events to the proxy over HTTP, without ever blocking the engine.
-
-Knows HTTP and the proxy's address. Does not know the engine or what an event means.
-"""
+"""Report an engine's cache events to the proxy over HTTP, without ever blocking the engine."""
 
 import http.client
 import itertools
@@ -37,9 +34,8 @@ _BYTES_PER_REPORT = 1024 * 1024
 class Reporter:
     """Number event batches, keep the latest for replays, and post them from a background thread.
 
-    `put` only appends to a queue: it takes no lock, opens no socket and encodes nothing, so a proxy
-    that hangs or is down costs the engine nothing. A batch dropped because the queue is full leaves
-    a gap in the sequence numbers. `key` is the proxy's `engine_hooks.report_key`, if it needs one.
+    `put` only appends to a queue, so a proxy that hangs or is down costs the engine nothing. A
+    batch dropped because the queue is full leaves a gap in the sequence numbers.
     """
 
     def __init__(
@@ -82,7 +78,6 @@ class Reporter:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Stop the thread and drop unsent batches."""
         self._stopping.set()
         self._thread.join()
 
@@ -131,7 +126,6 @@ class Reporter:
                 replay_from = batches[-1][0] + 1
 
     def _from(self, number: int) -> list[tuple[int, bytes]]:
-        """Return the kept batches from a number on, as many as fit into one report."""
         found: list[tuple[int, bytes]] = []
         size = 0
         start = bisect_left(self._kept, number, key=lambda kept: kept[0])
@@ -185,11 +179,9 @@ def _error_message(body: bytes) -> str:
 
 
 def make_reporter(rank: int, *, url: str | None = None) -> Reporter | None:
-    """Make the reporter configured in the environment; return None if there is no URL.
+    """Make the reporter configured in the environment; None if there is no URL of a proxy.
 
-    `RAGBOOST_ENGINE_HOOKS__REPORT_URL` is the proxy's base URL (unless `url` is given),
-    `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM` the replica's name (the host name by default), and
-    `RAGBOOST_ENGINE_HOOKS__REPORT_KEY` the key that has this name in the proxy's settings, too.
+    The stream is `RAGBOOST_ENGINE_HOOKS__REPORT_STREAM`, by default the host name, and the rank.
     """
     url = url or os.environ.get(URL_VARIABLE)
     if not url:

@@ -1,7 +1,4 @@
-"""The wire format of the plug-in's reports, msgpack both ways.
-
-`POST /v1/index/events` carries a report; its response carries a reply. Knows no web framework.
-"""
+"""The wire format of `POST /v1/index/events`, the plug-in's reports: msgpack both ways."""
 
 from typing import Annotated
 

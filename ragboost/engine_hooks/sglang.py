@@ -1,8 +1,6 @@
-"""The SGLang plug-in (`sglang.srt.plugins`): a publisher of cache events named `ragboost`.
-
-Enabled with `--kv-events-config '{"publisher": "ragboost"}'`. Its `endpoint` is the proxy's URL;
-without one the environment names it, see `make_reporter`.
-"""
+"""The SGLang plug-in (`sglang.srt.plugins`): a publisher of cache events named `ragboost`, enabled
+with `--kv-events-config '{"publisher": "ragboost"}'`. Its `endpoint` is the proxy's URL; without
+one the environment names it, see `make_reporter`."""
 
 import logging
 from typing import Any
@@ -13,7 +11,6 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Register the publisher with SGLang's factory; called by SGLang in each process."""
     try:
         from sglang.srt.disaggregation.kv_events import EventPublisher, EventPublisherFactory
     except ImportError as error:
@@ -21,8 +18,6 @@ def register() -> None:
         return
 
     class RagBoostPublisher(EventPublisher):  # type: ignore[misc]
-        """Pass each batch to a reporter."""
-
         def __init__(self, attn_dp_rank: int = 0, endpoint: str = "", **_: Any) -> None:
             url = endpoint if endpoint.startswith(("http://", "https://")) else None
             self.reporter = make_reporter(attn_dp_rank, url=url)

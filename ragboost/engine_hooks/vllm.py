@@ -1,7 +1,4 @@
-"""The vLLM plug-in (`vllm.general_plugins`): report cache events over HTTP.
-
-Does nothing unless the environment names the proxy, see `make_reporter`.
-"""
+"""The vLLM plug-in (`vllm.general_plugins`): report cache events, if a proxy is named."""
 
 import logging
 import os

@@ -1,8 +1,5 @@
-"""Keep answers in a file and ask for those that are missing.
-
-An answer is found by the content of its request, so that a run goes on where it stopped, a changed
-arm is asked again, and equal prompts of several arms are asked once. Knows no scores.
-"""
+"""Keep answers in a file and ask for those that are missing. An answer is found by the content of
+its request, so that a run goes on where it stopped and equal prompts are asked once."""
 
 import hashlib
 import json
@@ -26,7 +23,6 @@ _MAX_FAILURES_IN_A_ROW = 20
 
 
 def answer_key(payload: Mapping[str, Any]) -> str:
-    """Return the name of a request's answer: a hash of model, messages and parameters."""
     text = json.dumps(payload, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -59,7 +55,6 @@ class AnswerFile:
         return self._answers[key]
 
     def add(self, key: str, answer: ModelAnswer) -> None:
-        """Keep an answer; it is on its way to the disk when this returns."""
         self._answers[key] = answer
         row = {"key": key, **answer._asdict()}
         try:
@@ -86,11 +81,9 @@ def ask_all(
     concurrency: int,
     on_answer: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, str]:
-    """Ask for all answers that are missing, and return the error of each that failed, by key.
-
-    Stops and closes the endpoint. Raises BackendError if the first request failed, twenty in a row
-    did, or the endpoint refuses all.
-    """
+    """Ask for all answers that are missing, and return the error of each that failed, by key. Stops
+    and closes the endpoint. Raises `BackendError` if the first request failed, twenty in a row did,
+    or the endpoint refuses all."""
     missing = {key: messages for key, messages in wanted.items() if key not in answers}
     if not missing:
         return {}
@@ -130,10 +123,8 @@ def _ended_requests(
     *,
     concurrency: int,
 ) -> Iterator[tuple[str, Future[ModelAnswer]]]:
-    """Ask, and yield each request with its key when it has ended.
-
-    The first one is alone: its answer shows that the endpoint, key and model are right.
-    """
+    """Ask, and yield each request with its key when it has ended. The first one is alone: its
+    answer shows that the endpoint, key and model are right."""
     running: dict[Future[ModelAnswer], str] = {}
     queue = iter(missing.items())
     limit = 1

@@ -1,7 +1,4 @@
-"""The arms of an evaluation: settings of the product, and what is done to its contexts.
-
-Does not know questions or endpoints.
-"""
+"""The arms of an evaluation: settings of the product, and what is done to its contexts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""Bootstrap intervals of a mean, and of the difference between two paired arms.
-
-Knows numbers. Does not know what was measured.
-"""
+"""Bootstrap intervals of a mean, and of the difference between two paired arms."""
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -21,8 +18,6 @@ class PairedDifference(NamedTuple):
 
 
 class MeanInterval(NamedTuple):
-    """The interval of a mean at 95 %."""
-
     low: float
     high: float
     num_groups: int  # independent groups
@@ -31,8 +26,8 @@ class MeanInterval(NamedTuple):
 def mean_interval(
     values: Sequence[float] | np.ndarray, *, groups: Sequence[Hashable], seed: int = 0
 ) -> MeanInterval:
-    """Return the percentile bootstrap interval of the mean of values, at least one. Whole groups
-    are drawn, since the turns of a conversation are not independent."""
+    """Return the percentile bootstrap interval of a mean. Whole groups are drawn, since the turns
+    of a conversation are not independent."""
     numbers: dict[Hashable, int] = {}
     group = np.array([numbers.setdefault(name, len(numbers)) for name in groups])
     sums, sizes = np.bincount(group, np.asarray(values)), np.bincount(group).astype(float)
@@ -51,12 +46,9 @@ def mean_interval(
 def paired_difference(
     baseline: Sequence[float], other: Sequence[float], *, groups: Sequence[Hashable], seed: int = 0
 ) -> PairedDifference:
-    """Return the mean of `other - baseline` with a percentile bootstrap interval.
-
-    Scores are 0 to 1. If no question differs in one direction, resampling cannot show that any
-    would: the interval is then wider there by the largest share that zero events among the groups
-    allow (the rule of three, exactly).
-    """
+    """Return the mean of `other - baseline`, of scores 0 to 1, with a percentile bootstrap
+    interval. If no question differs in one direction, it is wider there by the largest share that
+    zero events among the groups allow (the rule of three, exactly)."""
     difference = np.asarray(other, dtype=float) - np.asarray(baseline, dtype=float)
     if not len(difference):
         return PairedDifference(0.0, -1.0, 1.0, 0)

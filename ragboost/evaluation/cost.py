@@ -1,7 +1,4 @@
-"""Estimate what asking will cost, before the first request.
-
-Knows tokens and prices per million. Does not know providers.
-"""
+"""Estimate what asking will cost, before the first request."""
 
 from dataclasses import dataclass
 
@@ -23,7 +20,7 @@ class CostEstimate:
 
     @property
     def money(self) -> float | None:
-        """The most that the answers cost; without the judge. None: no prices."""
+        """The most that the answers cost, without the judge."""
         if self.price_in is None and self.price_out is None:
             return None
         tokens_in = self.prompt_tokens * (self.price_in or 0.0)

@@ -1,7 +1,4 @@
-"""Ask an OpenAI-compatible endpoint: one chat completion at a time per connection, with retries.
-
-Knows HTTP, `usage` and rate limits. Does not know questions or scores.
-"""
+"""Ask an OpenAI-compatible endpoint: one chat completion at a time per connection, with retries."""
 
 import http.client
 import json
@@ -49,13 +46,8 @@ class RefusedEndpointError(BackendStatusError):
 
 
 class ChatEndpoint:
-    """An endpoint and a model; thread-safe.
-
-    Args:
-        url: with or without `/v1` and `/chat/completions`.
-        api_key: sent as a bearer token; empty: none.
-        body: further fields of the request; null removes a field.
-    """
+    """An endpoint, with or without `/v1` and `/chat/completions`, and a model; thread-safe. A null
+    in `body` removes a field."""
 
     def __init__(
         self,
@@ -91,16 +83,13 @@ class ChatEndpoint:
         self._not_before = 0.0  # a rate limit holds for all threads
 
     def payload(self, messages: Messages) -> dict[str, Any]:
-        """Return the body of a request, which is what its answer depends on."""
         fields = {name: value for name, value in self._fields.items() if value is not None}
         return {**fields, "messages": [{"role": r, "content": text} for r, text in messages]}
 
     def stop(self) -> None:
-        """End all waits; requests that are waiting fail."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Close all connections; nobody may be asking."""
         while self._idle:
             self._idle.pop().close()
 
@@ -130,7 +119,6 @@ class ChatEndpoint:
         raise error
 
     def probe(self) -> None:
-        """Connect once."""
         try:
             with closing(self._connect()) as connection:
                 connection.connect()

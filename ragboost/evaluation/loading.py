@@ -1,10 +1,8 @@
-"""Read a file of questions in RAGBoost's own format, that of `ragboost batch`, with right answers.
+"""Read questions with right answers, in the format of `ragboost batch`:
 
-    {"question": "...", "documents": [{"id": "7", "text": "..."}], "answers": ["..."]}
+{"question": "...", "documents": [{"id": "7", "text": "..."}], "answers": ["..."]}
 
-`doc_ids` instead of `documents` refer to a corpus; `conversation_id` makes turns of a conversation.
-Malformed records are skipped and counted. Does not know settings or endpoints.
-"""
+`doc_ids` refer to a corpus; `conversation_id` makes turns. Malformed records are skipped."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from ragboost.errors import RequestError
 from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.jsonl import Line, decode, read_lines
-from ragboost.types import Document, RecordedRequest, as_document, as_documents
+from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.types import Document, as_document, as_documents
 
 MAX_SHOWN = 3
 _EXPECTED = (
@@ -38,10 +37,7 @@ class LoadedQuestions(NamedTuple):
 def load_questions(
     path: Path, *, corpus: Path | None = None, limit: int | None = None
 ) -> LoadedQuestions:
-    """Read the questions of a file: JSON Lines, also gzipped, or JSON.
-
-    `corpus` holds the documents that `doc_ids` refer to.
-    """
+    """Read a file: JSON Lines, also gzipped, or JSON, with the `corpus` of its `doc_ids`."""
     by_id = {} if corpus is None else {d.id: d for d in read_corpus(read_records(corpus))}
     parsed, problems = parse_records(read_records(path), lambda row: [_question(row, by_id)])
     if not parsed:

@@ -1,9 +1,6 @@
-"""Render the prompts of an arm with the product's own Booster.
-
-One Booster sees all questions of an arm in file order, as in production, so that each is ordered
-for what earlier ones have left in the cache. Earlier turns carry the right answer as the
-assistant's message, so that the prompts of a turn do not depend on the model. Asks nobody.
-"""
+"""Render the prompts of an arm with the product's own Booster, which sees all its questions in file
+order, as in production. Earlier turns carry the right answer as the assistant's message, so that
+prompts do not depend on the model."""
 
 from collections import defaultdict
 from dataclasses import dataclass, replace

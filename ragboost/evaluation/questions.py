@@ -1,7 +1,4 @@
-"""Questions with documents and right answers, as an evaluation asks them.
-
-Knows documents. Does not know files, settings or endpoints.
-"""
+"""Questions with documents and right answers, as an evaluation asks them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

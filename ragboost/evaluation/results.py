@@ -1,7 +1,4 @@
-"""Compare the arms by their scores, and say in one sentence what boosting costs.
-
-Knows scores. Does not know files, endpoints or terminals.
-"""
+"""Compare the arms by their scores, and say in one sentence what boosting costs."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +39,6 @@ class OrderEvaluation:
         }
 
     def conclusion(self) -> str:
-        """Return what boosting with the user's settings costs, as one sentence."""
         results = {result.arm.name: result for result in self.arms}
         if not self.num_compared:
             return "No question was answered in every arm: nothing can be said."
@@ -95,13 +91,8 @@ def compare(
     metric: str,
     seed: int = 0,
 ) -> OrderEvaluation:
-    """Compare arms on the questions that all of them have answered.
-
-    Args:
-        scores: by arm; a question without an answer is missing.
-        groups: the conversation of each question, or itself; all questions in file order.
-        facts: by arm: changed questions, prompt tokens, predicted hit rate.
-    """
+    """Compare arms on the questions that all have answered, by arm, question and metric. `groups`:
+    the conversation of each, or itself; `facts`: changed questions, prompt tokens, hit rate."""
     common = [name for name in groups if all(name in scores[arm.name] for arm in arms)]
     members = [groups[name] for name in common]
     base = scores[arms[0].name]

@@ -1,7 +1,4 @@
-"""Run an evaluation: render the arms, ask for the answers, have them judged, compare.
-
-Knows the steps. Does not know terminals.
-"""
+"""Run an evaluation: render the arms, ask for the answers, have them judged, compare."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -109,7 +106,6 @@ class OrderRun:
             )
 
     def result(self, *, metric: str) -> OrderEvaluation:
-        """Compare the arms by the answers so far."""
         metrics = [*METRICS, *([JUDGE] if self._judge is not None else [])]
         base = [one.key for one in self._asked[self._arms[0].name]]
         facts, scores = {}, {}

@@ -1,7 +1,5 @@
-"""Replay a trace against a chat server: each request when it arrived, time scaled.
-
-An open loop: requests do not wait for the responses of others, up to a bound on those that run.
-"""
+"""Replay a trace against a chat server: an open loop, in which each request is sent when it
+arrived, time scaled, up to a bound on those that run."""
 
 import asyncio
 import statistics
@@ -61,14 +59,8 @@ class ReplayResult(NamedTuple):
 
 
 class TraceReplay:
-    """Sends the requests of a trace to one server.
-
-    Args:
-        speed: seconds of the trace per second.
-        concurrency: most requests that run at a time.
-        max_tokens: longest answer; shorter where the trace says so.
-        body: further fields of each request; null removes a field.
-    """
+    """Sends the requests of a trace to one server, `speed` seconds of it per second. Answers are at
+    most `max_tokens`, shorter where the trace says so; a null in `body` removes a field."""
 
     def __init__(
         self,
@@ -106,11 +98,7 @@ class TraceReplay:
     async def run(
         self, requests: Sequence[TraceRequest], *, on_done: Callable[[int], None] = lambda _: None
     ) -> ReplayResult:
-        """Replay requests in order of arrival.
-
-        Raises:
-            BackendError: all failed; the message is the first one's.
-        """
+        """Replay requests in order of arrival. Raises `BackendError`, the first, if all failed."""
         results: list[ReplayedRequest] = []
         started = time.perf_counter()
         with closing(Backend(self._settings)) as client:

@@ -1,8 +1,5 @@
-"""Read traces of requests without texts: RAGPulse, Mooncake's, and logs of `proxy.record`.
-
-A part of a prompt is an id and a length in tokens; equal ids are equal texts. Knows files. Does not
-know servers.
-"""
+"""Read traces of requests without texts: RAGPulse, Mooncake's, and logs of `proxy.record`. A part
+of a prompt is an id and a length in tokens; equal ids are equal texts."""
 
 import json
 import random
@@ -15,7 +12,7 @@ from typing import Any, NamedTuple
 from ragboost.bounded_map import BoundedMap
 from ragboost.errors import RequestError
 from ragboost.jsonl import decode, read_lines
-from ragboost.types import RecordedRequest
+from ragboost.rewriting.recorded_request import RecordedRequest
 
 _MAX_LINE_BYTES = 4 * 1024 * 1024
 _MAX_TOKENS = 2_000_000  # of one prompt
@@ -65,11 +62,8 @@ class TraceRequest:
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
-    """Read the first requests of a trace, also gzipped; RAGPulse's may be its folder.
-
-    Raises:
-        RequestError: the file cannot be read, or has a line of no known kind; it names the line.
-    """
+    """Read the first requests of a trace, also gzipped; RAGPulse's may be its folder. Raises
+    `RequestError`, which names the line."""
     path = _trace_file(path)
     requests = list(islice(_requests(path), limit))
     if not requests:
@@ -172,11 +166,7 @@ def _length(value: Any) -> int:
 
 
 class TraceTexts:
-    """The texts of a trace's parts: words at random, the same whenever a part returns.
-
-    Args:
-        scale: words for each token of the trace.
-    """
+    """The texts of a trace's parts: random words, the same whenever a part returns."""
 
     def __init__(self, *, scale: float = 1.0) -> None:
         self._scale = scale

@@ -1,9 +1,5 @@
-"""Dependency attention: each row attends to the tokens it depends on, tile by tile.
-
-A tile is a range of rows that are adjacent in a tree. Its keys are the rows themselves and
-everything that any of them sees, gathered, so that other branches cost nothing. Exact for all
-inputs of the dense backend.
-"""
+"""Dependency attention, tile by tile: rows adjacent in a tree over all that any of them sees,
+gathered, so that other branches cost nothing. Exact for all inputs of the dense backend."""
 
 from typing import NamedTuple
 
@@ -23,8 +19,6 @@ LONGEST_CHAIN = 4096
 
 
 class _Piece(NamedTuple):
-    """Rows [begin, end) of the pass, and the slots that they see."""
-
     begin: int
     end: int
     sees: tuple[Interval, ...]
@@ -35,8 +29,6 @@ class _Piece(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Rows [begin, end) of the pass, slots of their keys, and the mask, (rows, keys)."""
-
     begin: int
     end: int
     keys: torch.Tensor
@@ -44,8 +36,6 @@ class _Tile(NamedTuple):
 
 
 class TreeAttention:
-    """The attention backend of one prompt, whose layout is on the model's device."""
-
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
@@ -66,7 +56,6 @@ class TreeAttention:
         return out
 
     def _tiles(self, inputs: AttentionInputs) -> list[_Tile]:
-        """Return the tiles, cached for all layers with the same window."""
         memo = ("tree", inputs.window)
         if memo not in inputs.memo:
             pieces = _merged_pieces(self._layout, inputs.positions.tolist())
@@ -88,7 +77,6 @@ class TreeAttention:
 
 
 def _merged_pieces(layout: Layout, slots: list[int]) -> list[_Piece]:
-    """Merge adjacent pieces while the extra pairs cost less than another call."""
     tiles: list[_Piece] = []
     for piece in _pieces(layout, slots):
         if tiles:
@@ -103,7 +91,6 @@ def _merged_pieces(layout: Layout, slots: list[int]) -> list[_Piece]:
 
 
 def _pieces(layout: Layout, slots: list[int]) -> list[_Piece]:
-    """Split ascending rows at the borders of runs, and long runs into tiles."""
     pieces, begin = [], 0
     for run in layout.runs:
         while begin < len(slots) and slots[begin] < run.stop:

@@ -1,7 +1,5 @@
-"""Write conversations with relation paths in token ids, for dependency attention or as text.
-
-Knows messages and paths. Does not know how a tokenizer or a chat template works, or HTTP.
-"""
+"""Write conversations with relation paths in token ids, for dependency attention or as text. Does
+not know how a tokenizer or a chat template works, or HTTP."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -22,8 +20,6 @@ GraphAttention = Literal["dependency", "subgraphs", "self"]
 
 
 class ChatEncoder(Protocol):
-    """The model's tokenizer and chat template."""
-
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
     def render_chat(
@@ -33,8 +29,6 @@ class ChatEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphPrompt:
-    """A prompt for dependency attention."""
-
     layout: Layout  # its last token is at its slot
     recompute_ratio: float  # share of the paths' tokens to recompute with full attention
 
@@ -58,11 +52,7 @@ class GraphPrompts:
         self, request: GraphRequest, messages: Messages, *, template_kwargs: Mapping[str, Any]
     ) -> GraphPrompt | list[int]:
         """Return the prompt of a conversation with a graph; as token ids for ordinary attention.
-
-        Raises:
-            RequestError: the request asks for an attention that this engine does not have, there
-                is no user message, or the chat template omits the paths.
-        """
+        Raises `RequestError`, also for an attention that this engine does not have."""
         if request.attention not in ("auto", "self", self.attention):
             reason = self.reason or "engine.graph_attention is dependency"
             raise RequestError(
@@ -88,8 +78,6 @@ class GraphPrompts:
 
 
 class PromptWriter:
-    """Writes conversations with relation paths as parts of token ids."""
-
     def __init__(self, tokenizer: ChatEncoder) -> None:
         self._tokenizer = tokenizer
         self._segment_ids = lru_cache(_CACHED_SEGMENTS)(self._encode)
@@ -102,15 +90,9 @@ class PromptWriter:
         is_tree: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> DepPrompt:
-        """Return the text before the paths, the paths, and the text after them.
-
-        The paths precede the first user message, after the same text for every question. In a tree,
-        paths that begin alike share tokens; else they are written out, and those of one root form a
-        subgraph that does not attend to the others.
-
-        Raises:
-            RequestError: there is no user message, or the template omits the paths.
-        """
+        """Return the text before the paths, the paths, and the text after them, in front of the
+        first user message. In a tree, paths that begin alike share tokens; else they are written
+        out, and those of one root form a subgraph that does not attend to the others."""
         before, after = self._around(messages, template_kwargs, ends_line=not is_tree)
         if is_tree:
             tokens = [
@@ -150,7 +132,6 @@ class PromptWriter:
 
 
 def with_facts(messages: Messages, facts: str) -> list[dict[str, Any]]:
-    """Return the messages with facts in front of the first user message."""
     copies = [dict(message) for message in messages]
     first = next((message for message in copies if message["role"] == "user"), None)
     if first is None:

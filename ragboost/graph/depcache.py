@@ -1,8 +1,5 @@
 """Compute the KV of prompts with dependency attention, reusing subgraphs of earlier prompts
-(DepCache algorithm 2).
-
-Knows token ids, a model and the tree cache. Does not know texts, graphs or HTTP.
-"""
+(DepCache algorithm 2). Does not know texts or graphs."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +32,7 @@ from ragboost.graph.tree_cache import TreeCache, TreePlaces, TreeRequest
 
 @dataclass(frozen=True, slots=True)
 class DepKV:
-    """A prompt that is ready for decoding: the next token has slot `len(layout)` and position
+    """A prompt that is ready for decoding at slot `len(layout)`, position
     `layout.next_position`."""
 
     cache: RequestCache  # by slot of the layout, owned by the request
@@ -46,20 +43,13 @@ class DepKV:
 
     @property
     def num_reused(self) -> int:
-        """Tokens whose KV was stored."""
         return len(self.layout) - len(self.computed)
 
 
 class DepCache:
-    """Dependency attention on one model. Safe to use from several threads.
-
-    Args:
-        capacity_tokens: capacity for trees and the texts before them; 0: store nothing.
-        host_tokens: further capacity in host memory, for nodes that do not fit (section 4.2.2).
-        positions: see `layout.Positions`. With `depth`, reused KV equals computed KV.
-        reencode: False reuses keys without rotating them to their new positions, the paper's
-            ablation.
-    """
+    """Dependency attention on one model, safe to use from several threads. With the positions
+    `depth`, reused KV equals computed KV. Without `reencode` keys are not rotated, the paper's
+    ablation. Capacities are tokens, on the device (0: none) and in host memory (section 4.2.2)."""
 
     def __init__(
         self,
@@ -98,7 +88,6 @@ class DepCache:
         policy: str = DEFAULT_POLICY,
         salt: str = "",
     ) -> DepKV:
-        """Return the KV of a prompt at once, see `steps`."""
         return at_once(
             self.steps(prompt, recompute_ratio=recompute_ratio, policy=policy, salt=salt)
         )
@@ -113,14 +102,9 @@ class DepCache:
         into: RequestCache | None = None,
         pace: Pace | None = None,
     ) -> Steps[DepKV]:
-        """Compute the missing KV of a prompt and store it. No lock is held between steps.
-
-        Args:
-            recompute_ratio: share of the trees' tokens to recompute with ordinary attention, for
-                models that were not tuned for dependency attention; not stored.
-            salt: KV is shared between prompts with the same salt.
-            into: cache to fill, with a slot for each token and finite values; None: a new one.
-        """
+        """Compute the missing KV of a prompt and store it; no lock is held between steps. A ratio
+        recomputes a share of the trees' tokens with ordinary attention, for models that were not
+        tuned; that is not stored. `into` needs a slot for each token and finite values."""
         pace = pace or Pace()
         layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
         cache = self.adapter.empty_cache(len(layout)) if into is None else into
@@ -138,11 +122,8 @@ class DepCache:
         return DepKV(cache, logits, layout, missing, num_recomputed)
 
     def compute_batch(self, prompts: Sequence[DepPrompt], *, salt: str = "") -> list[DepKV]:
-        """Return the KV of several prompts, computing shared parts once.
-
-        The trees of prompts with the same first part are computed in one pass if they fit into the
-        cache, then the task of each prompt.
-        """
+        """Return the KV of several prompts; the trees behind the same first part are computed in
+        one pass if they fit into the cache."""
         paths_by_system: dict[TokenPath, list[TokenPath]] = {}
         for prompt in prompts:
             match prompt.nodes:
@@ -156,8 +137,8 @@ class DepCache:
     def precompute(
         self, system: Sequence[int], paths: Sequence[Sequence[int]], *, salt: str = ""
     ) -> int:
-        """Compute and store missing relation paths after a system text, in one pass, and return the
-        number of computed tokens. Does nothing if the paths do not fit into the cache together."""
+        """Store missing relation paths after a system text, in one pass, if they fit into the cache
+        together; return the number of computed tokens."""
         layout = self.layout(DepPrompt.of(system, paths, (0,)))
         if self.tree is None or layout.task > self.tree.num_rows:
             return 0
@@ -171,8 +152,7 @@ class DepCache:
     def generate_with_depkv(
         self, kv: DepKV, *, max_tokens: int, stop_ids: frozenset[int] = frozenset()
     ) -> list[int]:
-        """Decode an answer greedily, up to a stop token, which is not part of it. The KV is not
-        modified."""
+        """Decode an answer greedily, up to a stop token, which is not part of it, from a copy."""
         if max_tokens < 1:
             raise ChunkCacheError(f"max_tokens must be at least 1, got {max_tokens}")
         return self.adapter.decode(
@@ -187,7 +167,6 @@ class DepCache:
         return TreeRequest((salt, self.adapter.regime(len(layout))), layout)
 
     def _load(self, layout: Layout, cache: RequestCache, salt: str) -> torch.Tensor:
-        """Load stored KV and return the missing slots, ascending."""
         missing = torch.ones(len(layout), dtype=torch.bool)
         if self.tree is not None and self._pool is not None:
             with self._lock:

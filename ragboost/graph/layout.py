@@ -1,9 +1,5 @@
 """A prompt as parts that depend on each other (DepCache section 5), and its layout as one sequence:
-tokens, positions and visibility (algorithm 1).
-
-Knows token ids. Does not know models or stored KV. The mask is never in memory as a whole: it is a
-predicate on slots, and a list of runs with the intervals of slots that each sees.
-"""
+tokens, positions and visibility (algorithm 1). The mask is never in memory as a whole."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +19,6 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LinearNode:
-    """A part whose tokens follow one another."""
-
     name: str
     tokens: TokenPath
     depends_on: tuple[str, ...] = ()  # parts that its tokens see, along with what those depend on
@@ -32,12 +26,8 @@ class LinearNode:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A part made of relation paths, from the root entity on. A token sees the tokens before it on
-    its own paths: paths share the tokens of a common prefix, and branches are independent.
-
-    Every segment (an entity, a relation) must be tokenised separately, so that equal prefixes have
-    equal ids.
-    """
+    """A part made of relation paths from the root entity on, which share the tokens of a common
+    prefix. Every segment (an entity, a relation) must be tokenised separately."""
 
     name: str
     paths: tuple[TokenPath, ...]
@@ -46,12 +36,8 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class DepPrompt:
-    """Parts in an order in which each depends only on earlier ones. The last part is linear and has
-    at least one token; it is always computed, for the logits of its last token.
-
-    Raises:
-        RequestError: the parts do not satisfy this.
-    """
+    """Parts, each of which depends on earlier ones; the last is linear and not empty, and always
+    computed, for its logits. Raises `RequestError` otherwise."""
 
     nodes: tuple[LinearNode | TreeNode, ...]
 
@@ -99,8 +85,6 @@ class DepPrompt:
 
 
 class Run(NamedTuple):
-    """Consecutive tokens without a branch, in the slots [start, stop)."""
-
     start: int
     stop: int
     parent: int  # index of the run it continues; -1 for none
@@ -110,8 +94,6 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A prompt as a sequence: parts in order, trees in pre-order."""
-
     tokens: list[int]
     positions: torch.Tensor  # for RoPE, (tokens,)
     runs: list[Run]  # in the order of their slots
@@ -130,7 +112,6 @@ class Layout:
 
     @cached_property
     def is_chain(self) -> bool:
-        """True if every token sees all tokens before it, as in ordinary attention."""
         return all(run.sees == (((0, run.start),) if run.start else ()) for run in self.runs)
 
     @property
@@ -146,7 +127,6 @@ class Layout:
         )
 
     def dense_mask(self) -> torch.Tensor:
-        """Return the whole mask, (tokens, tokens) bool, for training and tests."""
         slots = torch.arange(len(self), device=self.node.device)
         return self.sees(slots[:, None], slots[None, :])
 
@@ -155,12 +135,8 @@ class Layout:
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def with_last_in_place(self) -> "Layout":
-        """Return the layout with all positions shifted so that the last token's position is its
-        slot.
-
-        Attention depends on distances only, so results do not change, and decoding can take slots
-        for positions.
-        """
+        """Return the layout with the last token's position at its slot. Attention depends on
+        distances only, so results do not change, and decoding can take slots for positions."""
         return replace(self, positions=self.positions + (len(self) - self.next_position))
 
 
@@ -222,8 +198,7 @@ class _LayoutBuilder:
         return [self._names[other] for other in row.nonzero().flatten().tolist()]
 
     def _parent_run(self, names: list[str]) -> int | None:
-        """Return the last run of the path that a part which sees these parts continues, -1 for the
-        root; None if they do not form a path."""
+        """Return the last run of the path that these parts form, -1 for the root; None: of none."""
         path: set[str] = set()
         for name in names:  # in order: each must see all before it
             if name not in self._last_run or not path.issubset(self._reach(name)):
@@ -232,7 +207,6 @@ class _LayoutBuilder:
         return self._last_run[names[-1]] if names else -1
 
     def _add_runs(self, node: LinearNode | TreeNode, root: Run, *, position: int) -> None:
-        """Append a part's runs. `root` has the parent and the visibility of its first run."""
         paths = node.paths if isinstance(node, TreeNode) else (node.tokens,)
         # Branches still to lay out, the next one last: paths with the same first token, the number
         # of their tokens already laid out, the run before, and what it sees.
@@ -250,13 +224,11 @@ class _LayoutBuilder:
 
 
 def _repeated(values: Iterable[int], intervals: Iterable[Interval]) -> torch.Tensor:
-    """Return each value once per slot of its interval, (tokens,)."""
     sizes = torch.tensor([stop - start for start, stop in intervals])
     return torch.tensor(list(values)).repeat_interleave(sizes)
 
 
 def _groups(paths: Sequence[TokenPath], done: int) -> list[list[TokenPath]]:
-    """Group paths by the token at `done`, in order of first appearance, without ended paths."""
     groups: dict[int, list[TokenPath]] = {}
     for path in paths:
         if len(path) > done:
@@ -265,7 +237,6 @@ def _groups(paths: Sequence[TokenPath], done: int) -> list[list[TokenPath]]:
 
 
 def _common(group: Sequence[TokenPath], done: int) -> int:
-    """Return the length of the common prefix of all paths, which is at least `done`."""
     low, high = min(group), max(group)
     limit = min(len(low), len(high))
     while done < limit and low[done] == high[done]:
@@ -274,7 +245,6 @@ def _common(group: Sequence[TokenPath], done: int) -> int:
 
 
 def merged(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
-    """Return the union as ascending disjoint intervals."""
     union: list[Interval] = []
     for start, stop in sorted(intervals):
         if start == stop:

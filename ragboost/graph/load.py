@@ -1,8 +1,5 @@
-"""Read triplets from JSONL and CSV files, and from LangChain's graph documents.
-
-Knows files and shapes. Does not know the store. LangChain is not imported: any object that has
-`relationships` with `source.id`, `type` and `target.id` is accepted.
-"""
+"""Read triplets from JSONL and CSV files, and from LangChain's graph documents or any object that
+has `relationships` with `source.id`, `type` and `target.id`."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -21,15 +18,9 @@ _NAMES = (
 
 
 def read_triplets(path: Path | str) -> Iterator[Triplet]:
-    """Yield the triplets of a file.
-
-    A line of `.jsonl` is `[head, relation, tail]` or an object with these keys, or with the keys
-    `subject, predicate, object` or `source, type, target`. A `.csv` or `.tsv` has three columns; a
-    first line that contains their names, in any order and among others, is a header.
-
-    Raises:
-        RequestError: the file cannot be read or has another type, or a line is no triplet.
-    """
+    """Yield the triplets of a file: lines of `.jsonl` are `[head, relation, tail]` or objects with
+    these keys, or `subject, predicate, object` or `source, type, target`; `.csv` and `.tsv` have
+    three columns, or a header with these names. Raises `RequestError`, which names the line."""
     path = Path(path)
     readers = {".jsonl": _jsonl, ".csv": _table, ".tsv": _table}
     if path.suffix not in readers:
@@ -44,7 +35,6 @@ def read_triplets(path: Path | str) -> Iterator[Triplet]:
 
 
 def triplets_from_langchain(documents: Iterable[Any]) -> Iterator[Triplet]:
-    """Yield the triplets of LangChain `GraphDocument`s, or of dicts of their shape."""
     for i, document in enumerate(documents):
         for j, relationship in enumerate(_field(document, "relationships") or ()):
             head, tail = (_field(_field(relationship, name), "id") for name in ("source", "target"))

@@ -1,8 +1,5 @@
-"""A pool of KV rows for a fixed number of tokens, on the model's device and in host memory.
-
-Knows tensors and rows; does not know which token is stored in which row. On a CPU the memory is
-reserved at once and committed by the operating system as rows are written.
-"""
+"""A pool of KV rows for a fixed number of tokens, on the model's device and in host memory. Does
+not know which token is stored in which row."""
 
 import torch
 
@@ -12,13 +9,8 @@ from ragboost.chunk_cache.model.rope import KeyRotation
 
 
 class TokenPool:
-    """Rows of KV, each with the position its keys are rotated to.
-
-    Args:
-        num_rows: capacity in tokens, on the model's device.
-        num_host_rows: further rows in host memory, numbered from `num_rows` on; page-locked if the
-            model is on a GPU.
-    """
+    """Rows of KV, each with the position its keys are rotated to; those from `num_rows` on in host
+    memory, page-locked if the model is on a GPU."""
 
     def __init__(self, adapter: ModelAdapter, num_rows: int, *, num_host_rows: int = 0) -> None:
         self.num_rows = num_rows
@@ -29,7 +21,6 @@ class TokenPool:
         self._positions = torch.zeros(size, dtype=torch.long, device=adapter.device)
 
     def move(self, *, rows: torch.Tensor, to: torch.Tensor) -> None:
-        """Copy rows of one tier to rows of the other, (rows,) each."""
         self._positions[to] = self._positions[rows]
         is_demotion = bool(to[0] >= self.num_rows)
         for above, below in zip(self._layers, self._host, strict=True):
@@ -43,8 +34,7 @@ class TokenPool:
     def store(
         self, cache: RequestCache, *, slots: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
     ) -> None:
-        """Copy KV from slots of a request's cache, its keys rotated to the positions `at`, to rows
-        of the device, (tokens,) each."""
+        """Copy KV from slots of a cache, its keys at positions `at`, to rows, (tokens,) each."""
         self._positions[rows] = at
         for layer, (keys, values) in zip(cache.layers, self._layers, strict=True):
             keys.index_copy_(2, rows, layer.keys.index_select(2, slots))
@@ -60,13 +50,8 @@ class TokenPool:
         length: int,
         is_rotated: bool = True,
     ) -> None:
-        """Copy KV of any rows to the cache of a request, rotating keys to their new positions
-        (DepCache eq. 5). Keys are copied bit for bit if no position changes.
-
-        Args:
-            length: tokens of the prompt, which determine the RoPE frequencies.
-            is_rotated: False leaves keys as they are, the paper's ablation.
-        """
+        """Copy KV of any rows to a cache, rotating keys to their new positions (DepCache eq. 5);
+        bit for bit if none changes. `is_rotated=False`: the paper's ablation."""
         stored = self._positions[rows]
         rotation = None
         if is_rotated and not bool((stored == at).all()):

@@ -1,8 +1,5 @@
-"""Keep the relation paths that are most similar to a question.
-
-Knows texts and scores. Does not know the store. The default score needs no model; pass a scorer
-over your embeddings for better ones.
-"""
+"""Keep the relation paths that are most similar to a question. The default score needs no model;
+pass a scorer over your embeddings for better ones."""
 
 import math
 import re
@@ -20,16 +17,14 @@ _SUFFIXES = ("ing", "ed", "es", "s")
 
 
 class PathScorer(Protocol):
-    """Scores the similarity of paths to a question."""
-
     def score(self, question: str, paths: Sequence[RelationPath]) -> Sequence[float]:
         """Return a finite number per path; higher is more similar."""
         ...
 
 
 class LexicalScorer:
-    """Cosine of word counts weighted by rarity among the paths. Words are compared without case and
-    common English endings; the root, which all paths share, is ignored."""
+    """Cosine of word counts weighted by rarity among the paths, without case, common English
+    endings and the root, which all share."""
 
     def score(self, question: str, paths: Sequence[RelationPath]) -> list[float]:
         bags = [Counter(_words(" ".join(path.parts[1:]))) for path in paths]
@@ -50,11 +45,7 @@ def best_paths(
     question: str, paths: Sequence[RelationPath], *, k: int, scorer: PathScorer | None = None
 ) -> list[RelationPath]:
     """Return the `k` paths most similar to a question, the earlier one of equals, in their original
-    order, so that equal choices give equal prompts.
-
-    Raises:
-        RequestError: `k` below 1, or a score that is not finite.
-    """
+    order, so that equal choices give equal prompts."""
     if k < 1:
         raise RequestError(f"k must be at least 1, got {k}", param="k")
     if len(paths) <= k:

@@ -1,9 +1,6 @@
-"""Recompute the tokens that need what their branch does not see: accuracy without tuning.
-
-Our extension, not the paper's. With dependency attention a token does not see other branches, which
-lowers the accuracy of models that were not tuned for it. The selection policies of chunk reuse
-choose tokens, which are recomputed with ordinary attention over everything before them.
-"""
+"""Recompute the tokens that need what their branch does not see: accuracy without tuning. Our
+extension, not the paper's: policies of chunk reuse choose tokens, which are recomputed with
+ordinary attention over everything before them."""
 
 import torch
 
@@ -26,13 +23,8 @@ def repair(
     policy: str,
     pace: Pace,
 ) -> Steps[tuple[torch.Tensor, int]]:
-    """Recompute a share of the trees' tokens, and compute the task, in steps.
-
-    `cache` holds the KV of the prompt, complete but for the task, and is written to.
-
-    Returns:
-        The logits of the last token, (vocabulary,), and the number of recomputed tokens.
-    """
+    """Recompute a share of the trees' tokens, and compute the task, in steps, into `cache`; return
+    the last logits, (vocabulary,), and the number of recomputed tokens."""
     cache.positions = layout.positions
     assembly = _assembly(layout, cache)
     backend = make_backend("tiled")

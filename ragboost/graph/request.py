@@ -22,8 +22,6 @@ MAX_PATHS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """The graph of a request: at least one path."""
-
     paths: tuple[RelationPath, ...]
     attention: str = "auto"  # or `dependency`, `subgraphs`, `self`
     recompute_ratio: float | None = None  # None: the engine's default
@@ -54,7 +52,6 @@ class GraphFields(Fields):
     )
 
     def request(self) -> GraphRequest:
-        """Return the paths, those that the triplets form last, with the options."""
         paths = [RelationPath(tuple(path)) for path in self.paths]
         triplets = [
             as_triplet(triplet, where=f"{FIELD}.triplets[{i}]")

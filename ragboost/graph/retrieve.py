@@ -1,7 +1,4 @@
-"""Find the subgraphs of a question: its entities, and the best relation paths from each.
-
-Knows the store and texts. Does not know models or prompts.
-"""
+"""Find the subgraphs of a question: its entities, and the best relation paths from each."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -47,8 +44,8 @@ class GraphRetriever:
                 raise RequestError(f"{name} must be at least 1, got {value}", param=name)
 
     def retrieve(self, question: str, *, entities: Sequence[str] | None = None) -> list[Subgraph]:
-        """Return a subgraph for each entity that has paths: of the entities from an entity linker,
-        say, or of those that the question names. The question ranks the paths."""
+        """Return a subgraph for each of these entities (or those that the question names) that has
+        paths, which the question ranks."""
         roots = self.entities_in(question) if entities is None else entities
         subgraphs = []
         for root in roots[: self.max_entities]:
@@ -60,8 +57,8 @@ class GraphRetriever:
         return subgraphs
 
     def entities_in(self, question: str) -> list[str]:
-        """Return the graph's entities that a text names, in text order. The longest of overlapping
-        names wins; case and surrounding punctuation are ignored."""
+        """Return the entities that a text names, in text order, without case and surrounding
+        punctuation. The longest of overlapping names wins."""
         words = _TOKEN.findall(question)
         entities: dict[str, None] = {}
         start = 0
@@ -113,8 +110,8 @@ class GraphRetriever:
 def paths_of(
     triplets: Sequence[Triplet], *, entities: Sequence[str] = (), hops: int = 2
 ) -> list[RelationPath]:
-    """Return the paths of at most `hops` relations that triplets form, with the entities as roots;
-    without entities, every triplet is a path of its own."""
+    """Return the paths of at most `hops` relations that triplets form from these roots; without
+    entities, every triplet is one."""
     if not entities:
         return [RelationPath(tuple(triplet)) for triplet in dict.fromkeys(triplets)]
     with GraphStore() as store:

@@ -1,8 +1,5 @@
-"""A graph of triplets in SQLite, in memory or in a file.
-
-Knows entities and edges. Does not know questions. SQLite needs no package, keeps graphs larger than
-memory on disk, and finds the edges of an entity in microseconds; docs/lab/graph.md compares others.
-"""
+"""A graph of triplets in SQLite, in memory or in a file, which finds the edges of an entity in
+microseconds; docs/lab/graph.md compares others."""
 
 import sqlite3
 import threading
@@ -24,11 +21,7 @@ CREATE INDEX IF NOT EXISTS edge_tail ON edge (tail);
 
 
 class GraphStore:
-    """A set of triplets in a file, or in memory. Thread-safe.
-
-    Raises:
-        RequestError: the file cannot be opened or is not a database.
-    """
+    """A set of triplets in a file, or in memory. Thread-safe."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         self._lock = threading.Lock()
@@ -46,7 +39,6 @@ class GraphStore:
         self.close()
 
     def close(self) -> None:
-        """Close the database. The store cannot be used afterwards."""
         self._db.close()
 
     def add(self, triplets: Iterable[tuple[str, str, str]]) -> int:
@@ -67,15 +59,14 @@ class GraphStore:
             return self._count("edge") - before
 
     def edges_from(self, entity: str, *, limit: int = -1) -> list[Triplet]:
-        """Return the triplets whose head is an entity, in insertion order; at most `limit` of
-        them, all if it is negative."""
+        """Return at most `limit` triplets with this head, in insertion order; all if negative."""
         return self._triplets("WHERE h.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
 
     def edges_to(self, entity: str, *, limit: int = -1) -> list[Triplet]:
         return self._triplets("WHERE t.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
 
     def find(self, name: str) -> str | None:
-        """Return the stored spelling of an entity's name, ignoring case; None if it is unknown."""
+        """Return the stored spelling of an entity's name, ignoring case."""
         rows = self._rows(
             "SELECT name FROM entity WHERE folded = ? ORDER BY name <> ?, id LIMIT 1",
             (name.casefold(), name),
@@ -84,7 +75,6 @@ class GraphStore:
 
     @property
     def num_entities(self) -> int:
-        """Number of entities, with or without edges."""
         with self._lock:
             return self._count("entity")
 

@@ -1,10 +1,6 @@
-"""The stored dependency paths as a radix tree (DepCache section 4.2.1).
-
-A node holds a run of tokens without a branch, and is used, demoted and evicted as a whole. Only
-nodes without children in the same tier leave it, so that everything stored stays reachable, and the
-nodes of the fast tier are the upper part of the tree. Knows tokens, rows of a pool and policies.
-Does not hold tensors.
-"""
+"""The stored dependency paths as a radix tree (DepCache section 4.2.1). A node holds a run of
+tokens without a branch, and is used, demoted and evicted as a whole, once it has no children in its
+tier: the fast tier is the upper part of the tree. Does not hold tensors."""
 
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -26,8 +22,6 @@ from ragboost.graph.layout import Layout, Run
 
 @dataclass(slots=True, eq=False)
 class CachedRun:
-    """A node of the tree."""
-
     key: int  # for the eviction policy
     tokens: tuple[int, ...]  # at least one; none in a root
     rows: list[int]  # one per token
@@ -41,30 +35,22 @@ Ranked = tuple[float, int, int, CachedRun]
 
 
 class Cursor(NamedTuple):
-    """A place in the tree: after the first `offset` tokens of a node."""
-
     node: CachedRun
     offset: int
 
 
 class TreeMatch(NamedTuple):
-    """The stored part of a layout."""
-
     slots: list[int]  # in the layout, ascending
     rows: list[int]  # in the pool
     nodes: list[CachedRun]  # each once, after its parent; parts that begin alike share nodes
 
 
 class RowMoves(NamedTuple):
-    """Rows to copy within the pool, each from one tier to the other."""
-
     sources: list[int]
     targets: list[int]
 
 
 class TreePlaces(NamedTuple):
-    """Rows to copy and to fill, in this order."""
-
     demoted: RowMoves
     promoted: RowMoves
     slots: list[int]  # of the layout, newly stored
@@ -72,26 +58,18 @@ class TreePlaces(NamedTuple):
 
 
 class TreeRequest(NamedTuple):
-    """A layout and the name of its tree: KV is shared only within a tree."""
-
     tree: Hashable
     layout: Layout
 
     def runs(self) -> Iterator[tuple[int, Run]]:
-        """Yield the runs whose KV can be stored, with their indices."""
         for index, run in enumerate(self.layout.runs):
             if run.has_path and run.start < self.layout.task:
                 yield index, run
 
 
 class TreeCache:
-    """A bounded set of dependency paths. Not safe to use from several threads.
-
-    Args:
-        num_rows: capacity in tokens, of the tier that requests are computed in.
-        num_host_rows: capacity of the tier below. Nodes that do not fit above are demoted to it
-            (DepCache section 4.2.2), and promoted when they are used.
-    """
+    """A bounded set of dependency paths, for one thread. Nodes that do not fit are demoted to the
+    host tier (DepCache section 4.2.2), and promoted when they are used."""
 
     def __init__(self, num_rows: int, policy: EvictionPolicy, *, num_host_rows: int = 0) -> None:
         if num_rows < 1:
@@ -135,15 +113,9 @@ class TreeCache:
         return match
 
     def insert(self, request: TreeRequest, match: TreeMatch) -> TreePlaces:
-        """Count the use of the stored part, promote it, and allocate rows for the rest, evicting as
-        needed.
-
-        `match` is the current one. Nodes that the request uses are not evicted for the rest of it;
-        runs that do not fit are not stored, and nodes that do not fit stay where they are.
-
-        Returns:
-            Rows to copy and to fill; the caller does both.
-        """
+        """Count the use of the stored part, the current `match`, promote it, and allocate rows for
+        the rest, evicting nodes that it does not use. What does not fit is not stored. The caller
+        copies and fills the rows."""
         self._clock += 1
         for node in match.nodes:
             self._use(node, is_hit=True)
@@ -186,7 +158,6 @@ class TreeCache:
         self._free, self._free_host = list(range(self.num_rows)), list(range(self.num_rows, end))
 
     def check_integrity(self) -> None:
-        """Check nodes, links and rows."""
         rows = [*self._free, *self._free_host]
         if any(row >= self.num_rows for row in self._free):
             raise ChunkCacheError(f"rows of the tier below {self.num_rows} are free above it")
@@ -226,9 +197,8 @@ class TreeCache:
         self._policy.used(node.key, Use(self._clock, size=size, cost=size, is_hit=is_hit))
 
     def _split(self, cursor: Cursor, ends: dict[int, Cursor]) -> CachedRun:
-        """Return a node that ends at the cursor, splitting the node there. The lower part becomes a
-        new node, whose history begins with this request; those of `ends` that lie in it move with
-        it."""
+        """Return a node that ends at the cursor, splitting the node there. The lower part is new,
+        as is its history; `ends` that lie in it move with it."""
         node, offset = cursor
         if offset == len(node.tokens):
             return node
@@ -247,7 +217,6 @@ class TreeCache:
         return bool(node.rows) and node.rows[0] >= self.num_rows
 
     def _promote(self, nodes: Sequence[CachedRun]) -> RowMoves:
-        """Move nodes of one request up, each after its parent, as far as there is room."""
         moves = RowMoves([], [])
         for node in nodes:
             assert node.parent is not None, "a root has no rows"
@@ -256,8 +225,7 @@ class TreeCache:
         return moves
 
     def _make_room(self, count: int, used: Collection[int]) -> RowMoves:
-        """Demote or evict nodes, but none of these keys, until `count` rows are free above; return
-        the demoted rows."""
+        """Demote or evict nodes, but none of these keys, until `count` rows are free above."""
         moves = RowMoves([], [])
         if count <= len(self._free):
             return moves
@@ -281,8 +249,6 @@ class TreeCache:
         return moves
 
     def _free_below(self, count: int, below: list[Ranked], used: Collection[int]) -> bool:
-        """Evict nodes of the lower tier until `count` rows are free there; return whether they
-        are."""
         if count > self.num_host_rows:
             return False
         while count > len(self._free_host) and below:
@@ -301,7 +267,6 @@ class TreeCache:
             yield from (node for node in _below(root) if self._is_host(node) == is_host)
 
     def _lowest(self, nodes: Iterable[CachedRun], used: Collection[int]) -> list[Ranked]:
-        """Return a heap of those of the nodes that may leave their tier: no child is in it."""
         heap: list[Ranked] = []
         for node in nodes:
             tier = self._is_host(node)

@@ -1,5 +1,4 @@
-"""The nouns of a knowledge graph, triplets and the relation paths that they form, and how paths are
-written for a model."""
+"""Triplets and the relation paths that they form, and how paths are written for a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,11 +27,7 @@ class RelationPath:
 
 
 def as_triplet(value: object, *, where: str) -> Triplet:
-    """Return three texts as a triplet, without surrounding spaces.
-
-    Raises:
-        RequestError: not three non-empty texts; `where` names the value.
-    """
+    """Return three texts as a triplet, without surrounding spaces; `where` names the value."""
     if not isinstance(value, list | tuple) or len(value) != 3:
         raise RequestError(f"{where} must be [head, relation, tail], got {value!r}", param=where)
     for part in value:
@@ -43,11 +38,8 @@ def as_triplet(value: object, *, where: str) -> Triplet:
 
 
 def path_segments(path: RelationPath) -> list[str]:
-    """Return the texts of a path's entities and relations; joined, they are `path_text`.
-
-    Tokenise each by itself: paths with a common beginning then have equal leading tokens, which
-    whole lines need not have.
-    """
+    """Return the texts of a path's entities and relations. Tokenise each by itself: paths with a
+    common beginning then have equal leading tokens, which whole lines need not have."""
     if not path.parts or len(path.parts) % 2 == 0:
         raise RequestError(
             f"a path must be entity, relation, entity, ...: an odd number of texts, got "
@@ -61,5 +53,4 @@ def path_segments(path: RelationPath) -> list[str]:
 
 
 def path_text(paths: Sequence[RelationPath]) -> str:
-    """Return paths written out one per line, for a model with ordinary attention."""
     return "\n".join("".join(path_segments(path)) for path in paths)

@@ -1,7 +1,4 @@
-"""Choose cache breakpoints by expected value: what reading will save, less what writing costs.
-
-Knows lengths and probabilities. Does not know requests or APIs.
-"""
+"""Choose cache breakpoints by expected value: what reading will save, less what writing costs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,13 +19,8 @@ class BreakpointChoice(NamedTuple):
 def expected_gain(uses: float, in_time: float, *, read: float, write: float) -> float:
     """Return what a cached token is expected to save, in the price of an uncached one.
 
-    A use that comes in time saves the difference to reading; one that comes too late writes again.
-
-    Args:
-        uses: expected number of later prompts with the same prefix.
-        in_time: share of these that come before the cache drops it.
-        read: price of a cached token, as a share of an uncached one.
-        write: price of a written token, as a multiple of an uncached one.
+    Of `uses` later prompts, the share `in_time` saves the difference to the price of reading; one
+    that comes too late writes again.
     """
     return uses * max(0.0, in_time * (1 - read) - (1 - in_time) * (write - 1))
 
@@ -38,13 +30,9 @@ def choose_breakpoints(
 ) -> BreakpointChoice:
     """Choose the places with the greatest expected value; none if no choice is worth its cost.
 
-    A later prompt reads up to the last breakpoint that it shares. All tokens up to the last one
-    are written, except those that are cached: further breakpoints before it cost nothing.
-
-    Args:
-        places: with ascending `tokens`.
-        cached_tokens: at the front, in the cache already.
-        write: price of a written token, as a multiple of an uncached one.
+    A later prompt reads up to the last breakpoint that it shares. All tokens up to the last one are
+    written, except those that are cached: further breakpoints before it cost nothing. Places ascend
+    by `tokens`; `write` is the price of a written token as a multiple of an uncached one.
     """
     gains = [place.gain for place in places]
     none: tuple[int, ...] = ()

@@ -1,7 +1,4 @@
-"""Mark request bodies for the prompt caches of hosted APIs, where the caller has set no mark.
-
-The caches are those of `wires.providers`. Knows request bodies. Does not know HTTP.
-"""
+"""Mark request bodies for the prompt caches of hosted APIs, where the caller has set no mark."""
 
 import hashlib
 import time
@@ -42,8 +39,7 @@ def mark_style(settings: Settings) -> MarkStyle:
 
 
 def kept_s(settings: Settings) -> float:
-    """Return for how many seconds after its last use the backends' provider may keep a prefix, if
-    `stable = "safe"`; 0: a provider is not known, nor `index.ttl_s` set."""
+    """Return for how many seconds the provider may keep a prefix, if `stable = "safe"`; or 0."""
     if settings.stable == "off":
         return 0.0
     style = mark_style(settings)
@@ -52,12 +48,7 @@ def kept_s(settings: Settings) -> float:
 
 
 class CacheMarker:
-    """Marks the requests of one app. Thread-safe.
-
-    Args:
-        prices: of models; without one, the default multipliers are used.
-        clock: monotonic, in seconds.
-    """
+    """Marks the requests of one app. Thread-safe."""
 
     def __init__(
         self,
@@ -81,12 +72,9 @@ class CacheMarker:
         tenant: Sequence[str] = (),
         tokens_per_byte: float = 0.25,
     ) -> Mapping[str, Any]:
-        """Return the body with marks; as it is where the caller has set one.
+        """Return the body with marks, or as it is where the caller has set one.
 
-        Args:
-            fields: of the body, as it will be sent.
-            tenant: names that keep equal prompts apart: model, salt, team.
-            tokens_per_byte: for estimates of lengths.
+        `tenant` are names that keep equal prompts apart: model, salt, team.
         """
         seed = hashlib.sha256(repr(tuple(tenant)).encode()).digest()
         cache = self._cache

@@ -1,6 +1,6 @@
 """Divide a request into the blocks that hosted APIs cache up to, each with a hash of its prefix.
 
-Tools come first, then the system prompt, then the messages. Knows request bodies.
+Tools come first, then the system prompt, then the messages.
 """
 
 import hashlib
@@ -39,11 +39,8 @@ class _Piece(NamedTuple):
 def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock]:
     """Return the blocks of a body with a list of messages; none of another one.
 
-    None, either, of a body in which the caller has set a breakpoint: the caller decides.
-
-    Args:
-        fields: messages may be encoded.
-        seed: keeps equal prompts of different tenants apart.
+    None, either, where the caller has set a breakpoint. Messages may be encoded; `seed` keeps equal
+    prompts of different tenants apart.
     """
     field = message_field(fields)
     messages = fields.get(field)
@@ -70,7 +67,6 @@ def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock
 
 
 def decode_message(message: Any) -> Any:
-    """Decode a message; those of the resent history are encoded."""
     return json.loads(bytes(message)) if isinstance(message, Raw) else message
 
 

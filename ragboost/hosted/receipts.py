@@ -33,11 +33,7 @@ class PromptZones(NamedTuple):
 
     @classmethod
     def of(cls, usage: Usage, *, bought_tokens: int) -> "PromptZones | None":
-        """Return the zones of a response; None if it does not report chunk reuse.
-
-        Args:
-            bought_tokens: as the proxy planned.
-        """
+        """Return the zones of a response; None if it does not report chunk reuse."""
         bought = usage.bought_tokens(bought_tokens)
         if bought is None or usage.reused_tokens is None:
             return None
@@ -60,7 +56,6 @@ class Receipt(NamedTuple):
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that were not computed: read from the cache, or not sent."""
         return (self.cached_tokens or 0) + self.dropped_tokens
 
     def encode(self) -> bytes:

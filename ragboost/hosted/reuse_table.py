@@ -1,7 +1,4 @@
-"""Learn how likely the prefix of a request is to return before a cache drops it.
-
-Knows hashes and times. Does not know requests or prices.
-"""
+"""Learn how likely the prefix of a request is to return before a cache drops it."""
 
 import time
 from collections import deque
@@ -75,12 +72,7 @@ class _Prefix:
 
 
 class ReuseTable:
-    """A bounded memory of prefixes, by last use.
-
-    Args:
-        ttls: lifetimes of the cache in seconds, ascending.
-        clock: monotonic, in seconds.
-    """
+    """A bounded memory of prefixes, by last use; `ttls` are the cache's, in seconds, ascending."""
 
     def __init__(
         self,

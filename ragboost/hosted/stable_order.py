@@ -16,12 +16,7 @@ _Change = Callable[[Any], Any]
 
 
 class StableOrder:
-    """Rewrites request bodies; equal up to order before, they are equal afterwards.
-
-    Args:
-        sorts_tools: by name, with sorted keys.
-        lists: paths of further lists.
-    """
+    """Rewrites request bodies; equal up to order before, they are equal afterwards."""
 
     def __init__(self, *, sorts_tools: bool = True, lists: Sequence[str] = ()) -> None:
         self._tools = ANY.tools if sorts_tools else ()

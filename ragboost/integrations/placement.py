@@ -1,7 +1,4 @@
-"""Put a framework's own objects into a Booster's order, each with its label and rank.
-
-Knows texts and ids. Does not know any framework.
-"""
+"""Put a framework's own objects into a Booster's order, each with its label and rank."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,10 +28,10 @@ class Placement(Generic[T]):
 
 
 def named_document(text: str, *, name: object = None) -> Document:
-    """Return a Document for a framework's text.
+    """Return a Document for a framework's text, with its name as id if that has up to 16
+    characters.
 
-    A name of up to 16 characters becomes its id and so its label in the prompt. Longer names, such
-    as the UUIDs of vector stores, are not worth their tokens there and are ignored.
+    Longer names, such as the UUIDs of vector stores, are not worth their tokens in the prompt.
     """
     short = isinstance(name, str) and 0 < len(name) <= _MAX_NAME
     return Document(text, id=name if short and isinstance(name, str) else None)

@@ -14,8 +14,6 @@ from ragboost.formats.text.spans import strip
 
 
 class RepeatedDocuments:
-    """Rewrites the texts of one conversation, from its first message on."""
-
     def __init__(self, settings: Settings) -> None:
         self.num_referred = 0  # documents replaced by a reference so far
         self._has_references = settings.dedup.enabled and settings.hints.location

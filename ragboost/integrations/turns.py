@@ -1,7 +1,7 @@
 """Boost a turn of a conversation whose history the framework keeps.
 
-The record of a turn is plain JSON that the framework keeps beside the turn's message: a document
-can be referred to as long as the message that carries it is in the history. Keeps no state.
+The record of a turn is plain JSON beside the turn's message: a document can be referred to as long
+as the message that carries it is in the history.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def boost_turn(
     history: Sequence[Record],
     before: Sequence[str] = (),
 ) -> BoostedTurn:
-    """Boost the next turn of a conversation whose earlier turns have these records, oldest first.
+    """Boost the turn behind those with these records, oldest first.
 
     `before` are the texts before the payload's first document, the same in every turn.
     """

@@ -96,14 +96,7 @@ class Finding:
 
 
 async def examine(settings: Settings, *, kv_events: str | None = None) -> list[Finding]:
-    """Check every backend of the settings.
-
-    Args:
-        kv_events: a `tcp://host:port` at which the first backend publishes its cache events.
-
-    Raises:
-        ConfigError: invalid address of events.
-    """
+    """Check every backend of the settings, the first with its cache events at `kv_events`."""
     findings = []
     backends = Backends.of(settings)
     for lookup in backends.sources:
@@ -117,7 +110,6 @@ async def examine(settings: Settings, *, kv_events: str | None = None) -> list[F
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """Return 1 if a check failed, else 0."""
     return int(any(finding.status == "failed" for finding in findings))
 
 

@@ -1,7 +1,4 @@
-"""See that an engine's cache events arrive: send it a request, and wait for that request's event.
-
-Uses the proxy's own subscriber. Does not know backends or what an engine should change.
-"""
+"""See that an engine's cache events arrive: send it a request, and wait for its event."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,12 +24,7 @@ async def probe_events(
 ) -> EventArrival:
     """Subscribe to an engine's sources, send a request, and wait for its event.
 
-    Args:
-        send: sends a new prompt of at least a block with this session id, and awaits the response.
-        timeout_s: seconds to wait for a connection, and for the event of each request.
-
-    Raises:
-        ConfigError: ZeroMQ cannot use an address.
+    `send` sends a new prompt of at least a block with this session id, and awaits the response.
     """
     stored: set[str | None] = set()  # session ids, added by the subscriber's thread
 
@@ -56,7 +48,6 @@ async def probe_events(
 
 
 async def _met(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until a condition is met; return False after the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 - streams set no asyncio.Event

@@ -34,13 +34,7 @@ _BACKLOG = 4096
 def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = None) -> None:
     """Serve the proxy until SIGTERM or SIGINT, then finish running requests and close everything.
 
-    Args:
-        settings: of the proxy; with `proxy.workers`, other processes serve.
-        set_up_logging: called in each of these, for their part of the log; a top-level function.
-
-    Raises:
-        ConfigError: the address cannot be bound, or it is not a loopback address and there are no
-            API keys, or a file that the settings name cannot be used.
+    With `proxy.workers`, other processes serve, and call `set_up_logging`, a top-level function.
     """
     proxy = settings.proxy
     _check_exposure(proxy)
@@ -86,8 +80,8 @@ def _log_address(settings: Settings, listener: socket.socket) -> None:
 def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] | None) -> None:
     """Serve with several processes, each with a socket of its own on the same port.
 
-    The kernel spreads connections over the sockets. This process keeps them open, so that the
-    connections of a worker that died wait for the next one.
+    The kernel spreads connections over the sockets, which this process keeps open: those of a
+    worker that died wait for the next one.
     """
     proxy = settings.proxy
     bind(proxy.host, proxy.port).close()  # shared sockets would join another proxy's port
@@ -156,11 +150,7 @@ class _WorkerServer(uvicorn.Server):
 
 
 def listen(settings: ProxySettings) -> socket.socket:
-    """Listen on the configured address; port 0 picks a free one.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
+    """Listen on the configured address; port 0 picks a free one."""
     listener = bind(settings.host, settings.port)
     listener.listen(_BACKLOG)
     return listener

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
@@ -52,7 +54,7 @@ class ProxyState:
 
     @classmethod
     def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
-        """Create the state; `lifespan` opens it. Without an identity there are no other workers."""
+        """Create the state; without an identity there are no other workers."""
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
@@ -70,14 +72,14 @@ class ProxyState:
             )
             backends.inform(handler)
             workers = WorkerPool(identity, settings.backend, handler)
-            metrics.watch_workers(workers)
+            _watch_workers(metrics, workers)
         if store_class(settings.session).connects_replicas:
             is_shadow = settings.proxy.shadow  # its prompts are not what was sent
             handler = MessageHandler(backends.all, {} if is_shadow else sync.followers, board)
             backends.inform(handler)
             replicas = RedisTransport(settings.session, handler, name=name)
             if not is_shadow:
-                metrics.watch_replicas(handler)
+                _watch_prompts(metrics, "replica", handler)
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -134,6 +136,18 @@ class ProxyState:
             await self.backends.close()
             if self.log is not None:
                 await self.log.close()
+
+
+def _watch_workers(metrics: Metrics, workers: WorkerPool) -> None:
+    text = "Other workers of this proxy that were heard lately."
+    metrics.watch(GaugeMetricFamily, "ragboost_workers_alive", text, lambda: workers.num_alive)
+    _watch_prompts(metrics, "worker", workers.handler)
+
+
+def _watch_prompts(metrics: Metrics, whose: str, handler: MessageHandler) -> None:
+    text = f"Prompts of other {whose}s that this process's indexes have taken over."
+    name = f"ragboost_{whose}_prompts_learned"
+    metrics.watch(CounterMetricFamily, name, text, lambda: handler.learned)
 
 
 def _request_log(

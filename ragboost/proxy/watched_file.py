@@ -1,7 +1,4 @@
-"""Read small files again when they change: mounted secrets, and lists of backends.
-
-Knows bytes and time. Does not know what a file says.
-"""
+"""Read small files again when they change: mounted secrets, and lists of backends."""
 
 import asyncio
 import logging
@@ -21,14 +18,8 @@ _MAX_BYTES = 1024 * 1024
 class WatchedFile:
     """A file whose contents are taken over now, and by `refresh` whenever they have changed.
 
-    One that is missing, half-written or refused later on leaves what was taken over before.
-
-    Args:
-        setting: that names the file, for messages.
-        apply: takes over the contents, or raises a ConfigError that shows none of them.
-
-    Raises:
-        ConfigError: the file cannot be read, or is refused.
+    One that is missing, half-written or refused later on leaves what was taken over before. `apply`
+    takes over the contents, or raises a ConfigError that shows none of them.
     """
 
     def __init__(self, path: Path, *, setting: str, apply: Callable[[bytes], None]) -> None:
@@ -77,14 +68,10 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 class Refreshable(Protocol):
-    """Something that may have changed outside of this process."""
-
     async def refresh(self) -> None: ...
 
 
 class Refresher:
-    """Refreshes one after the other, at intervals."""
-
     def __init__(self, parts: Sequence[Refreshable], *, interval_s: float) -> None:
         self._parts = parts
         self._interval_s = interval_s

@@ -1,7 +1,4 @@
-"""Thin retrievers behind one protocol, for the command line, the demo and the benchmarks.
-
-Their libraries come with `pip install '.[retrieval]'` and are imported on use.
-"""
+"""Thin retrievers behind one protocol, for the command line, the demo and the benchmarks."""
 
 from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus

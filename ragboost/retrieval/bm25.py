@@ -1,7 +1,4 @@
-"""Retrieval by BM25 (Okapi), with rank-bm25's scores and parameters.
-
-Words are runs of letters and digits, case-folded; no stemming, no stop words.
-"""
+"""Retrieval by BM25 (Okapi): words are case-folded runs of letters and digits, without stemming."""
 
 import math
 import re
@@ -21,10 +18,7 @@ _LEAST_IDF = 0.25  # of a word that more than half of the documents hold, as a s
 
 
 class BM25Retriever:
-    """Retriever over the words of title and text; see `Retriever`.
-
-    Documents without a word of the query have score 0.
-    """
+    """Retriever over the words of title and text; documents without a word of the query score 0."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = documents
@@ -44,8 +38,6 @@ class BM25Retriever:
 
 
 class _Postings:
-    """The documents that hold each word, and the word's score in each of them."""
-
     def __init__(self, words: Sequence[Sequence[str]]) -> None:
         lengths = np.array([len(document) for document in words])
         penalty = _K1 * (1 - _B + _B * lengths / lengths.mean())
@@ -70,7 +62,6 @@ class _Postings:
             self._scores[word] = documents, gain
 
     def scores(self, query: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return the score of every document; repeated words of the query count repeatedly."""
         scores = np.zeros(self._num_documents)
         for word in query:
             if word in self._scores:

@@ -1,7 +1,4 @@
-"""Read a corpus from JSONL: one document a line, `{"id", "title", "text"}`, also gzipped.
-
-Knows files and documents. Does not know retrieval.
-"""
+"""Read a corpus from JSONL: one document a line, `{"id", "title", "text"}`, also gzipped."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +10,7 @@ from ragboost.types import Document, DocumentId, as_document
 
 
 class Corpus(Sequence[Document]):
-    """Documents in file order, found by id.
-
-    Ids are unique where they are given. `1` and `"1"` are different ids, `1` and `1.0` the same.
-    """
+    """Documents in file order with unique ids: `1` and `"1"` differ, `1` and `1.0` do not."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self._documents = tuple(documents)
@@ -33,7 +27,6 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def read(cls, path: Path | str) -> "Corpus":
-        """Read `.jsonl` or `.jsonl.gz`. Blank lines are skipped."""
         documents: list[Document] = []
         lines: dict[object, int] = {}
         for line in read_lines(Path(path)):

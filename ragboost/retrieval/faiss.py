@@ -1,7 +1,4 @@
-"""Retrieval by embedding, with faiss: exact inner product.
-
-The embedding model is the caller's; for cosine similarity its vectors have length 1.
-"""
+"""Retrieval by exact inner product with faiss; the embedding model is the caller's."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,11 +17,7 @@ _BATCH = 256
 
 
 class FaissRetriever:
-    """Retriever over embeddings of title and text, at least one; see `Retriever`.
-
-    `embed` is called with at most 256 texts at a time, documents first, later queries; vectors of a
-    wrong shape or with NaN in them are a RequestError.
-    """
+    """Retriever over embeddings of title and text, computed for at most 256 texts at a time."""
 
     def __init__(self, documents: Sequence[Document], embed: EmbeddingFunction) -> None:
         if not documents:
@@ -52,8 +45,7 @@ class FaissRetriever:
         return [self._search(vector, min(k, len(self._documents))) for vector in vectors]
 
     def _search(self, vector: Vectors, k: int) -> list[Document]:
-        """Search with a growing `k`: faiss may drop any of several documents that tie for the last
-        place."""
+        """Search with a growing `k`: faiss may drop any of those that tie for the last place."""
         wanted = k
         while True:
             wanted = min(wanted + 1, len(self._documents))

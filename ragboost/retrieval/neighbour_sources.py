@@ -1,7 +1,4 @@
-"""Find the neighbours of each document of a corpus, from files or by BM25.
-
-Does not load torch.
-"""
+"""Find the neighbours of each document of a corpus, from files or by BM25."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -36,11 +33,7 @@ class Sources:
 
 
 def find_neighbours(corpus: Corpus, sources: Sources, *, top_n: int) -> Neighbours:
-    """Return the neighbours of each document by the named source, or by BM25.
-
-    Raises:
-        ConfigError: several sources, or vectors that do not match the corpus.
-    """
+    """Return the neighbours of each document by the named source, or by BM25."""
     names = [name for name, path in asdict(sources).items() if path is not None]
     if len(names) > 1:
         raise ConfigError(f"neighbours come from one source, got --{' and --'.join(names)}")

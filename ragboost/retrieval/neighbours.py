@@ -1,9 +1,7 @@
-"""Find the chunks of a corpus that are likely to be retrieved together: by similarity, by the edges
-of a graph, or by a trace of earlier requests (FusionRAG section 3.1).
+"""Find the chunks of a corpus that are likely to be retrieved together (FusionRAG section 3.1).
 
-Documents are indices in the corpus. Every function returns the neighbours of each document, the
-closest *last*, next to the chunk itself. A document is never its own neighbour; of equally close
-ones the first in the corpus is the closest.
+Documents are indices. Every function returns the neighbours of each document, the closest *last*,
+next to the chunk itself; of equally close ones the first in the corpus is the closest.
 """
 
 from collections import Counter
@@ -21,10 +19,7 @@ Neighbours = list[tuple[int, ...]]
 
 
 def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: int) -> Neighbours:
-    """Query a retriever with the title and text of each document.
-
-    Documents with equal content are not neighbours of each other.
-    """
+    """Query a retriever with each document; equal documents are no neighbours."""
     first = {document.key: number for number, document in reversed(list(enumerate(documents)))}
     queries = [searchable_text(document) for document in documents]
     # Copies of a document come first in its own results: retrieve enough for the others too.
@@ -39,14 +34,7 @@ def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: 
 
 
 def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
-    """Compare embeddings by their inner product, with faiss.
-
-    Args:
-        vectors: (documents, dimension); unit vectors for cosine similarity.
-
-    Raises:
-        ChunkCacheError: the vectors are not a matrix of finite numbers.
-    """
+    """Compare embeddings (documents, dimension) by their inner product, with faiss."""
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
         raise ChunkCacheError(
@@ -70,11 +58,7 @@ def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
 def by_edges(
     edges: Iterable[tuple[int, int, float]], *, num_documents: int, top_n: int
 ) -> Neighbours:
-    """Follow the edges of a graph over the corpus.
-
-    Args:
-        edges: directed edges (document, neighbour, weight); weights of parallel edges are added.
-    """
+    """Follow directed edges (document, neighbour, weight); weights of parallel edges are added."""
     weight: list[Counter[int]] = [Counter() for _ in range(num_documents)]
     for source, target, value in edges:
         if source != target:

@@ -1,7 +1,4 @@
-"""The interface of retrievers, and their common ranking.
-
-Does not know how scores are computed.
-"""
+"""The interface of retrievers, and their common ranking."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,13 +19,9 @@ class Retriever(Protocol):
     Raises RequestError if `k` is below 1 or a score is not finite.
     """
 
-    def retrieve(self, query: str, k: int) -> list[Document]:
-        """Return the documents for one query."""
-        ...
+    def retrieve(self, query: str, k: int) -> list[Document]: ...
 
-    def retrieve_batch(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """Return the documents for several queries, in their order."""
-        ...
+    def retrieve_batch(self, queries: Sequence[str], k: int) -> list[list[Document]]: ...
 
 
 def check_k(k: int) -> None:

@@ -1,7 +1,4 @@
-"""Imagine requests to a corpus: what a retriever finds for a passage of each document.
-
-Gives a popularity tail something to go by before the first request. Runs no model of its own.
-"""
+"""Imagine requests to a corpus: what a retriever finds for a passage of each document."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -57,6 +54,5 @@ def imagine_contexts(
 
 
 def corpus_prior(documents: Sequence[Document], contexts: Sequence[Sequence[int]]) -> CorpusPrior:
-    """Name the documents of imagined contexts as requests may carry them: with an id, or as text
-    alone."""
+    """Name the documents of contexts as requests may carry them: with an id, or as text."""
     return CorpusPrior([sorted({d.key, document_key(d.text)}) for d in documents], contexts)

@@ -5,7 +5,7 @@ class BodyBudget:
     """The bytes of bodies that are received, or whose requests are being answered.
 
     What does not fit is refused and does not wait: bodies that waited for each other, each with a
-    part of the budget, would wait for ever. Others fit again as soon as one is refused.
+    part of the budget, would wait for ever.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -13,7 +13,6 @@ class BodyBudget:
         self.num_bytes = 0
 
     def take(self, size: int) -> bool:
-        """Count bytes that have arrived; return False, and count nothing, if they do not fit."""
         if self.num_bytes + size > self.max_bytes:
             return False
         self.num_bytes += size

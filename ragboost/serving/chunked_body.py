@@ -1,7 +1,4 @@
-"""Find the end of a body in chunks, so that what follows it is not parsed with it.
-
-Knows sizes and line ends. httptools reads the data, and judges what is invalid.
-"""
+"""Find the end of a body in chunks, so that what follows it is not parsed with it."""
 
 import re
 import sys
@@ -28,7 +25,6 @@ class ChunkedBody:
 
     @property
     def num_extra_bytes(self) -> int:
-        """Bytes of extensions and trailers: of framing beyond what chunks need."""
         return self._num_extra + len(self._line)
 
     def find_end(self, data: bytes, position: int) -> int:

@@ -1,7 +1,7 @@
 """HTTP/1.1 connections of a server: parsed by httptools, limited in bytes and in time.
 
-Takes the place of uvicorn's protocol classes. Of its server only what
-`tests/serving/test_connection.py` checks is used.
+Takes the place of uvicorn's protocol classes; `tests/serving/test_connection.py` checks what is
+used of its server.
 """
 
 import asyncio
@@ -135,7 +135,6 @@ class HttpConnection(asyncio.Protocol):
         self._update_state()
 
     def shutdown(self) -> None:
-        """Close the connection, after the response if one is pending."""
         self._is_stopping = True
         if self._running is None:
             self._close()
@@ -199,7 +198,6 @@ class HttpConnection(asyncio.Protocol):
     # Parsing
 
     def _feed(self, data: bytes) -> None:
-        """Parse requests, and hold back what follows a complete one."""
         view, position = memoryview(data), 0
         while position < len(data) and not self._is_closing:
             if self._running is not None and self._receiving is None:
@@ -216,7 +214,6 @@ class HttpConnection(asyncio.Protocol):
             position = end
 
     def _find_end(self, data: bytes, position: int) -> int:
-        """Return the end of the head or of the body, or of the data before that."""
         if self._receiving is None:
             return self._head_scan.find_end(data, position)
         if self._head.content_length is not None:
@@ -357,7 +354,6 @@ class HttpConnection(asyncio.Protocol):
             transport.close()
 
     def _update_state(self) -> None:
-        """Set the deadline of the connection's state, if it is another one than before."""
         if self._is_closing or self.is_write_paused:
             return
         limits = self.limits
@@ -383,6 +379,5 @@ class HttpConnection(asyncio.Protocol):
 
 
 def http_connection(limits: ProxySettings) -> type[HttpConnection]:
-    """Make a class with these limits, for `uvicorn.Config(http=...)`."""
     budget = BodyBudget(max(limits.max_total_body_bytes, limits.max_body_bytes))
     return type("HttpConnection", (HttpConnection,), {"limits": limits, "budget": budget})

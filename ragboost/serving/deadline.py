@@ -18,7 +18,6 @@ class Deadline:
         self._timer_due = 0.0
 
     def set(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call `callback` after so many seconds, unless another deadline is set before."""
         self._due, self._callback = self._loop.time() + seconds, callback
         if self._timer is None or self._due < self._timer_due:
             self._set_timer(self._due)

@@ -1,7 +1,4 @@
-"""One request of an HTTP/1.1 connection and its response: the ASGI channel of an application.
-
-Frames responses. Does not parse requests, and knows no time limits.
-"""
+"""One request of an HTTP/1.1 connection and its response: the ASGI channel of an application."""
 
 import asyncio
 from collections.abc import Callable, Iterable, MutableMapping
@@ -36,20 +33,16 @@ class Wire(Protocol):
     @property
     def default_headers(self) -> Headers: ...
 
-    def write(self, data: bytes) -> None:
-        """Send bytes; no effect on a closed connection."""
+    def write(self, data: bytes) -> None: ...
 
     async def drain(self) -> None:
         """Wait until the client reads again, or has disconnected."""
 
-    def answered(self, exchange: "HttpExchange") -> None:
-        """Go on to the next request, or close: the response is complete."""
+    def answered(self, exchange: "HttpExchange") -> None: ...
 
-    def refuse(self, status: int, message: str) -> None:
-        """End the connection, with an error as the response if none has begun."""
+    def refuse(self, status: int, message: str) -> None: ...
 
-    def abort(self) -> None:
-        """Close the connection at once."""
+    def abort(self) -> None: ...
 
 
 class _Framing(Enum):
@@ -99,7 +92,6 @@ class HttpExchange:
         self._remaining = 0  # bytes still to send, with a content-length
 
     def watch(self, on_lost: Callable[[], None] | None) -> None:
-        """Set or remove the callback for a lost connection."""
         self._on_lost = on_lost
         if on_lost is not None and self.is_disconnected:
             on_lost()
@@ -122,7 +114,6 @@ class HttpExchange:
         self._wake()
 
     def disconnect(self) -> None:
-        """End the exchange: there is nobody to respond to."""
         if self.is_disconnected:
             return
         self.is_disconnected = True
@@ -131,11 +122,8 @@ class HttpExchange:
             self._on_lost()
 
     def close(self) -> None:
-        """Let go of the body and the scope: the app has ended.
-
-        The scope refers to this exchange by its extension. Otherwise every request would leave a
-        cycle, which only the garbage collector frees.
-        """
+        """Let go of the body and of the scope, whose extension refers to this exchange: without
+        this, every request would leave a cycle, which only the garbage collector frees."""
         self._drop_body()
         self.scope = {}
 
@@ -150,10 +138,7 @@ class HttpExchange:
         self._write_body(body, is_last=True)
 
     async def receive(self) -> Message:
-        """Return the body as one message; after that, wait for the client to disconnect.
-
-        Raises ServerBusyError if the body exceeds the bytes that the server holds at a time.
-        """
+        """Return the body as one message; after that, wait for the client to disconnect."""
         if self._expects_continue and not self.has_started:
             self._expects_continue = False
             self._wire.write(_CONTINUE)
@@ -177,10 +162,7 @@ class HttpExchange:
         return {"type": "http.request", "body": body, "more_body": not self.is_received}
 
     async def send(self, message: Message) -> None:
-        """Send the head of the response, or bytes of its body.
-
-        Raises RuntimeError if the message is out of order, or the response contradicts its head.
-        """
+        """Send the response's head, or bytes of its body; RuntimeError if out of order."""
         if self._wire.is_write_paused and not self.is_disconnected:
             await self._wire.drain()
         if self.is_disconnected:

@@ -1,7 +1,4 @@
-"""The head of an HTTP request: its ASGI scope, or the reason to refuse it.
-
-Knows no connection. httptools finds the parts.
-"""
+"""The head of an HTTP request: its ASGI scope, or the reason to refuse it."""
 
 from typing import Any
 from urllib.parse import unquote
@@ -39,16 +36,13 @@ class HeadScan:
         self._tail = (self._tail + data[max(position, end - 3) : end])[-3:]
 
     def problem(self) -> tuple[int, str] | None:
-        """Return status and message for a request line with more spaces than two, which llhttp
-        accepts; with fewer, the line was not seen whole."""
+        """Return status and message for more than two spaces, which llhttp accepts."""
         if self._line.count(b" ") > 2:
             return 400, "invalid HTTP request: spaces in the request line"
         return None
 
 
 class RequestHead:
-    """A request's target and headers, which arrive one by one."""
-
     __slots__ = (
         "_coding",
         "_num_hosts",
@@ -69,7 +63,6 @@ class RequestHead:
         self._num_hosts = 0
 
     def add(self, name: bytes, value: bytes) -> None:
-        """Add a header, or drop a trailer."""
         if self.is_complete:
             return
         name = name.lower()
@@ -85,7 +78,6 @@ class RequestHead:
                 self.expects_continue = value.lower() == b"100-continue"
 
     def problem(self, method: bytes, version: str) -> tuple[int, str] | None:
-        """Return status and message to refuse the request with; None if it is acceptable."""
         if version not in ("1.1", "1.0"):
             return 505, "only HTTP/1.1 and HTTP/1.0 are supported"
         if method == b"CONNECT":

@@ -1,7 +1,4 @@
-"""Run a server in several processes: start them, restart those that die, and stop them together.
-
-Knows processes and signals. Does not know sockets, applications or what a worker serves.
-"""
+"""Run a server in several processes: start them, restart those that die, and stop them together."""
 
 import logging
 import multiprocessing
@@ -26,8 +23,6 @@ _READY = ""
 
 
 class WorkerLink:
-    """A worker's end of the pipe to its supervisor."""
-
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self._pipe = pipe
 
@@ -43,9 +38,8 @@ class WorkerLink:
 
 
 class Supervisor:
-    """A group of worker processes, each with arguments of its own.
+    """A group of worker processes, each a new interpreter with arguments of its own.
 
-    Workers are new interpreters: they inherit nothing but their arguments and the standard streams.
     Each calls `run`, a top-level function, with its `WorkerLink` and its arguments, also when it is
     restarted, and may take `drain_s` to finish its requests after SIGTERM.
     """
@@ -60,7 +54,7 @@ class Supervisor:
     def run(self, *, on_ready: Callable[[], None]) -> None:
         """Run the workers until SIGTERM or SIGINT, and then until they have drained.
 
-        Raises ConfigError if a worker could not start the first time.
+        A ConfigError is raised if a worker could not start the first time.
         """
         with self._signals() as woken:
             try:
@@ -115,7 +109,6 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[socket.socket]:
-        """Turn SIGTERM and SIGINT into a request to stop; yield what wakes the loop."""
         woken, waker = socket.socketpair()
         waker.setblocking(False)
 
@@ -135,8 +128,6 @@ class Supervisor:
 
 
 class _Worker:
-    """One place in the group: a process, and after its death the next one."""
-
     def __init__(self, number: int, run: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         self.name = f"worker-{number}"  # of its processes
         self.is_ready = False  # the process has served
@@ -155,7 +146,6 @@ class _Worker:
 
     @property
     def handles(self) -> list[Any]:
-        """Return what becomes readable when the process reports or ends."""
         handles: list[Any] = [] if self._pipe is None else [self._pipe]
         if self._process is not None and not self.restart_at:
             handles.append(self._process.sentinel)

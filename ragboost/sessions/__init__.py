@@ -13,7 +13,6 @@ __all__ = ["ChatSession", "ChatSessionStore", "Page", "make_store", "store_class
 
 
 def store_class(settings: SessionSettings) -> type[ChatSessionStore]:
-    """Return the class of the store that the settings name, which says what it is."""
     module = import_module(f"ragboost.sessions.{settings.store}")
     kind: type[ChatSessionStore] = getattr(module, f"{settings.store.capitalize()}Store")
     return kind
@@ -22,8 +21,5 @@ def store_class(settings: SessionSettings) -> type[ChatSessionStore]:
 def make_store(
     settings: SessionSettings, *, on_failure: Callable[[], None] | None = None
 ) -> ChatSessionStore:
-    """Return the store that the settings name, not yet opened.
-
-    `on_failure` is called for every operation that fails.
-    """
+    """Return the store that the settings name, not yet opened."""
     return store_class(settings)(settings, on_failure=on_failure)

@@ -18,8 +18,6 @@ class _Entry:
 
 
 class MemoryStore(ChatSessionStore):
-    """Sessions in memory; all but the newest have at most `max_bytes`."""
-
     is_shared = False
 
     def __init__(self, settings: SessionSettings, **options: Any) -> None:

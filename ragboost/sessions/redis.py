@@ -1,7 +1,6 @@
 """Chat sessions in a Redis or Valkey server, shared by proxies on several machines.
 
-Every change is one script, so that processes never see half of it. Does not retry a failure beyond
-a broken connection: the proxy decides what a turn without a store means.
+Every change is one script, so that processes never see half of it.
 """
 
 import json
@@ -26,10 +25,7 @@ T = TypeVar("T")
 
 
 class RedisStore(ChatSessionStore):
-    """Sessions in Redis; all but the newest have at most `max_bytes`.
-
-    A server that cannot be reached is not an error at the start: the store fails until it can.
-    """
+    """Sessions in Redis; a server that cannot be reached is not an error at the start."""
 
     is_shared = True
     connects_replicas = True
@@ -127,7 +123,6 @@ class RedisStore(ChatSessionStore):
 
 
 def make_client(settings: SessionSettings) -> Any:
-    """Make an asynchronous client for the server that the settings name; it connects when used."""
     if settings.url is None:
         raise ConfigError("session.url is missing: the address of Redis, such as redis://HOST:6379")
     return make_redis(
@@ -162,8 +157,6 @@ def _flat(fields: Mapping[str, bytes]) -> list[str | bytes]:
 
 
 def _session(session_id: str, fields: Mapping[bytes, bytes]) -> ChatSession | None:
-    """Return a session; None if there are no fields, or others than `_fields` writes."""
-
     def text(value: bytes) -> str | None:
         return value[1:].decode("utf-8", "surrogatepass") if value else None
 

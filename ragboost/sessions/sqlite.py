@@ -157,7 +157,6 @@ class SqliteStore(ChatSessionStore):
             self._insert(connection, session)
 
     def _insert(self, connection: sqlite3.Connection, session: ChatSession) -> None:
-        """Add a row, and drop sessions that have expired or are beyond the bound."""
         values = (
             session.id,
             session.owner,

@@ -1,7 +1,4 @@
-"""The contract of a store of chat sessions.
-
-Knows a session's attributes and its turns as bytes. Does not know messages, documents or HTTP.
-"""
+"""The contract of a store of chat sessions, whose turns are bytes."""
 
 import logging
 import re
@@ -74,54 +71,41 @@ class ChatSessionStore(ABC):
         return self._clock()
 
     @abstractmethod
-    async def open(self) -> None:
-        """Open the store; raise ConfigError if it cannot be used."""
+    async def open(self) -> None: ...
 
     @abstractmethod
-    async def close(self) -> None:
-        """Release all resources."""
+    async def close(self) -> None: ...
 
     @abstractmethod
     async def check(self) -> None:
         """Raise SessionStoreError if a turn could not be stored now."""
 
     @abstractmethod
-    async def create(self, session: ChatSession) -> None:
-        """Add a session without turns."""
+    async def create(self, session: ChatSession) -> None: ...
 
     @abstractmethod
-    async def get(self, owner: str, session_id: str) -> ChatSession | None:
-        """Return a session, or None if it is unknown."""
+    async def get(self, owner: str, session_id: str) -> ChatSession | None: ...
 
     @abstractmethod
-    async def turns(self, session_id: str) -> Sequence[bytes]:
-        """Return a session's turns, oldest first; empty for an unknown one."""
+    async def turns(self, session_id: str) -> Sequence[bytes]: ...
 
     @abstractmethod
     async def append(self, session: ChatSession, turn: bytes) -> bool:
-        """Add a turn to a session as `get` returned it, which counts as use.
-
-        Return False and change nothing if the session is unknown or has got another turn since.
-        """
+        """Add a turn to a session as `get` returned it; False if it is unknown or has changed."""
 
     @abstractmethod
     async def restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
-        """Add a session that was dropped or has expired during a turn, which counts as use.
+        """Add a session with all its turns that was dropped or has expired during a turn.
 
-        Takes it as `get` returned it before the turn, and all of its turns, oldest first. Return
-        False and change nothing if the session is known, or was deleted.
+        False, with nothing changed, if the session is known, or was deleted.
         """
 
     @abstractmethod
-    async def delete(self, owner: str, session_id: str) -> bool:
-        """Remove a session; return False if it is unknown."""
+    async def delete(self, owner: str, session_id: str) -> bool: ...
 
     @abstractmethod
     async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        """Return a page of an owner's sessions, newest first; None if `after` is unknown.
-
-        `after` is the id of the last session of the previous page.
-        """
+        """Return a page, newest first; None if the session `after` is unknown."""
 
     def _earliest(self) -> float:
         return self._clock() - self._settings.ttl_s

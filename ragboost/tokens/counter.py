@@ -28,12 +28,9 @@ class Wanted(NamedTuple):
 
 
 class TokenCounter:
-    """A token counter with a bounded cache by document key. Thread-safe.
+    """A bounded cache of lengths by document key. Thread-safe.
 
-    Args:
-        count_tokens: counts the tokens of a text, within the request; None: estimates, until
-            `learn` provides the true length.
-        max_documents: lengths kept; the least recently used are dropped.
+    Without `count_tokens`, lengths are estimates until `learn` provides the true ones.
     """
 
     def __init__(
@@ -59,12 +56,11 @@ class TokenCounter:
 
     @property
     def tokens_per_byte(self) -> float:
-        """The ratio behind estimates: 0.25 until documents are counted or prompts reported."""
+        """The ratio behind estimates."""
         return self._ratio
 
     @property
     def is_counted(self) -> bool:
-        """True if somebody calls `take_wanted`; otherwise no documents are queued."""
         return self._is_counted
 
     @is_counted.setter
@@ -81,7 +77,6 @@ class TokenCounter:
         return max(1, math.ceil(num_bytes(text) * self._ratio))
 
     def count_documents(self, documents: Sequence[Document]) -> list[int]:
-        """Return the tokens of each document's title and text, at least 1 each."""
         lengths, estimates, counted = self._lengths, self._estimates, []
         for document in documents:
             key = document.key
@@ -94,7 +89,7 @@ class TokenCounter:
         return counted
 
     def count_frames(self, labels: Iterable[str]) -> list[int]:
-        """Return the tokens of each label with the line breaks around it, in the same cache.
+        """Return the tokens of each label with the line breaks around it.
 
         Labels are digits and punctuation, so that estimates from their bytes are far too low.
         """
@@ -107,7 +102,6 @@ class TokenCounter:
         ]
 
     def are_exact(self, keys: Iterable[str]) -> bool:
-        """Return True if the lengths of all these documents have been counted."""
         return all(key in self._lengths for key in keys)
 
     def ids(self, key: str) -> "array[int] | None":
@@ -177,7 +171,6 @@ class TokenCounter:
         self.has_wanted.set()
 
     def _update_ratio(self, tokens: int, size: int) -> None:
-        """Update the ratio by a sample; older samples fade out."""
         if self._sample_bytes > 1 << 20:
             self._sample_tokens //= 2
             self._sample_bytes //= 2

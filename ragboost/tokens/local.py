@@ -1,8 +1,4 @@
-"""Count documents with a local tokenizer: in a background thread, or at once for offline jobs.
-
-Exact if the tokenizer is the model's own. Needs the extra `tokens`, imported only if the settings
-name a tokenizer.
-"""
+"""Count documents with a local tokenizer: in a background thread, or at once for offline jobs."""
 
 import json
 import threading
@@ -35,10 +31,7 @@ def make_counter(
 
 
 def make_offline_counter(settings: "TokenSettings") -> TokenCounter:
-    """Return a counter that has exact lengths at once if the settings name a tokenizer.
-
-    Remembers no lengths: an offline job counts each document once.
-    """
+    """Return a counter that remembers no lengths: an offline job counts each document once."""
     if settings.tokenizer is None:
         return TokenCounter(max_documents=1)
     encode = load_tokenizer(settings.tokenizer)
@@ -66,11 +59,7 @@ def _run(reference: "weakref.ref[TokenCounter]", encode: Encode) -> None:
 
 
 def load_tokenizer(path: Path) -> Encode:
-    """Load a `tokenizer.json`, or the one in a model's directory.
-
-    Returns:
-        A function from texts to their token ids, without special tokens.
-    """
+    """Load a `tokenizer.json`, or a directory's, as a function from texts to token ids."""
     tokenizers: Any = import_extra("tokenizers", extra="tokens")
     file = path / _FILE if path.is_dir() else path
     if not file.is_file():

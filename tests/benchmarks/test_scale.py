@@ -46,7 +46,7 @@ def test_batches_of_a_full_cache_keep_its_size() -> None:
 
     assert stream.state is StreamState.EXACT
     assert len(stream.mirror) == 40
-    assert stream.status().num_removed == 6
+    assert stream.counts["num_removed"] == 6
 
 
 def test_costs_grow_with_engines_and_proxies_as_they_are_counted() -> None:

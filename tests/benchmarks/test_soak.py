@@ -12,37 +12,36 @@ from ragboost.config import Settings
 from tests.fakes import FakeEngine
 
 
-def samples(name: str, per_hour: float, *, noise: float = 0.0) -> list[Sample]:
+def samples(name: str, per_10k: float, *, noise: float = 0.0) -> list[Sample]:
     sign = [1, -1, -1, 1]
     return [
-        Sample(minute / 4, {name: 100 + per_hour * minute / 240 + noise * sign[minute % 4]})
-        for minute in range(240)
+        Sample(250 * i, {name: 100 + per_10k * i / 40 + noise * sign[i % 4]}) for i in range(240)
     ]
 
 
 @pytest.mark.parametrize(
-    ("name", "per_hour", "noise", "grows"),
+    ("name", "per_10k", "noise", "grows"),
     [
         ("RSS, MB", 0.0, 0.0, False),
-        ("RSS, MB", 0.9, 0.0, False),
-        ("RSS, MB", 2.0, 0.0, True),
-        ("RSS, MB", 108.0, 8.0, True),
-        ("RSS, MB", -50.0, 0.0, False),
-        ("malloc in use, MB", 50.0, 0.0, False),  # shown, not judged
+        ("RSS, MB", 0.1, 0.0, False),
+        ("RSS, MB", 0.4, 0.0, True),
+        ("RSS, MB", 20.0, 1.0, True),
+        ("RSS, MB", -10.0, 0.0, False),
+        ("malloc in use, MB", 10.0, 0.0, False),  # shown, not judged
     ],
 )
 def test_growth_is_a_slope_above_its_interval_and_a_small_figure(
-    name: str, per_hour: float, noise: float, grows: bool
+    name: str, per_10k: float, noise: float, grows: bool
 ) -> None:
-    found = slope(samples(name, per_hour, noise=noise), name, warm_up=10)
+    found = slope(samples(name, per_10k, noise=noise), name)
     assert found.grows is grows
-    assert found.per_hour == pytest.approx(per_hour, abs=2 * noise + 0.01)
+    assert found.per_10k == pytest.approx(per_10k, abs=2 * noise + 0.01)
 
 
-def test_samples_before_the_warm_up_do_not_count() -> None:
-    late = [each for each in samples("RSS, MB", 0.0) if each.minute >= 10]
-    early = [Sample(minute / 4, {"RSS, MB": float(minute)}) for minute in range(40)]
-    assert slope([*early, *late], "RSS, MB", warm_up=10).per_hour == 0
+def test_samples_before_a_third_of_the_requests_do_not_count() -> None:
+    late = samples("RSS, MB", 0.0)[80:]
+    early = [Sample(250 * i, {"RSS, MB": float(i)}) for i in range(79)]
+    assert slope([*early, *late], "RSS, MB").per_10k == 0
 
 
 @pytest.mark.skipif(not memory_stages(), reason="needs Linux and glibc 2.33")
@@ -59,4 +58,4 @@ def test_a_proxy_in_the_soak_tells_where_its_memory_is(engine: FakeEngine) -> No
     assert set(stages) == set(memory_stages())
     assert all(value > 0 for value in stages.values())
     assert entries["Tenants._tenants"][1] == Settings().proxy.max_tenants
-    assert entries["CacheFollower._layouts"] == [0, 1000]  # a tenth of the product's
+    assert entries["CacheFollower._layouts"] == [0, 200]  # a fiftieth of the product's

@@ -137,8 +137,7 @@ def test_a_good_event_is_applied_after_every_kind_of_bad_one(rig: Rig) -> None:
             rig.publisher.publish_payload(payload)
             eventually(lambda: rig.is_followed(stream))
             eventually(lambda: stream.state is StreamState.EXACT)  # the good event clears the cache
-    status = stream.status()
-    assert status.num_unreadable + status.num_unknown >= len(BAD) - 1
+    assert stream.counts["num_unreadable"] + stream.mirror.num_unknown >= len(BAD) - 1
 
 
 def test_a_bad_event_empties_the_mirror_and_the_index_learns_of_it(rig: Rig) -> None:
@@ -163,7 +162,7 @@ def test_a_fault_of_the_mirror_is_survived(rig: Rig, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(PrefixMirror, "apply", faulty)
     with rig.listening() as stream:
         rig.publisher.publish_payload(batch(stored(session_id="fault")))
-        eventually(lambda: stream.status().num_faults == 1)
+        eventually(lambda: stream.counts["num_faults"] == 1)
         eventually(lambda: rig.is_followed(stream))
 
 
@@ -198,7 +197,7 @@ def test_a_frame_that_is_too_large_is_never_read(rig: Rig) -> None:
         eventually(lambda: rig.is_followed(stream))
         rig.publisher.publish_payload(b"huge")
         eventually(lambda: rig.is_followed(stream))
-        assert stream.status().num_batches
+        assert stream.counts["num_batches"]
 
 
 def test_a_flood_of_bad_frames_is_left_after_a_few_and_hardly_logged(
@@ -221,7 +220,7 @@ def test_a_flood_of_bad_frames_is_left_after_a_few_and_hardly_logged(
         eventually(lambda: rig.publisher.num_published, equals=num_bad)
         assert stream.state is StreamState.FALLBACK
         assert stream.is_flooding
-        assert 0 < stream.status().num_unreadable < 100
+        assert 0 < stream.counts["num_unreadable"] < 100
     assert 0 not in polled, "a poll without sockets returns at once: a busy loop"
     assert 0 < len(caplog.records) < 20
 
@@ -278,5 +277,5 @@ def fuzzed(tmp_path: Path) -> Iterator[Callable[[list[bytes]], None]]:
             eventually(lambda: stream.state is StreamState.EXACT)
 
         yield publish
-    assert stream.status().num_faults == 0
+    assert stream.counts["num_faults"] == 0
     rig.publisher.close()

@@ -108,7 +108,7 @@ def test_a_late_listener_replays_all_and_then_follows_live(
         toy.check(stream)
         toy.serve(30)
         toy.check(stream)
-        assert stream.status().num_batches == toy.publisher.sent
+        assert stream.counts["num_batches"] == toy.publisher.sent
     assert stream.state is StreamState.FALLBACK
     assert stream.resident_tokens(next(iter(toy.prompts))) is None
 
@@ -144,7 +144,7 @@ def test_a_tenth_of_the_frames_lost_is_replayed(rig: Callable[..., Rig]) -> None
         for _ in range(10):
             toy.serve(20)
             toy.check(stream)
-        assert stream.status().num_gaps > 0
+        assert stream.counts["num_gaps"] > 0
 
 
 def test_losses_at_the_end_are_found_without_another_frame(rig: Callable[..., Rig]) -> None:
@@ -171,8 +171,8 @@ def test_reordered_and_repeated_frames_are_applied_once(rig: Callable[..., Rig])
     with toy.listening() as stream:
         toy.serve(100)
         toy.check(stream)
-        assert stream.status().num_restarts == 0
-        assert stream.status().num_batches == toy.publisher.sent
+        assert stream.counts["num_restarts"] == 0
+        assert stream.counts["num_batches"] == toy.publisher.sent
 
 
 def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
@@ -183,7 +183,7 @@ def test_a_gap_without_replay_empties_the_mirror_until_the_cache_is_cleared(
         toy.serve(15)
         toy.check(stream)
         toy.serve(15)
-        eventually(lambda: stream.status().num_gaps == 1)
+        eventually(lambda: stream.counts["num_gaps"] == 1)
         eventually(lambda: stream.next_seq == toy.publisher.num_published)
         assert stream.state is StreamState.DEGRADED
         assert any(changes.is_cleared for changes in toy.changes)
@@ -205,7 +205,7 @@ def test_a_restarted_engine_is_followed_whether_it_published_less_or_more(
             toy.restart()
             toy.serve(requests // 2)
             toy.check(stream)
-        assert stream.status().num_restarts >= 4
+        assert stream.counts["num_restarts"] >= 4
 
 
 def test_a_restart_without_replay_is_exact_from_its_first_batch(rig: Callable[..., Rig]) -> None:
@@ -246,7 +246,7 @@ def test_a_buffer_that_no_longer_reaches_back_leaves_the_stream_degraded(
     eventually(lambda: toy.publisher.num_published >= 0)
     with toy.listening() as stream:
         eventually(
-            lambda: stream.state is StreamState.DEGRADED and stream.status().num_batches >= 5
+            lambda: stream.state is StreamState.DEGRADED and stream.counts["num_batches"] >= 5
         )
         toy.cache.clear()
         toy.serve(3)
@@ -258,9 +258,9 @@ def test_a_mute_replay_endpoint_does_not_stop_the_live_stream(rig: Callable[...,
     toy.serve(5)
     eventually(lambda: toy.publisher.num_published >= 0)
     with toy.listening(replay_timeout_s=0.2, probe_interval_s=0.5) as stream:
-        eventually(lambda: stream.status().num_replays >= 1 and not stream.is_replaying)
+        eventually(lambda: stream.counts["num_replays"] >= 1 and not stream.is_replaying)
         toy.serve(5)
-        eventually(lambda: stream.status().num_batches > 0)
+        eventually(lambda: stream.counts["num_batches"] > 0)
         assert stream.state is StreamState.DEGRADED
         toy.publisher.is_mute = False
         toy.check(stream)  # a probe finds the endpoint answering again
@@ -294,11 +294,11 @@ def test_a_replay_whose_end_is_dropped_is_continued(
     eventually(lambda: toy.publisher.num_published >= 0)
     with toy.listening(replay_timeout_s=5.0, probe_interval_s=3600.0) as stream:
         for num_batches in (10, 19, 28):  # each begins with the last batch of the one before
-            eventually(lambda: stream.status().num_batches, equals=num_batches)
+            eventually(lambda: stream.counts["num_batches"], equals=num_batches)
             now[0] += 6.0
         toy.check(stream)
-        assert stream.status().num_failed_replays == 0
-        assert stream.status().num_batches == toy.publisher.sent
+        assert stream.counts["num_failed_replays"] == 0
+        assert stream.counts["num_batches"] == toy.publisher.sent
 
 
 def test_a_stopped_listener_that_starts_again_knows_the_same(rig: Callable[..., Rig]) -> None:

@@ -104,6 +104,8 @@ class HttpDriver:
     Attributes:
         problems: sentences, each with the seed of its stream.
         counts: streams by what came of them.
+        num_passed: requests that reached the backend.
+        num_read: requests that h11 reads.
     """
 
     def __init__(self, recorder: HttpRecorder, *, port: int) -> None:
@@ -111,6 +113,7 @@ class HttpDriver:
         self._port = port
         self.problems: list[str] = []
         self.counts: Counter[str] = Counter()
+        self.num_passed = self.num_read = 0
 
     async def run(self, seeds: Iterable[int]) -> None:
         """Send the streams of these seeds, some at a time."""
@@ -172,5 +175,7 @@ class HttpDriver:
                 other = read[number] if number < len(read) else "nothing"
                 self.problems.append(f"seed {seed}: {request} passed, {other} was sent; {statuses}")
                 break
-        result = "refused" if statuses[-1:] >= [400] else "answered"
+        result = f"refused with {statuses[-1]}" if statuses[-1:] >= [400] else "answered"
         self.counts[f"{result}, {'rejected' if reading.problem else 'accepted'} by h11"] += 1
+        self.num_passed += len(passed)
+        self.num_read += len(reading.requests)

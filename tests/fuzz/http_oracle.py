@@ -65,12 +65,7 @@ def _read_request(reading: OracleReading, data: bytes) -> bytes:
 
 
 def _repair(data: bytes) -> bytes:
-    head, end, rest = data.lstrip(b"\r\n").partition(b"\r\n\r\n")
-    line, _, headers = head.partition(b"\r\n")
-    line = b" ".join(line.split(b" ")).replace(b"  ", b" ").strip(b" ")
-    if not headers.lower().startswith(b"host:") and b"\r\nhost:" not in headers.lower():
-        headers = b"host: x\r\n" + headers
-    return line + b"\r\n" + headers + end + rest if end else data
+    return data.lstrip(b"\r\n")
 
 
 def path_of(target: str) -> str:

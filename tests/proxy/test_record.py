@@ -15,7 +15,7 @@ from ragboost.errors import ConfigError, RequestError
 from ragboost.evaluation.loading import load_questions
 from ragboost.hosted.lint import lint_log
 from ragboost.proxy.observability.request_log import RequestLog
-from ragboost.types import RecordedRequest
+from ragboost.rewriting.recorded_request import RecordedRequest
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings

@@ -1,8 +1,5 @@
-"""Fill the KV of a prompt from stored chunks, with the selected tokens recomputed.
-
-The result is the KV that the engine takes for its own up to `PromptPlan.stop`. Knows plans, models
-and policies. Does not know how an engine lays out its cache.
-"""
+"""Fill the KV of a prompt from stored chunks, with the selected tokens recomputed. The engine takes
+it for its own up to `PromptPlan.stop`. Does not know how an engine lays out its cache."""
 
 from dataclasses import dataclass
 
@@ -54,16 +51,9 @@ def fill_steps(
     observe: Observer | None = None,
     into: RequestCache | None = None,
 ) -> FillSteps:
-    """Assemble the stored KV of a prompt and compute its missing and selected tokens.
-
-    Args:
-        prefix: KV of the plan's first `prefix_tokens`; None if there are none, or if `into` has
-            them.
-        pace: length of the pieces, one per step; None: few and long ones.
-        policy: selects the tokens to recompute; None: that of the request.
-        observe: observer of the pass that computes the prompt, whose rows are not split then.
-        into: cache with a slot for each token to fill; None: a new one.
-    """
+    """Assemble the stored KV of a prompt and compute its missing and selected tokens. `prefix` is
+    the KV of the plan's `prefix_tokens`, unless `into`, a cache with a slot for each token, has it.
+    `policy`: not the request's. `observe`: of the last pass, whose rows are not split then."""
     assembly = together(model.ranks, lambda: assemble_plan(model, plan, prefix=prefix, into=into))
     # prefix_tokens            border                     stop              len(tokens)
     # |  missing: first pass   |  missing and selected:   |  the engine's   |
@@ -129,8 +119,7 @@ def assemble_plan(
     prefix: ChunkKV | None,
     into: RequestCache | None = None,
 ) -> Assembly:
-    """Return a prompt with its stored KV, moved to its place; arguments are those of
-    `fill_steps`."""
+    """Return a prompt with its stored KV, moved to its place; arguments as of `fill_steps`."""
     length, prefix_tokens = len(plan.tokens), plan.prefix_tokens
     # The store keeps KV in host memory; everything after this line is on the model's device.
     stored = [None if kv is None else kv.to(model.device) for kv in plan.stored]
@@ -163,12 +152,8 @@ def assemble_plan(
 def filled_error(
     model: ReusableModel, tokens: list[int], computed: ChunkKV, *, backend: AttentionBackend | None
 ) -> float:
-    """Return the largest error of KV that went through a store, a plan and a filling, relative to
-    the largest value: what fails here, on a new kind of device say, would fail for every request.
-
-    Args:
-        computed: its KV as the engine computes it, on the model's device.
-    """
+    """Return the largest relative error of KV that went through a store, a plan and a filling
+    against KV that the engine `computed`: what fails here would fail for every request."""
     # 0        start                stop      len(tokens)
     # | missing | stored, half of it | missing |
     # |         | recomputed         |         |

@@ -17,13 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class ChunkLibrary:
-    """Chunk KV of one model, by content.
-
-    Args:
-        model: checks what is found; None where it is in other processes.
-        recipes: recipes of prepared chunks by the key of their plain KV; prepared KV is preferred.
-        has_public: chunks that `publish` stored are found by all tenants.
-    """
+    """Chunk KV of one model, by content. `model` checks what is found, unless it is elsewhere.
+    `recipes`: of prepared chunks, which are preferred, by the key of their plain KV. `has_public`:
+    all tenants find what `publish` stored."""
 
     def __init__(
         self,
@@ -53,11 +49,7 @@ class ChunkLibrary:
         recipes: Mapping[str, str] | None = None,
         has_public: bool = False,
     ) -> "ChunkLibrary":
-        """Return the chunks that a model has computed with its present weights.
-
-        Args:
-            identity: None: that of the model's weights and dtype.
-        """
+        """Return the chunks that a model has computed with its present weights."""
         if identity is None:
             dtype = str(model.dtype).removeprefix("torch.")
             identity = Identity(model=model.fingerprint(), dtype=dtype)
@@ -71,7 +63,6 @@ class ChunkLibrary:
         )
 
     def renewed(self, model: ReusableModel) -> "ChunkLibrary":
-        """Return the library of a model's present weights: this one if they are the same."""
         if model.fingerprint() == self.identity.model:
             return self
         return ChunkLibrary.of(model, self.store, recipes=self.recipes, has_public=self.has_public)
@@ -84,19 +75,17 @@ class ChunkLibrary:
         return is_first or (key not in self and self._public(tokens) is None)
 
     def publish(self, key: str) -> None:
-        """Let all tenants find a chunk with a public key, as long as it stays in memory: what they
-        find must not depend on what others ask for, so it is neither evicted nor loaded."""
+        """Let all tenants find a chunk while it stays in memory. It is neither evicted nor loaded:
+        what they find must not depend on what others ask for."""
         if not self.store.keep(key) and not self._is_public_full:
             self._is_public_full = True
             logger.warning("no room for more public chunks: half of the memory is theirs")
 
     def _public(self, tokens: Sequence[int]) -> str | None:
-        """Return the key of the public chunk of these tokens; None: there is none."""
         key = self.key(tokens, tenant=PUBLIC) if self.has_public else ""
         return key if key and self.store.is_kept(key) else None
 
     def regime_at(self, length: int) -> str:
-        """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
         return self.regime if self._model is None else self._model.regime(length)
 
     def key(self, tokens: Sequence[int], *, tenant: str = "", recipe: str = "") -> str:
@@ -107,7 +96,6 @@ class ChunkLibrary:
         return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
 
     def keys(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> list[str]:
-        """Return the keys under which `find` looks, the preferred one first."""
         recipe = self.recipes.get(key)
         if recipe is None:
             return [key]
@@ -115,8 +103,8 @@ class ChunkLibrary:
         return [key, prepared] if is_first else [prepared, key]
 
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
-        """Return stored KV of these tokens: prepared KV before plain KV, but plain KV, which is
-        exact there, directly behind the beginning of a prompt. Public KV comes last."""
+        """Return stored KV: prepared before plain (directly behind a prompt's beginning plain,
+        which is exact there) before public."""
         for each in self.keys(key, tokens, is_first=is_first):
             kv = self._get(each, tokens)
             if kv is not None:
@@ -127,8 +115,7 @@ class ChunkLibrary:
     def find_beginning(
         self, tokens: Sequence[int], stop: int, *, tenant: str = ""
     ) -> ChunkKV | None:
-        """Return stored KV that is exact for the tokens [0, stop) of a prompt; None if there is
-        none."""
+        """Return stored KV that is exact for the tokens [0, stop) of a prompt."""
         if not stop:
             return None
         beginning = tokens[:stop]
@@ -139,9 +126,8 @@ class ChunkLibrary:
         return kv if is_usable else None
 
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
-        """Store a chunk. KV that was computed directly after the beginning of a prompt replaces KV
-        behind more tokens, which may have seen other chunks; approximate KV replaces no exact KV.
-        So each chunk ends with the KV that has seen least, whoever stores it in which order."""
+        """Store a chunk. KV directly behind a prompt's beginning replaces KV behind more tokens,
+        but approximate KV no exact KV, so that each chunk ends with KV that has seen least."""
         self.store.put(key, kv)
         if is_first:
             stored = self.store.get(key)
@@ -154,14 +140,13 @@ class ChunkLibrary:
         return key in self
 
     def measure(self, key: str, measure: ChunkMeasure) -> None:
-        """Add measurements to a stored chunk. Does nothing if it was evicted meanwhile."""
+        """Add measurements to a stored chunk, if it is there."""
         kv = self.store.get(key)
         if kv is not None and len(kv.tokens) == len(measure.sensitivity):
             self.store.replace(key, measure.added_to(kv))
 
     def _get(self, key: str, tokens: Sequence[int]) -> ChunkKV | None:
-        """Return the KV of a key. KV of other tokens, or of another shape than the model's, is
-        removed."""
+        """Return the KV of a key; that of other tokens or another shape is removed."""
         kv = self.store.get(key)
         if kv is None or kv.regime != self.regime_at(kv.length):
             return None
@@ -189,11 +174,7 @@ class ChunkLibrary:
 
 
 def is_exact(kv: ChunkKV, prompt: PrefixDigests, start: int, *, regime: str) -> bool:
-    """Return True if the KV equals that of an ordinary prefill of a prompt.
-
-    Args:
-        kv: KV of the prompt's tokens from `start` on.
-    """
+    """Return True if the KV, of tokens from `start` on, equals that of an ordinary prefill."""
     if kv.exact_after is None or kv.base != start or kv.regime != regime:
         return False
     return kv.exact_after == prompt.digest(start)

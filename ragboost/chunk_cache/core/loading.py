@@ -11,8 +11,6 @@ from ragboost.errors import ConfigError, import_extra
 
 
 class Loaded(NamedTuple):
-    """A model that passed the self-test."""
-
     adapter: ModelAdapter  # the model
     tokenizer: Any | None  # None if the directory has none
     checked: SelfTest  # result of the self-test

@@ -1,8 +1,5 @@
-"""Measure how a stored chunk depends on other chunks: what Cache-Craft and `hybrid-offline` need.
-
-The chunk is computed behind its neighbours. Knows models and assembled prompts. Does not know
-stores.
-"""
+"""Measure how a stored chunk depends on other chunks, computed behind them: what Cache-Craft and
+`hybrid-offline` need. Does not know stores."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +23,7 @@ class ChunkMeasure:
     influence: Influence  # attention of its tokens to them
 
     def added_to(self, kv: ChunkKV) -> ChunkKV:
-        """Return stored KV of the chunk with these measurements. It was computed without the
-        neighbours, so its influence names no context."""
+        """Return the chunk's KV with these measurements, whose context it was computed without."""
         influence = replace(self.influence, context=(), inter=())
         return replace(kv, sensitivity=self.sensitivity, influence=influence)
 
@@ -35,12 +31,8 @@ class ChunkMeasure:
 def measure_last_chunk(
     model: ReusableModel, assembly: Assembly, *, backend: AttentionBackend | None
 ) -> ChunkMeasure:
-    """Compute the last chunk over the KV of the chunks before it, and compare (Cache-Craft eq. 9,
-    10; FusionRAG eq. 10). Its KV in the assembly is replaced.
-
-    Args:
-        assembly: the prompt, with the stored KV of that chunk, and KV for every token before it.
-    """
+    """Compute the last chunk over the KV of all before it, in place of its own, and compare
+    (Cache-Craft eq. 9, 10; FusionRAG eq. 10)."""
     number = len(assembly.chunks) - 1
     start, stop = assembly.chunks[number]
     layers = assembly.cache.layers
@@ -54,12 +46,8 @@ def measure_last_chunk(
 
 
 def relative_change(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the squared change of each token's vectors, relative to the mean squared norm of the
-    old ones, summed over tensors, (tokens,).
-
-    Args:
-        old: tensors of (1, heads, tokens, head_dim).
-    """
+    """Return the squared change of each token's vectors relative to the mean squared norm of the
+    old ones, summed over tensors of (1, heads, tokens, head_dim), (tokens,)."""
     total = torch.zeros(old[0].shape[2], device=old[0].device)
     for before, after in zip(old, new, strict=True):
         size = before.float().square().sum((0, 1, 3)).mean().clamp_min(1e-12)
@@ -68,7 +56,6 @@ def relative_change(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) ->
 
 
 def largest_error(got: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
-    """Return the largest error, relative to the largest value of each tensor."""
     errors = [
         (tensor.float() - other.float()).abs().max() / other.float().abs().max()
         for tensor, other in zip(got, expected, strict=True)

@@ -40,7 +40,6 @@ class ReuseDefaults(NamedTuple):
     policies: Sequence[str] = tuple(POLICIES)  # names that requests may give
 
     def describe(self) -> dict[str, Any]:
-        """Return the answer of `/chunk_reuse`."""
         return {
             "is_possible": self.refusal is None,
             "refusal": self.refusal,
@@ -60,11 +59,8 @@ class ChunkPosition(NamedTuple):
 
 
 def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> ReuseOptions | None:
-    """Return the options of a request, or None if it is computed exactly.
-
-    Raises:
-        RequestError: `reuse` or `tenant` is malformed, or this engine cannot reuse chunks.
-    """
+    """Return the options of a request; None: it is computed exactly. Raises `RequestError`, also if
+    this engine cannot reuse chunks."""
     where, value, tenant = f"{FIELD}.reuse", extension.get("reuse"), read_tenant(extension)
     is_default = defaults.is_approx and defaults.refusal is None
     if value == _EXACT or (value is None and not is_default):
@@ -120,7 +116,6 @@ def read_selection(
 
 
 def read_tenant(extension: Mapping[str, Any]) -> str:
-    """Return whose stored chunks a request shares, or an empty text."""
     tenant = extension.get("tenant") or ""
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
         raise RequestError(
@@ -131,11 +126,7 @@ def read_tenant(extension: Mapping[str, Any]) -> str:
 
 
 def read_public(extension: Mapping[str, Any], public_key: str) -> bool:
-    """Return True if a request's only chunk is to be stored for all tenants.
-
-    Raises:
-        RequestError: it names another key than the engine's, or a tenant.
-    """
+    """Return True if a request's only chunk is to be stored for all tenants."""
     where, key = f"{FIELD}.public", extension.get("public")
     if key is None:
         return False
@@ -146,7 +137,6 @@ def read_public(extension: Mapping[str, Any], public_key: str) -> bool:
 
 
 def read_measure(extension: Mapping[str, Any]) -> bool:
-    """Return True if the last chunk is to be measured behind the others, see `measure`."""
     measure = extension.get("measure", False)
     if not isinstance(measure, bool):
         raise RequestError(
@@ -156,7 +146,6 @@ def read_measure(extension: Mapping[str, Any]) -> bool:
 
 
 def read_exact_chunks(extension: Mapping[str, Any]) -> int:
-    """Return how many leading chunks are computed exactly, so that the prefix cache holds them."""
     where, number = f"{FIELD}.exact_chunks", extension.get("exact_chunks")
     if number is None:
         return 0
@@ -168,11 +157,7 @@ def read_exact_chunks(extension: Mapping[str, Any]) -> int:
 
 
 def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[ChunkPosition]:
-    """Return the positions of the chunks, ascending and without overlaps.
-
-    Args:
-        is_chat: positions are `[message, start, stop]`, else `[start, stop]`.
-    """
+    """Return the positions of the chunks, ascending and without overlaps."""
     import msgspec  # not at the top: clients on the command line need the names here only
 
     where, width = f"{FIELD}.chunks", 3 if is_chat else 2

@@ -45,7 +45,6 @@ class PromptPlan:
 
     @property
     def num_missing(self) -> int:
-        """Tokens of [prefix_tokens, stop) without stored KV."""
         return self._missing_from(self.prefix_tokens)
 
     @property
@@ -65,7 +64,7 @@ class PromptPlan:
 
     @property
     def counts(self) -> TokenOrigins:
-        """Expected report of a filling; without blocks of tokens, which are chosen as a whole."""
+        """Expected report of a filling, as if the selection took single tokens."""
         exact, approximate = self.prefix_tokens, 0
         for (start, stop), kv, is_copied in zip(
             self.request.chunks, self.stored, self.exact, strict=True
@@ -78,8 +77,7 @@ class PromptPlan:
         return TokenOrigins(exact, approximate - chosen, chosen, computed)
 
     def num_to_compute(self, num_layers: int) -> int:
-        """Return the tokens that filling computes, at most; partial passes count by their share of
-        the model's layers."""
+        """Return the most tokens that filling computes; partial passes count by layers."""
         if self.request.measure:
             start, stop = self.request.chunks[-1]
             return self.num_missing + stop - start
@@ -110,7 +108,7 @@ def plan_prompt(
     keys: dict[int, str],
     library: ChunkLibrary,
 ) -> PromptPlan | str:
-    """Return the plan of a prompt, or the reason to compute it exactly. It is the same as long as
+    """Return the plan of a prompt, or the reason to compute it exactly: the same as long as
     `prefix_tokens` and the store's `version` are."""
     if max((end for _, end in request.chunks), default=0) <= prefix_tokens:
         return "prefix_hit"
@@ -154,12 +152,8 @@ def plan_stored(
     regime: str,
     is_whole: bool = False,
 ) -> PromptPlan:
-    """Return the plan of a prompt that reuses this KV, whether that is worth it or not.
-
-    Args:
-        stored: KV of each chunk; None: it is computed.
-        is_whole: fill to the end of the prompt, not to that of the last stored chunk.
-    """
+    """Return the plan of a prompt with this KV of each chunk, worth it or not; `is_whole`: to the
+    prompt's end, not that of the last stored chunk."""
     stop, approximate, prompt = prefix_tokens, None, PrefixDigests(tokens)
     found: list[ChunkKV | None] = []
     exact = []
@@ -185,13 +179,8 @@ def plan_stored(
 
 
 def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
-    """Return a plan that stops at the end of a page; the engine computes the tokens after it.
-
-    A chunk that is measured stays whole: only its KV up to that page is for the engine.
-
-    Args:
-        plan: the plan, which begins at the end of a page.
-    """
+    """Return a plan that stops at the end of a page, where it begins too; the engine computes the
+    rest. A chunk that is measured stays whole."""
     stop = plan.stop // page_size * page_size
     if stop == plan.stop:
         return plan
@@ -219,14 +208,13 @@ def align_plan(plan: PromptPlan, page_size: int) -> PromptPlan | str:
 
 
 def _lacks_measure(request: EngineChunkRequest, kv: ChunkKV) -> bool:
-    """Return True if the policy cannot select tokens of this chunk, which is computed then."""
     is_needed = request.policy in MEASURED and not request.measure
     return is_needed and (kv.sensitivity is None or kv.influence is None)
 
 
 def plan_digest(request: EngineChunkRequest, tokens: Sequence[int]) -> bytes:
-    """Return the identity of approximate KV: the tenant, the options and the whole prompt, whose
-    question decides what is recomputed."""
+    """Return the identity of approximate KV: the whole prompt, whose question decides what is
+    recomputed, and the options."""
     made_from = [
         request.tenant,
         request.policy,

@@ -1,9 +1,6 @@
-"""Read the chunks and options of a request, as they arrive in its `kv_transfer_params` (vLLM) or
-`custom_params` (SGLang).
-
-Positions are not trusted: a chunk is looked up by the tokens of the request itself, so that a wrong
-position finds nothing. Malformed input turns reuse off for the request, with a reason.
-"""
+"""Read the chunks and options of a request from `kv_transfer_params` (vLLM) or `custom_params`
+(SGLang). A chunk is looked up by the prompt's own tokens, so that a wrong position finds nothing.
+Malformed input turns reuse off for the request, with a reason."""
 
 import hashlib
 import json
@@ -52,7 +49,6 @@ class EngineChunkRequest:
 
     @property
     def beginning(self) -> int:
-        """Tokens before the first chunk."""
         return self.chunks[0][0] if self.chunks else 0
 
     @property
@@ -95,7 +91,7 @@ def read_request(
 
 
 def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunkRequest:
-    """Return the request with stored chunks apart from those of the engine's other namespaces."""
+    """Return the request with stored chunks apart from those of other namespaces."""
     if request.is_public or not any(names):
         return request
     made_from = json.dumps([request.tenant, *names]).encode()

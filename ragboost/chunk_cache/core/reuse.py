@@ -1,9 +1,5 @@
-"""Chunk reuse with one model in this process: plan, fill and store prompts of system prompt, chunks
-and question.
-
-Knows token ids. Does not know texts, tokenizers or HTTP. Chunks are tokenised separately and joined
-by ids: tokenising the joined text would merge across their borders.
-"""
+"""Chunk reuse with one model in this process, in prompts of system prompt, chunks and question.
+Knows token ids. Does not know texts: chunks are tokenised separately and joined by ids."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -33,8 +29,6 @@ from ragboost.errors import ChunkCacheError
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A prompt that is ready for decoding."""
-
     cache: DynamicCache  # owned by the request; decode from position `num_tokens` on
     logits: torch.Tensor  # of the last token, (vocabulary,)
     selected: tuple[int, ...]  # positions of the recomputed tokens, ascending
@@ -48,17 +42,9 @@ class Prefill:
 
 
 class ChunkReuse:
-    """Chunk KV of one model, computed after a system prompt and reused at any position.
-
-    Safe to use from several threads: a request writes only to its own cache.
-
-    Args:
-        store: store of the chunk KV; several engines may share one.
-        identity: everything besides the tokens that determines the KV; None: the adapter's weights
-            and dtype.
-        backend: name of the attention backend, see `attention.BACKENDS`; None: the model's own
-            attention with a dense mask, bit-identical to an ordinary forward pass.
-    """
+    """Chunk KV of one model, computed after a system prompt and reused at any position, by several
+    threads and engines. Without a `backend` the model's own attention with a dense mask is
+    bit-identical to an ordinary pass."""
 
     def __init__(
         self,
@@ -74,12 +60,8 @@ class ChunkReuse:
         self.backend = make_backend(backend) if backend else None
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
-        """Compute and store the missing KV of the system prompt and of each chunk after it
-        (FusionRAG eq. 5).
-
-        Returns:
-            The number of computed chunks.
-        """
+        """Store the missing KV of the system prompt and of each chunk after it (FusionRAG eq. 5);
+        return how many chunks were computed."""
         self._store_system(system)
         distinct = [tokens for tokens in dict.fromkeys(map(tuple, chunks)) if tokens]
         missing = [t for t in distinct if self.library.find(self.library.key(t), t) is None]
@@ -88,8 +70,7 @@ class ChunkReuse:
         return len(missing)
 
     def plain(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
-        """Return a chunk's KV behind the system prompt, computing and storing it if it is
-        missing."""
+        """Return a chunk's KV behind the system prompt; if it is missing, compute and store it."""
         self._store_system(system)
         prompt, start = [*system, *tokens], len(system)
         kv = self.library.find(self.library.key(tokens), tokens, is_first=True)
@@ -100,7 +81,6 @@ class ChunkReuse:
         return kv
 
     def compute(self, system: Sequence[int], tokens: Sequence[int]) -> ChunkKV:
-        """Return a chunk's KV behind the system prompt, computed now and not stored."""
         begin, prompt = time.perf_counter(), [*system, *tokens]
         before = self.library.find_beginning(prompt, len(system))
         plan = self._plan(prompt, [], [], prefix_tokens=len(system) if before else 0)
@@ -113,11 +93,7 @@ class ChunkReuse:
     def compute_behind(
         self, system: Sequence[int], neighbours: Sequence[ChunkKV], own: ChunkKV
     ) -> tuple[FilledPrompt, ChunkKV]:
-        """Compute a chunk after the stored KV of its neighbours, and measure it there.
-
-        Returns:
-            The prompt, and the KV of the chunk in it.
-        """
+        """Compute a chunk after the stored KV of its neighbours, and measure it there."""
         stored = [*neighbours, own]
         tokens, chunks = _join(system, [kv.tokens for kv in stored])
         before = self.library.find_beginning(tokens, len(system))
@@ -143,26 +119,12 @@ class ChunkReuse:
         observe: Observer | None = None,
         keep: bool = False,
     ) -> Prefill:
-        """Fill the KV of a prompt and return the logits of its last token.
+        """Fill the KV of a prompt: for every token the exact `prefix` (from the caller's prefix
+        cache) before a stored chunk before computing. Raises `ChunkCacheError`.
 
-        For every token the exact prefix is preferred to a stored chunk, and a stored chunk to
-        computing.
-
-        Args:
-            policy: selects the reused tokens to recompute; an instance or a name.
-            ratio: share of the approximate tokens to recompute, 0 to 1.
-            granularity: block size of the selection in tokens; 1: single tokens.
-            prefix: KV of an exact prefix of this prompt from the caller's prefix cache, never
-                recomputed.
-            keep_tokens: maximum tokens per layer and head of the returned cache, see
-                `snapkv.evict`; None: all.
-            stored: KV of each chunk, None to compute it; None: look all of them up.
-            observe: observer of the pass that computes the prompt, see `ForwardPlan`.
-            keep: store the chunks of this prompt that are not stored.
-
-        Raises:
-            ChunkCacheError: an empty question, a prefix with other tokens, or an invalid ratio.
-        """
+        `granularity`: block size of the selection. `keep_tokens`: most tokens of the returned
+        cache, see `snapkv.evict`. `stored`: KV of each chunk, None to compute it. `observe`: of the
+        pass that computes the prompt. `keep`: store chunks that are not."""
         begin = time.perf_counter()
         plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
         options = replace(plan.request, ratio=ratio, granularity=granularity)
@@ -198,15 +160,8 @@ class ChunkReuse:
         num_exact: int,
         tenant: str = "",
     ) -> int:
-        """Store chunks of a computed prompt, and its system prompt, from copies of their KV.
-
-        Args:
-            cache: KV of the prompt, with slot and position equal.
-            num_exact: leading tokens whose KV is that of an ordinary forward pass.
-
-        Returns:
-            The number of stored chunks.
-        """
+        """Store copies of chunks of a computed prompt, and its system prompt; return the number of
+        chunks. `num_exact`: leading tokens with the KV of an ordinary forward pass."""
         library, num_stored = self.library, 0
         spans = [(0, num_system)] if 0 < num_system <= num_exact else []
         for start, stop in [*spans, *chunks]:
@@ -234,14 +189,12 @@ class ChunkReuse:
         prefix: ChunkKV | None = None,
         stored: Sequence[ChunkKV | None] | None = None,
     ) -> Assembly:
-        """Return a prompt with its stored KV; arguments are those of `prefill`."""
         plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
         return assemble_plan(self.adapter, plan, prefix=prefix)
 
     def extract(
         self, cache: DynamicCache, tokens: Sequence[int], start: int, stop: int, *, is_exact: bool
     ) -> ChunkKV:
-        """Return a copy of the KV at [start, stop), see `assemble.extract`."""
         return extract(self.adapter, cache, tokens, start=start, stop=stop, is_exact=is_exact)
 
     def _plan_prompt(

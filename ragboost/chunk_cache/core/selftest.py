@@ -28,12 +28,7 @@ class SelfTest(NamedTuple):
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTest:
-    """Run the reuse path on 64 tokens and compare it with ordinary forward passes.
-
-    Raises:
-        UnsupportedModelError: an error exceeds its limit, so the model must not be used with reuse.
-            The message names the error.
-    """
+    """Run the reuse path on 64 tokens. Raises `UnsupportedModelError`, which names the error."""
     tokens = probe_tokens(LENGTH, int(adapter.config.vocab_size))
     ids = torch.tensor([tokens], device=adapter.device)
     ordinary = adapter.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
@@ -65,8 +60,7 @@ def check_errors(model: ReusableModel, errors: Mapping[str, float]) -> None:
 def _moved_error(
     adapter: ModelAdapter, reuse: ChunkReuse, system: list[int], chunk: list[int]
 ) -> float:
-    """Compare a chunk's keys, moved behind a longer text, with those of system prompt and chunk
-    computed at the later positions."""
+    """Compare a chunk's keys, moved behind a longer text, with keys computed there."""
     shift = LENGTH
     other = [(token + 1) % int(adapter.config.vocab_size) for token in (system + chunk) * 2]
     moved = reuse.assemble(system, [other[:shift], chunk], [0]).cache

@@ -1,8 +1,5 @@
-"""The settings of chunk reuse inside an engine, as its configuration passes them on.
-
-vLLM: `kv_connector_extra_config` of `--kv-transfer-config`; SGLang:
-`--hicache-storage-backend-extra-config`.
-"""
+"""The settings of chunk reuse inside an engine: in vLLM `kv_connector_extra_config` of
+`--kv-transfer-config`, in SGLang `--hicache-storage-backend-extra-config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -30,8 +27,6 @@ _ON_ACCELERATORS: Mapping[str, Any] = MappingProxyType({"granularity": 16, "back
 
 @dataclass(frozen=True, slots=True)
 class EngineChunkSettings:
-    """Settings of chunk reuse inside an engine."""
-
     # `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not
     reuse: str = "exact"
     # capacity of the store in host memory, with what waits there to be written elsewhere
@@ -57,14 +52,7 @@ class EngineChunkSettings:
 
     @classmethod
     def read(cls, values: Mapping[str, Any], *, device: str = "cpu") -> "EngineChunkSettings":
-        """Return the settings in a mapping of names to values.
-
-        Args:
-            device: kind of the engine's device, which decides some defaults.
-
-        Raises:
-            ConfigError: an unknown name, or a value of another type or out of range.
-        """
+        """Return checked settings; the engine's device decides some defaults."""
         types = {field.name: type(field.default) for field in fields(cls)}
         for name, value in values.items():
             if name not in types:
@@ -106,17 +94,12 @@ class EngineChunkSettings:
         return replace(self, policy=chosen.policy, ratio=chosen.ratio)
 
     def check_model(self, model: ReusableModel) -> None:
-        """Check that the calibration was made for a model.
-
-        Raises:
-            ConfigError: it was made for another one.
-        """
+        """Raise `ConfigError` if the calibration was made for another model."""
         if self.calibration:
             Calibration.read(Path(self.calibration)).check(model)
 
     @property
     def has_more_than_memory(self) -> bool:
-        """True if chunks may have to be loaded."""
         return bool(self.directory or self.remote)
 
     @property
@@ -127,7 +110,6 @@ class EngineChunkSettings:
         )
 
     def reuse_defaults(self, *, refusal: str | None) -> ReuseDefaults:
-        """Return the same for the server in front of the engine, which may refuse reuse."""
         return ReuseDefaults(
             is_approx=self.reuse == "approx",
             options=ReuseOptions(self.policy, self.ratio),
@@ -136,11 +118,7 @@ class EngineChunkSettings:
         )
 
     def make_store(self, device: torch.device | str = "cpu") -> TieredStore:
-        """Create the store. What it has on disk and in the remote store outlives the engine.
-
-        Args:
-            device: the engine's.
-        """
+        """Create the store; what it has on disk and in the remote store outlives the engine."""
         disk = None
         if self.directory:
             disk = DiskTier(Path(self.directory), capacity_bytes=self.disk_bytes)

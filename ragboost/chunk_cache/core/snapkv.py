@@ -1,8 +1,5 @@
 """Evict document KV that the question pays little attention to, once after prefill (SnapKV, an
-extension in A3): decoding then attends to a short cache.
-
-Keys keep their rotation, so positions continue from the full prompt.
-"""
+extension in A3). Keys keep their rotation, so positions continue from the full prompt."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,8 +17,7 @@ KERNEL = 7
 
 
 class EvictedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
-    """A layer that holds fewer tokens than its length. All kept tokens precede all new ones, so
-    that new tokens need no other attention mask."""
+    """A layer that holds fewer tokens than its length, all of them before all new ones."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, *, num_evicted: int) -> None:
         super().__init__()
@@ -38,12 +34,7 @@ class EvictedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
 
 class QuestionWindow:
-    """An observer that records the attention of the last question tokens to each key, per layer and
-    KV head.
-
-    Args:
-        num_rows: tokens of the question; at most `WINDOW` of them are observed.
-    """
+    """An observer of the last question tokens' attention to each key, per layer and KV head."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = min(num_rows, WINDOW)
@@ -62,15 +53,9 @@ class QuestionWindow:
 def evict(
     cache: RequestCache, window: QuestionWindow, *, documents: tuple[int, int], capacity: int
 ) -> DynamicCache:
-    """Return a new cache with at most `capacity` tokens per layer and head.
-
-    The system prompt and the question are kept; each KV head keeps the document tokens with the
-    highest pooled attention. Layers with a sliding window are not shortened.
-
-    Args:
-        documents: positions (start, stop) between system prompt and question.
-        capacity: tokens, at least those of system prompt and question.
-    """
+    """Return a new cache with at most `capacity` tokens per layer and head: system prompt,
+    question, and of the documents at (start, stop) the tokens with the highest pooled attention.
+    Layers with a sliding window are not shortened."""
     start, stop = documents
     length = int(cache.layers[0].keys.shape[2])
     num_kept = capacity - (length - (stop - start))

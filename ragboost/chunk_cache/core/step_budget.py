@@ -1,19 +1,12 @@
-"""Bound the tokens that reuse computes in one step of the engine, beside the scheduler's own.
-
-A step ends when its slowest part does: without a bound, requests that decode would wait for all
-prompts that are filled at once. A prompt that needs more than one step may compute is filled over
-several, while its request waits.
-"""
+"""Bound the tokens that reuse computes in one step of the engine, for which all that decode wait. A
+prompt that needs more is filled over several steps, while its request waits."""
 
 _LEAST_SHARE = 4
 """Paced fillings get a quarter of the budget at least, so that they end under load."""
 
 
 class StepBudget:
-    """Tokens that may be computed in the current step.
-
-    The first prompt of a step is admitted whatever its size, so that none waits forever.
-    """
+    """Tokens for the current step. Its first prompt is admitted whatever its size."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
@@ -34,12 +27,10 @@ class StepBudget:
         return True
 
     def must_pace(self, tokens: int) -> bool:
-        """Return True if a prompt needs more than one step may compute."""
         return tokens > self._tokens
 
     def rows_left(self, num_scheduled: int) -> int:
-        """Return the tokens that paced fillings may compute in a step in which the scheduler
-        computes `num_scheduled`."""
+        """Return the tokens for paced fillings in a step that computes `num_scheduled` besides."""
         return max(1, self._tokens // _LEAST_SHARE, self._tokens - num_scheduled - self._spent)
 
     def next_step(self) -> None:

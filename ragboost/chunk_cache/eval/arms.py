@@ -1,7 +1,5 @@
 """Measure policies at ratios against full attention, prompt by prompt, and keep what was measured.
-
-Knows prefills and their agreement. Does not know how a prompt is filled.
-"""
+Does not know how a prompt is filled."""
 
 import json
 import time
@@ -21,8 +19,6 @@ FULL, REUSE = ("full", 1.0), ("reuse", 0.0)
 
 @dataclass(frozen=True, slots=True)
 class ArmOutcome:
-    """One prompt in one arm."""
-
     policy: str
     ratio: float
     kl: float  # of the first token to full attention, in nats
@@ -35,8 +31,6 @@ class ArmOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """An arm over several prompts."""
-
     policy: str
     ratio: float
     num_prompts: int
@@ -48,8 +42,6 @@ class ArmSummary:
 
 
 class FilledArm(NamedTuple):
-    """A prompt as an arm fills it."""
-
     cache: RequestCache
     logits: torch.Tensor  # of the last token, (vocabulary,)
     num_computed: int  # tokens
@@ -72,13 +64,7 @@ def measure_arms(
     answer: Callable[[FilledArm], FullAnswer],
     clock: Callable[[], float] = time.process_time,
 ) -> Iterator[MeasuredArm]:
-    """Yield the arms of a prompt, full attention first: it is computed and answered once.
-
-    Args:
-        fill: prefills the prompt in an arm, into a cache of its own.
-        answer: decodes full attention's answer, and takes the cache.
-        clock: of the prefills, in seconds.
-    """
+    """Yield the arms of a prompt, each in its own cache; full attention's is answered first."""
     full: FullAnswer | None = None
     for policy, ratio in [FULL, *(arm for arm in arms if arm != FULL)]:
         begin = clock()
@@ -104,12 +90,7 @@ T = TypeVar("T", bound=ArmOutcome)
 
 
 class OutcomeFile(Generic[T]):
-    """Outcomes of prompts, a line for each as it comes; later lines add arms.
-
-    Args:
-        path: None: nothing is kept.
-        kind: what a line's outcomes are.
-    """
+    """Outcomes of prompts, a line for each as it comes; later lines add arms."""
 
     def __init__(self, path: Path | None, kind: type[T]) -> None:
         self._path = path
@@ -125,12 +106,10 @@ class OutcomeFile(Generic[T]):
                 continue
 
     def missing(self, prompt_id: str, arms: Sequence[Arm]) -> list[Arm]:
-        """Return the arms in which a prompt has not been measured."""
         found = self._found.get(prompt_id, {})
         return [arm for arm in arms if arm not in found]
 
     def add(self, prompt_id: str, outcomes: Sequence[T]) -> None:
-        """Keep outcomes of a prompt."""
         self._add(prompt_id, outcomes)
         if self._path is not None:
             row = {"id": prompt_id, "outcomes": [asdict(outcome) for outcome in outcomes]}
@@ -138,7 +117,6 @@ class OutcomeFile(Generic[T]):
                 file.write("\n" + json.dumps(row))  # behind a line that was cut off
 
     def of(self, prompt_id: str, arm: Arm) -> T:
-        """Return a prompt's outcome in an arm."""
         return self._found[prompt_id][arm]
 
     def _add(self, prompt_id: str, outcomes: Sequence[T]) -> None:

@@ -1,9 +1,6 @@
-"""`ragboost calibrate`: choose policy and ratio for a model by what they do to a user's prompts.
-
-Half of the prompts choose, the other half says what the choice is worth; without a gain there the
-default stays. The cost is processor time of the whole prefill, as a share of full attention's on
-the same prompt; what costs more than the limit is dropped after a few prompts.
-"""
+"""`ragboost calibrate`: choose policy and ratio by what they do to a user's prompts. Half of them
+choose, the others say what it is worth: without a gain there the default stays. Costs are processor
+time as a share of full attention's; what costs too much is soon dropped."""
 
 import hashlib
 import json
@@ -50,18 +47,13 @@ Progress = Callable[[str, int, int], None]
 
 
 class Calibrator:
-    """Measures arms on the prompts of one model.
-
-    Args:
-        outcomes: what earlier runs measured; new outcomes are added.
-    """
+    """Measures arms on the prompts of one model, but those that earlier runs have measured."""
 
     def __init__(self, reuse: ChunkReuse, outcomes: OutcomeFile[ArmOutcome]) -> None:
         self._reuse, self._outcomes = reuse, outcomes
         self._model = reuse.library.identity.model
 
     def measure(self, case: Case, arms: Sequence[Arm]) -> None:
-        """Measure the arms of a prompt that no earlier run has, full attention's among them."""
         missing = self._outcomes.missing(self._id(case), [FULL, *arms])
         if not missing:
             return
@@ -90,7 +82,6 @@ class Calibrator:
         self._outcomes.add(self._id(case), [arm.outcome for arm in measured])
 
     def summary(self, cases: Sequence[Case], arm: Arm) -> ArmSummary:
-        """Return an arm over prompts that were measured in it."""
         found = [self._outcomes.of(self._id(case), arm) for case in cases]
         return ArmSummary(
             *arm,
@@ -103,7 +94,6 @@ class Calibrator:
         )
 
     def cost(self, cases: Sequence[Case], arm: Arm) -> float:
-        """Return an arm's cost."""
         return median(
             self._outcomes.of(self._id(case), arm).cpu_s
             / max(1e-9, self._outcomes.of(self._id(case), FULL).cpu_s)
@@ -111,7 +101,7 @@ class Calibrator:
         )
 
     def gains(self, cases: Sequence[Case], arm: Arm, other: Arm) -> list[float]:
-        """Return for each prompt by how much nearer an arm's answer is than another's."""
+        """Return by how much nearer than another's an arm's answer to each prompt is."""
         return [
             self._outcomes.of(self._id(case), other).kl_answer
             - self._outcomes.of(self._id(case), arm).kl_answer
@@ -131,12 +121,8 @@ def choose(
     max_cost: float | None,
     on_progress: Progress,
 ) -> list[ArmSummary]:
-    """Measure arms, and return those that cost at most `max_cost`, the nearest to full attention
-    first.
-
-    Args:
-        max_cost: None: what the default arm costs, which is affordable then.
-    """
+    """Measure arms, and return those that cost at most `max_cost` (None: what the default costs),
+    the nearest to full attention first."""
     kept = list(dict.fromkeys([*([DEFAULT] if max_cost is None else []), *arms]))
     limit = max_cost
     for number, case in enumerate(cases, 1):
@@ -179,10 +165,7 @@ def run(
     as_json: bool,
     on_progress: Progress,
 ) -> str:
-    """Calibrate, write the file, and return a table or JSON.
-
-    What is measured is kept in a file beside it, so that an interrupted run goes on.
-    """
+    """Calibrate, write the file, and return a table or JSON. An interrupted run goes on."""
     _check(policies, ratios)
     cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
     if len(cases) < MIN_PROMPTS:

@@ -29,18 +29,9 @@ class Case:
 
 
 def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -> list[Case]:
-    """Read cases from a JSONL file.
-
-    Each line is an object with `question` (or `query`), `documents`, and optionally `system`,
-    `answers` (or `answer`) and `task`. Either all are texts, and documents may be objects with
-    `text` and `title`, or all are token ids and `answer` is the id of the next token.
-
-    Args:
-        tokenizer: tokenizer of the model; None if the file has token ids.
-
-    Raises:
-        RequestError: the file cannot be read, or a line is invalid; the message names both.
-    """
+    """Read cases from a JSONL file of `question` (or `query`), `documents`, and optionally
+    `system`, `answers` (or `answer`) and `task`; as texts, or token ids with the next one as
+    `answer`. Raises `RequestError`, which names the line."""
     lines = islice(read_objects(path), limit)
     cases = [_case(row, where, tokenizer) for where, row in lines]
     if not cases:
@@ -78,8 +69,7 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
 
 
 def _frame(tokenizer: Any, system: str, question: str) -> tuple[tuple[int, ...], str]:
-    """Return the tokens before the documents and the text behind them, as the model's chat template
-    writes them, if there is one."""
+    """Return the tokens before the documents and the text behind them, by any chat template."""
     if getattr(tokenizer, "chat_template", None):
         user = {"role": "user", "content": f"{_DOCUMENTS}{question}"}
         try:

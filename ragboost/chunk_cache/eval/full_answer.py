@@ -1,8 +1,5 @@
-"""Compare prefills of a prompt with full attention: its first token, and its whole answer.
-
-Other prefills are made to follow full attention's answer, so that one pass over its tokens says how
-far they are from it everywhere, and whether they would have given it.
-"""
+"""Compare prefills of a prompt with full attention by making them follow its answer: one pass says
+how far they are from it everywhere, and whether they would have given it."""
 
 from collections.abc import Collection, Sequence
 from statistics import fmean
@@ -16,8 +13,6 @@ from ragboost.chunk_cache.model.request_cache import RequestCache
 
 
 class Agreement(NamedTuple):
-    """The agreement of a prefill with full attention."""
-
     kl: float  # divergence of the first token, in nats
     kl_answer: float  # mean over the tokens of the answer and its end
     same_first: bool
@@ -27,13 +22,7 @@ class Agreement(NamedTuple):
 
 
 class FullAnswer:
-    """Full attention's greedy answer to a prompt.
-
-    Args:
-        cache: KV of the prompt; unspecified afterwards.
-        logits: of the prompt's last token.
-        position: the prompt's length.
-    """
+    """Full attention's greedy answer to a prompt of `position` tokens; takes the cache."""
 
     def __init__(
         self,

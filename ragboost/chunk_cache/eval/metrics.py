@@ -8,14 +8,11 @@ import torch
 
 
 class Estimate(NamedTuple):
-    """A mean and its standard error, which is NaN for a single value."""
-
     mean: float
     error: float
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return mean and standard error of the values; NaN for none."""
     count = len(values)
     if count == 0:
         return Estimate(math.nan, math.nan)
@@ -27,8 +24,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def normalised(score: float, *, full: float, reuse: float) -> float:
-    """Return the recovered share of full reuse's loss (FusionRAG eq. 11): 0 for full reuse, 1 for
-    full attention. NaN if full reuse loses nothing."""
+    """Return the recovered share of full reuse's loss (FusionRAG eq. 11); NaN if there is none."""
     return (score - reuse) / (full - reuse) if full > reuse else math.nan
 
 

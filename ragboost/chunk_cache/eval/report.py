@@ -31,7 +31,6 @@ def table(rows: Sequence[EvalRow]) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], *, num_names: int = 2) -> str:
-    """Return lines of cells as a text table; all but the first columns are aligned right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
@@ -43,7 +42,6 @@ def _aligned(lines: Sequence[Sequence[str]], *, num_names: int = 2) -> str:
 
 
 def calibration_table(rows: Sequence[ArmSummary]) -> str:
-    """Return the arms of a calibration as a text table with a header."""
     head = ("policy", "ratio", "KL first", "KL answer", "same first", "same answer", "cost")
     body = [
         (
@@ -68,12 +66,7 @@ def as_json(rows: Sequence[EvalRow]) -> list[dict[str, Any]]:
 
 
 def plot(rows: Sequence[EvalRow], path: Path, *, task: str) -> None:
-    """Plot score against recompute ratio, with a line per policy from full reuse at 0 to full
-    attention at 1.
-
-    Raises:
-        RequestError: `path` is not a .png or .svg, or cannot be written.
-    """
+    """Plot score against recompute ratio, from full reuse at 0 to full attention at 1."""
     line_plot(
         path,
         curves(rows, task=task),
@@ -85,8 +78,7 @@ def plot(rows: Sequence[EvalRow], path: Path, *, task: str) -> None:
 
 
 def curves(rows: Sequence[EvalRow], *, task: str) -> dict[str, list[tuple[float, float]]]:
-    """Return points (ratio, score) by policy; measured `reuse` and `full` are the ends of each
-    line."""
+    """Return points (ratio, score) by policy, each with `reuse` and `full` as its ends."""
     chosen = [row for row in rows if row.task == task]
     ends = {row.policy: row for row in chosen if row.policy in ("full", "reuse")}
     lines: dict[str, list[tuple[float, float]]] = {}

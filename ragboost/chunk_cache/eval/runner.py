@@ -29,8 +29,6 @@ class EvalRow:
 
 @dataclass(slots=True)
 class EvalOutcome:
-    """The result of one case, see `EvalRow`."""
-
     score: float
     kl: float
     recomputed: float
@@ -48,16 +46,8 @@ def evaluate(
     max_new_tokens: int = 32,
     store: Callable[[Case], object] | None = None,
 ) -> list[EvalRow]:
-    """Measure every policy at every ratio, and full reuse (ratio 0) and full attention (1) once.
-
-    Chunks are stored first, outside the timing.
-
-    Args:
-        policies: names; `full` and `reuse` are always measured.
-        granularity: block size of the selection in tokens; 1: single tokens.
-        tokenizer: decodes text answers; None: cases have the id of the next token.
-        store: stores the chunks of a case; None: each is computed alone.
-    """
+    """Measure every policy at every ratio, and full reuse (0) and full attention (1) once, with
+    chunks stored before, by `store` or each computed alone."""
     plans = [("full", 1.0), ("reuse", 0.0)]
     plans += [(p, r) for p in policies if p not in ("full", "reuse") for r in ratios]
     outcomes: dict[tuple[str, str, float], list[EvalOutcome]] = {}
@@ -112,7 +102,6 @@ class AnswerScorer:
 
 
 def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[int]:
-    """Decode greedily after a prefill up to an end token, appending to its cache."""
     return reuse.adapter.decode(
         result.cache,
         result.logits,
@@ -123,7 +112,6 @@ def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[i
 
 
 def stop_ids(reuse: ChunkReuse) -> list[int | None]:
-    """Return the tokens that end a generation."""
     config = reuse.adapter.model.generation_config
     end = config.eos_token_id if config else None
     return end if isinstance(end, list) else [end]

@@ -1,8 +1,5 @@
-"""Policies that choose the entry to evict from a full cache, by name.
-
-Plain Python, shared by the embedded engine's prefix cache, the memory tiers of the chunk store and
-the cache of dependency paths.
-"""
+"""Policies that choose the entry to evict from a full cache, by name: plain Python, for prefix
+caches, chunk stores and dependency paths."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,8 +1,5 @@
-"""Heat: decaying uses, times the cost to recompute a byte (FusionRAG section 4.2).
-
-The paper does not define heat. Here a use at time t turns heat h of time t0 into
-h * 2^(-(t - t0) / tau) + 1, and the entry with the lowest heat * cost / size is evicted.
-"""
+"""Heat: decaying uses, times the cost to recompute a byte (FusionRAG section 4.2). The paper does
+not define heat; here a use turns h of t0 into h * 2^(-(t - t0) / tau) + 1."""
 
 import math
 from collections.abc import Hashable
@@ -15,18 +12,15 @@ TAU_S = 600.0
 
 
 def warmed(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
-    """Return the heat after `idle_s` seconds without use and a use."""
     return cooled(heat, idle_s, tau_s=tau_s) + 1
 
 
 def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
-    """Return the heat after `idle_s` seconds without use."""
     return heat * math.exp2(-max(0.0, idle_s) / tau_s)
 
 
 class Heat(EvictionPolicy):
-    """Ranking by log2(heat * cost / size), with all heats extrapolated to one moment: they decay
-    alike, so the order needs no clock."""
+    """Ranking by log2(heat * cost / size), all extrapolated to one moment: they decay alike."""
 
     def __init__(self, *, tau_s: float = TAU_S) -> None:
         if not tau_s > 0:
@@ -47,6 +41,5 @@ class Heat(EvictionPolicy):
         self._entries.pop(key, None)
 
     def heat(self, key: Hashable, now: float) -> float:
-        """Return an entry's heat at a time; 0 for an unknown entry."""
         heat, since, _ = self._entries.get(key, (0.0, now, 0.0))
         return cooled(heat, now - since, tau_s=self._tau_s)

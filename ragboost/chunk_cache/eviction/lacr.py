@@ -1,8 +1,5 @@
-"""LACR: past uses of an entry and its uses by waiting requests (DepCache eq. 6).
-
-P = alpha * H + (1 - alpha) * F. The paper adds an unbounded count to a sum over a window; here both
-are scaled to [0, 1]: H by the highest count in the cache, F by the highest sum.
-"""
+"""LACR: past uses of an entry and its uses by waiting requests (DepCache eq. 6), alpha * H + (1 -
+alpha) * F. The paper adds an unbounded count to a sum; here both are scaled to [0, 1]."""
 
 from collections.abc import Collection, Hashable, Sequence
 
@@ -23,11 +20,7 @@ def future_sums(waiting: Sequence[Collection[Hashable]]) -> dict[Hashable, float
 
 
 class LACR(EvictionPolicy):
-    """Ranking by a weighted sum of past and future uses.
-
-    Args:
-        alpha: weight of the past uses, 0 to 1.
-    """
+    """Ranking by a weighted sum of past and future uses; `alpha` (0 to 1) weighs the past."""
 
     sees_queue = True
 

@@ -1,9 +1,5 @@
 """Keep the entries that waiting requests will use, the soonest longest; rank the others by history.
-
-Our extension of LACR: within the queue the next use is known, and Belady's rule needs nothing else.
-In a weighted sum a popular entry can outrank one that is needed next; here it cannot. With a queue
-as long as the cache is deep this is Belady's MIN, and without a queue it is LRU.
-"""
+Our extension of LACR: with a long queue it is Belady's MIN, without one LRU."""
 
 from collections.abc import Collection, Hashable, Sequence
 
@@ -11,13 +7,8 @@ from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 
 
 class NextUse(EvictionPolicy):
-    """Ranking by the next use and then by history, in one number: at most 0 for entries that no
-    waiting request uses.
-
-    Args:
-        counts: rank those by the number of uses on top of the highest history evicted so far (LFU
-            with ageing) instead of the time of the last use.
-    """
+    """Ranking in one number, at most 0 without a waiting use. `counts`: history is the number of
+    uses on top of the highest evicted history (LFU with ageing), not the last use."""
 
     sees_queue = True
 

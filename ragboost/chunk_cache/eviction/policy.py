@@ -1,8 +1,5 @@
-"""The interface of eviction policies: they are told of every use, and rank the entries.
-
-Knows keys, sizes and costs. Does not know what the entries are (blocks of a prefix cache, chunks,
-nodes of a tree), which of them may be evicted, or how much room there is.
-"""
+"""The interface of eviction policies. Knows keys, sizes and costs. Does not know what the entries
+are, which may be evicted, or how much room there is."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Sequence
@@ -20,34 +17,21 @@ class Use:
 
 
 class EvictionPolicy(ABC):
-    """A ranking of the entries of one cache. Not thread-safe.
-
-    The cache calls `used` when a request uses or stores an entry, and `evicted` after an eviction.
-    It evicts the evictable entry with the lowest `priority` (in a tree of prefixes: a leaf), of
-    equal ones the least recently used. A policy forgets an entry with `evicted`.
-    """
+    """A ranking of the entries of one cache; not thread-safe. The cache evicts the evictable entry
+    (in a tree: a leaf) with the lowest `priority`, of equal ones the least recently used."""
 
     sees_queue = False  # `look_ahead` has an effect; callers may skip it otherwise
 
     @abstractmethod
-    def used(self, key: Hashable, use: Use) -> None:
-        """Record a use."""
+    def used(self, key: Hashable, use: Use) -> None: ...
 
     @abstractmethod
     def priority(self, key: Hashable) -> float:
-        """Return the rank of a cached entry; the lowest is evicted first.
-
-        Ranks are comparable between entries at one moment only, not over time.
-        """
+        """Return the rank of a cached entry, comparable with others at one moment only."""
 
     @abstractmethod
-    def evicted(self, key: Hashable) -> None:
-        """Forget an entry. Unknown keys are ignored."""
+    def evicted(self, key: Hashable) -> None: ...
 
     def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
-        """Replace the known queue of waiting requests.
-
-        Args:
-            waiting: keys that each request will use, cached or not; the next request first.
-        """
+        """Replace the queue: the keys that each waiting request will use, the next first."""
         return

@@ -1,9 +1,6 @@
 """Let an API server tell the engine's process which stored chunks a request will need, so that they
-are loaded before the engine's scheduler sees it, and which chunks to keep or remove.
-
-Travels by a socket in the user's temporary directory, like reports. Knows token ids and keys. Does
-not know requests.
-"""
+are loaded before its scheduler sees it, and which to keep or remove. Travels by a socket in the
+user's temporary directory, like reports. Does not know requests."""
 
 import logging
 import os
@@ -35,8 +32,6 @@ _LOOK_AGAIN_MS, _IDLE_MS = 2, 200
 
 
 class Announcement(msgspec.Struct, frozen=True, tag="chunks"):
-    """The chunks of a request to come."""
-
     chunks: list[list[Token]]  # token ids of each
     tenant: str = ""  # as in the request's plan
     namespace: list[str | None] = []  # what keeps it apart in the engine's prefix cache
@@ -50,13 +45,7 @@ class _Pending(NamedTuple):
 
 class AnnouncementInbox:
     """Loads announced chunks, in a thread of the engine's process, and answers with an empty report
-    once they are in memory, or waiting is not worth it any more.
-
-    Args:
-        engine: name under which the engine publishes its status.
-        rank: of this process among those that hold the model.
-        library: returns the chunks of the present weights.
-    """
+    once they are in memory, or waiting is not worth it. `library` returns the present one."""
 
     def __init__(self, engine: str, *, rank: int, library: Callable[[], ChunkLibrary]) -> None:
         self._library, self._has_closed = library, threading.Event()
@@ -78,7 +67,6 @@ class AnnouncementInbox:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop receiving and remove the socket."""
         self._has_closed.set()
         self._thread.join()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -123,11 +111,7 @@ class AnnouncementInbox:
 
 
 class Announcer:
-    """Announces chunks to an engine; never blocks: what an engine does not take is dropped.
-
-    Args:
-        num_ranks: processes that hold the engine's model; each is told.
-    """
+    """Announces chunks to each process of an engine; never blocks: what is not taken is lost."""
 
     def __init__(self, engine: str, *, num_ranks: int) -> None:
         self._sockets = []
@@ -140,7 +124,6 @@ class Announcer:
 
     @property
     def num_ranks(self) -> int:
-        """Number of processes that are told."""
         return len(self._sockets)
 
     def send(
@@ -157,7 +140,6 @@ class Announcer:
             self._send(rank, Announcement([*map(list, chunks)], tenant, [*namespace], reply_to))
 
     def command(self, command: StoreCommand) -> None:
-        """Send a command to the first rank."""
         self._send(0, command)
 
     def _send(self, rank: int, message: Announcement | StoreCommand) -> None:
@@ -167,7 +149,6 @@ class Announcer:
             logger.debug("the engine does not take announcements: %s", error)
 
     def close(self) -> None:
-        """Close the sockets; what they have not sent is lost."""
         for socket in self._sockets:
             socket.close()
 

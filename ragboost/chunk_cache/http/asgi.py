@@ -1,7 +1,4 @@
-"""Read, replay and answer ASGI requests, and call another route of the same server.
-
-Does not know any route.
-"""
+"""Read, replay and answer ASGI requests, and call another route of the same server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -22,8 +19,6 @@ MAX_BODY_BYTES = 64 << 20
 
 
 class RequestBody(NamedTuple):
-    """Body of a request, and a `receive` that gives it once more."""
-
     data: bytes
     is_whole: bool  # and not larger than what is kept in memory
     receive: Receive
@@ -47,11 +42,8 @@ async def read_body(receive: Receive) -> RequestBody:
 
 
 def replay(data: bytes, then: Receive | None = None, *, is_whole: bool = True) -> Receive:
-    """Return a `receive` that gives a body that has been read already.
-
-    Args:
-        then: asked afterwards; None: nothing more comes, and the client stays.
-    """
+    """Return a `receive` that gives a body that has been read, and then asks `then`; without it
+    nothing more comes, and the client stays."""
     is_replayed = False
 
     async def receive() -> Message:
@@ -75,7 +67,6 @@ async def respond(send: Send, status: int, fields: Any) -> None:
 
 
 async def refuse(send: Send, error: RequestError) -> None:
-    """Answer with an error of the request, in OpenAI's shape."""
     fields = {"message": str(error), "type": "invalid_request_error", "param": error.param}
     await respond(send, error.status, {"error": {**fields, "code": "invalid_value"}})
 
@@ -89,8 +80,7 @@ def read_json(data: bytes) -> dict[str, Any] | None:
 
 
 async def call_route(app: App, scope: Scope, path: str, fields: Any) -> dict[str, Any] | None:
-    """POST JSON to a route with the headers, and so the rights, of a request; return its answer, or
-    None if that is not JSON or no success."""
+    """POST JSON to a route with the headers, and so the rights, of a request; return its JSON."""
     body = msgspec.json.encode(fields)
     status, parts = 500, []
 
@@ -110,6 +100,5 @@ async def call_route(app: App, scope: Scope, path: str, fields: Any) -> dict[str
 
 
 def with_body_length(scope: Scope, num_bytes: int) -> Scope:
-    """Return a request or response with a plain body of this length."""
     headers = [(name, value) for name, value in scope["headers"] if name not in _BODY_HEADERS]
     return {**scope, "headers": [*headers, (b"content-length", b"%d" % num_bytes)]}

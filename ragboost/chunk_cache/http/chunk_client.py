@@ -1,7 +1,4 @@
-"""Talk to a running engine that reuses chunks, over HTTP.
-
-Knows OpenAI's chat route and our fields in it. Does not know corpora.
-"""
+"""Talk over HTTP to a running engine that reuses chunks."""
 
 import json
 import urllib.error
@@ -17,14 +14,8 @@ _DEFAULT_CONTEXT = 4096
 
 
 class ChunkClient:
-    """An engine. Safe to use from several threads.
-
-    Args:
-        url: without a path.
-        tenant: whose chunks are stored, see `options`.
-        cache_salt: of the requests that will reuse them.
-        public_key: the engine's, to store for all tenants; None: for that tenant.
-    """
+    """An engine, whose chunks of a `tenant` and `cache_salt`, or with its `public_key` of all
+    tenants, are stored. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -49,18 +40,13 @@ class ChunkClient:
 
     @property
     def stores_for_all(self) -> bool:
-        """True if all tenants may read what it stores."""
         return self._public_key is not None
 
     def __repr__(self) -> str:
         return f"ChunkClient({self._url!r})"
 
     def check(self) -> None:
-        """Read the model's name and context length.
-
-        Raises:
-            ConfigError: the engine cannot reuse chunks.
-        """
+        """Read the model's name and context length; `ConfigError`: it cannot reuse chunks."""
         try:
             facts = self._send("/chunk_reuse", None)
         except BackendStatusError as error:
@@ -80,12 +66,7 @@ class ChunkClient:
         chunks: Sequence[Sequence[int]],
         options: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Send a chat of one answer token and return its usage.
-
-        Args:
-            chunks: `[message, start, stop]` of each document in it.
-            options: other fields of `ragboost`.
-        """
+        """Send a chat with documents at `[message, start, stop]`; return its usage."""
         ours = {"chunks": chunks, **options}
         if self._public_key is not None:
             ours["public"] = self._public_key

@@ -1,7 +1,4 @@
-"""Find plans of chunk reuse that clients put into a body, which could name another tenant.
-
-Knows where an engine reads plans. Does not know what is in them.
-"""
+"""Find plans of chunk reuse that clients put into a body, which could name another tenant."""
 
 import json
 from typing import Any
@@ -10,11 +7,7 @@ from ragboost.chunk_cache.core.request import PARAMS_KEY
 
 
 def without_plan(fields: dict[str, Any], params_field: str) -> dict[str, Any] | None:
-    """Remove the client's own plans from a body; return None if there are none.
-
-    Args:
-        params_field: name of the object in which the engine looks for a plan.
-    """
+    """Remove plans in objects of this name from a body; return None if there are none."""
     values: list[Any] = [fields]
     is_found = False
     while values:  # as deeply nested as the parser allows

@@ -10,8 +10,6 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Fields(BaseModel):
-    """Fields of a request object; null counts as absent."""
-
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="before")

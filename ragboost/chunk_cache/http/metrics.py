@@ -33,8 +33,7 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 
 
 class ReuseMetrics:
-    """Counts prompts with chunks, and the origins of their tokens, in a registry that the engine's
-    `/metrics` shows, beside what its store holds."""
+    """Counts prompts with chunks, the origins of their tokens, and what the store holds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._exact = Counter(
@@ -73,7 +72,6 @@ class ReuseMetrics:
         self._counted: dict[tuple[str, ...], float] = {}
 
     def set_store(self, answer: Mapping[str, Any] | None) -> None:
-        """Show what the engine answered about its store; None: it did not."""
         if answer is None or "tiers" not in answer:
             return
         for tier in answer["tiers"]:
@@ -102,11 +100,9 @@ class ReuseMetrics:
         child.inc(total - last if total >= last else total)
 
     def count_exact(self, reason: str) -> None:
-        """Count a request that was computed exactly."""
         self._exact.labels(reason).inc()
 
     def count(self, report: PromptReport) -> None:
-        """Count a request that reached the engine with its chunks."""
         origins = report.origins
         if report.reason is not None:
             self.count_exact(report.reason)

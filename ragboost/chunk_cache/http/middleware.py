@@ -1,10 +1,7 @@
-"""ASGI middleware that prepares requests for chunk reuse, inside an engine's API server.
-
-For a request with `ragboost.chunks` it tokenises the prompt by the server's own route, finds the
-chunks in its token ids and passes their positions on; the usage tells what was reused. Whatever
-goes wrong, the request is served exactly, and counted with the reason. Knows ASGI and OpenAI's
-routes. Does not know the engine: a subclass says what it offers and what its routes are named.
-"""
+"""ASGI middleware that prepares requests for chunk reuse, inside an engine's API server. It
+tokenises the prompt by the server's own route, finds the chunks in its ids and passes their
+positions on; whatever goes wrong, the request is served exactly, and counted with the reason. Does
+not know the engine: a subclass says what it offers and how its routes are named."""
 
 import hashlib
 import logging
@@ -74,22 +71,17 @@ class ExactError(Exception):
 
 
 class StartedEngine(NamedTuple):
-    """The engine behind a server, as its arguments describe it."""
-
     settings: EngineChunkSettings
     name: str  # under which it publishes whether it can reuse chunks
     num_ranks: int = 1  # processes that take announcements of chunks; 0: none does
 
 
 class FoundChunks(NamedTuple):
-    """The chunks of a request in its prompt."""
-
     tokens: Sequence[int]  # of the prompt
     spans: Sequence[tuple[int, int] | None]  # of each chunk; None: it is not there
 
     @property
     def present(self) -> list[tuple[int, int]]:
-        """Positions of the chunks that are there."""
         return [span for span in self.spans if span is not None]
 
 
@@ -117,12 +109,8 @@ class ReuseMiddleware(ABC):
 
     @abstractmethod
     def planned(self, fields: Mapping[str, Any], plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the plan, as the engine reads it. The engine renders the prompt by
-        itself: where that gives other ids than `/tokenize`, chunks are not found, and computed.
-
-        Raises:
-            ExactError: the body cannot carry a plan.
-        """
+        """Return the body with the plan, as the engine reads it; `ExactError`: it cannot carry one.
+        Where the engine renders other ids than `/tokenize`, chunks are not found, and computed."""
 
     def namespace(self, fields: Mapping[str, Any]) -> list[str | None]:
         """Return what keeps a request apart in the engine's prefix cache."""
@@ -130,7 +118,6 @@ class ReuseMiddleware(ABC):
         return [salt if isinstance(salt, str) else None]
 
     def defaults(self, scope: Scope) -> ReuseDefaults:
-        """Return the chunk reuse of requests that do not ask for it."""
         if self._defaults is not None:
             return self._defaults
         try:
@@ -150,7 +137,6 @@ class ReuseMiddleware(ABC):
         return defaults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or the life of the server."""
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
             return
@@ -242,7 +228,6 @@ class ReuseMiddleware(ABC):
     async def _plan(
         self, scope: Scope, fields: Mapping[str, Any], extension: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the positions of a request's chunks in its tokens, and its options."""
         is_chat = scope["path"] == CHAT
         defaults = self.defaults(scope)
         options, measure = read_options(extension, defaults), read_measure(extension)
@@ -312,8 +297,8 @@ class ReuseMiddleware(ABC):
             inbox.forget(ticket)
 
     async def _prefetch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the engine load the stored chunks of a request that will come: one with the same
-        body at the path without the prefix. Answers before they are loaded."""
+        """Let the engine load the stored chunks of a request that will come with this body, at the
+        path without the prefix. Answers before they are loaded."""
         body = await read_body(receive)
         fields = read_json(body.data) if body.is_whole else None
         extension = (fields or {}).get(FIELD)
@@ -363,8 +348,7 @@ class ReuseMiddleware(ABC):
         await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})
 
     async def _ask_store(self, *command: Any) -> dict[str, Any] | None:
-        """Send the engine a command, the fields of a `StoreCommand`, and return its answer; None
-        if there is none, as of several ranks."""
+        """Send the engine a `StoreCommand` of these fields; several ranks do not answer."""
         announcer = self._announcer
         if announcer is None or announcer.num_ranks != 1:
             return None
@@ -382,7 +366,6 @@ class ReuseMiddleware(ABC):
         return self._inbox
 
     async def _tokenize(self, scope: Scope, body: Mapping[str, Any]) -> Sequence[int] | None:
-        """Return the ids that the server's own route gives; None if it refuses."""
         answer = await call_route(self._app, scope, "/tokenize", body)
         ids = None if answer is None else answer.get("tokens")
         is_ids = isinstance(ids, list) and ids and isinstance(ids[0], int)

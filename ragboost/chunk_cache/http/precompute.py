@@ -1,9 +1,5 @@
-"""Let a running engine store and measure the documents of a corpus.
-
-Each document is computed alone behind the system prompt, then once more behind its neighbours,
-which measures what `cachecraft` and `hybrid-offline` need. Knows texts. Does not know where they
-come from.
-"""
+"""Let a running engine store and measure the documents of a corpus: each alone behind the system
+prompt, then behind its neighbours, as `cachecraft` and `hybrid-offline` need."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +19,6 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(slots=True)
 class EngineCorpus:
-    """The documents of a corpus in an engine's store."""
-
     num_documents: int = 0  # with text
     # Those that the engine found in its prompt, and so stored; shorter ones than 16 tokens and
     # those that are tokenised otherwise inside a prompt are not.
@@ -42,13 +36,8 @@ def prepare(
     concurrency: int,
     on_progress: Progress,
 ) -> EngineCorpus:
-    """Store each text, then measure it behind its neighbours; both may be repeated at any time.
-
-    Args:
-        texts: of the documents as in a prompt; empty ones are left out.
-        neighbours: for each text, indices of others, the closest last.
-        on_progress: called with a stage, and how much of how much is done.
-    """
+    """Store each text, then measure it behind its `neighbours` (indices, the closest last); both
+    may be repeated. Empty texts are left out."""
     outcome = EngineCorpus(num_documents=sum(bool(text) for text in texts))
     lengths = [0] * len(texts)
 
@@ -84,7 +73,6 @@ def prepare(
 def _prompt(
     parts: Sequence[str], system: str | None
 ) -> tuple[list[dict[str, str]], list[list[int]]]:
-    """Return the messages with these documents, and their positions."""
     messages = [{"role": "system", "content": system}] if system else []
     positions, at = [], 0
     for part in parts:
@@ -108,5 +96,4 @@ def _fitting(near: Iterable[int], lengths: Sequence[int], *, own: int, room: int
 
 
 def _gap(part: str) -> str:
-    """Return what stands between a document and the next; blocks have it themselves."""
     return "" if part.endswith(SEPARATOR) else SEPARATOR

@@ -1,10 +1,6 @@
-"""Tell the API server's process what the engine's process knows: why chunks cannot be reused, and
-what was reused in each prompt.
-
-The first is a small file for each engine, named after it. The second goes by a socket, because a
-streamed response has no field for it; the engine takes names of inboxes, never addresses. Both are
-in the user's temporary directory, and only that user can open them.
-"""
+"""Tell the API server's process what the engine's process knows: why chunks cannot be reused, in a
+file named after the engine, and what was reused in each prompt, by a socket, since a stream has no
+field for it. Both are in the user's temporary directory, and nobody else can open them."""
 
 import asyncio
 import logging
@@ -39,7 +35,6 @@ ReplyTo = tuple[str, Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
 
 
 def start_failure(error: Exception) -> str:
-    """Return why reuse is off after an error at its start, as a reason and its explanation."""
     if isinstance(error, RagBoostError):
         return f"self_test: {error}"
     return f"engine_internals: {type(error).__name__}: {error}"
@@ -55,12 +50,10 @@ def write_status(engine: str, refusal: str | None) -> None:
 
 
 def remove_status(engine: str) -> None:
-    """Remove what an engine published, when it ends."""
     _status_path(engine).unlink(missing_ok=True)
 
 
 def read_status(engine: str) -> str | None:
-    """Return why an engine cannot reuse chunks; None: it can."""
     path = _status_path(engine)
     try:
         if path.lstat().st_uid != os.getuid():
@@ -104,7 +97,6 @@ class ReportInbox:
         return self._last_ticket
 
     async def take(self, ticket: int, *, timeout_s: float) -> PromptReport | None:
-        """Return the report of a request, or None if it does not come in time."""
         fields = await self.take_fields(ticket, timeout_s=timeout_s)
         return None if fields is None else PromptReport.read(fields)
 
@@ -120,7 +112,6 @@ class ReportInbox:
         self._expected.pop(ticket)
 
     def close(self) -> None:
-        """Stop receiving and remove the socket."""
         self._task.cancel()
         self._socket.close()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -149,7 +140,6 @@ class ReportSender:
         self.send_fields(reply_to, report.fields)
 
     def send_fields(self, reply_to: Any, fields: Mapping[str, Any]) -> None:
-        """Send an answer likewise."""
         try:
             name, ticket = msgspec.convert(reply_to, ReplyTo)
         except msgspec.ValidationError:
@@ -175,7 +165,6 @@ class ReportSender:
         return socket
 
     def close(self) -> None:
-        """Close the sockets; what they have not sent is lost."""
         for socket in self._sockets.values():
             socket.close()
 

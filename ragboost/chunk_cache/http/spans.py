@@ -1,9 +1,6 @@
-"""Find chunks, given as text, in the token ids of a prompt.
-
-A chunk is looked for by the ids that it has when tokenised alone, without its first and last few
-if these differ inside the prompt. What is not found is computed: a wrong cut cannot happen,
-because stored KV is keyed by the ids of the prompt itself.
-"""
+"""Find chunks, given as text, in the token ids of a prompt: by their ids when tokenised alone,
+without the first and last few if these differ there. What is not found is computed: a wrong cut
+cannot happen, because stored KV is keyed by the prompt's own ids."""
 
 import asyncio
 import sys
@@ -34,12 +31,7 @@ class ChunkFinder:
     async def find(
         self, prompt: Sequence[int], texts: Sequence[str], *, tokenize: Tokenize
     ) -> list[tuple[int, int] | None]:
-        """Return start and stop of each chunk, see `search_spans`.
-
-        Args:
-            texts: of the chunks, in prompt order.
-            tokenize: returns the ids of a text without special tokens; None: it failed.
-        """
+        """Return start and stop of each text, in prompt order, by its ids without special ones."""
         chunks = [await self._encode(text, tokenize) for text in texts]
         spans = []
         for span in search_spans(prompt, chunks):
@@ -58,7 +50,6 @@ class ChunkFinder:
 
 
 def chunk_texts(fields: Mapping[str, Any], positions: Sequence[ChunkPosition]) -> list[str]:
-    """Return the texts of the chunks; those outside their message are left out."""
     texts = []
     for number, start, stop in positions:
         text = _text(fields, number)
@@ -82,18 +73,12 @@ def _text(fields: Mapping[str, Any], number: int) -> str:
 
 
 def find_spans(prompt: Sequence[int], chunks: Sequence[str]) -> list[tuple[int, int]]:
-    """Return start and stop of each chunk that is found, see `search_spans`."""
     return [span for span in search_spans(prompt, chunks) if span is not None]
 
 
 def search_spans(prompt: Sequence[int], chunks: Sequence[str]) -> Iterator[tuple[int, int] | None]:
-    """Yield start and stop of each chunk, in tokens, ascending; None where it is not found.
-
-    Ends early when `_MAX_COMPARED` tokens were compared in vain.
-
-    Args:
-        chunks: ids of each chunk by itself, in prompt order, see `pack_ids`.
-    """
+    """Yield start and stop of each packed chunk, ascending; None where it is not found. Ends early
+    when `_MAX_COMPARED` tokens were compared in vain."""
     hay, cursor, num_compared = pack_ids(prompt), 0, 0
     for ids in chunks:
         span = _find(hay, ids, start=cursor)
@@ -107,8 +92,7 @@ def search_spans(prompt: Sequence[int], chunks: Sequence[str]) -> Iterator[tuple
 
 
 def pack_ids(ids: Sequence[int]) -> str:
-    """Return token ids as characters, which are searched fast and only at whole tokens; nothing if
-    one of them is no character."""
+    """Return token ids as characters, which are searched fast and only at whole tokens."""
     try:
         return np.asarray(ids, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     except (ValueError, OverflowError):

@@ -1,8 +1,5 @@
-"""List, pin, evict and expire stored chunks: the commands that an API server sends to the engine.
-
-A tenant reaches the chunks whose keys begin with its own name's digest, and no others. Knows keys
-and token ids. Does not know HTTP.
-"""
+"""List, pin, evict and expire stored chunks, as an API server asks the engine. A tenant reaches the
+chunks whose keys begin with its name's digest, and no others."""
 
 import heapq
 import math
@@ -28,8 +25,6 @@ _FIELD = f"{FIELD}.store"
 
 
 class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The `ragboost.store` object of a request."""
-
     action: Action = "list"
     keys: Annotated[list[str], msgspec.Meta(max_length=MAX_KEYS)] = []
     ttl_s: Annotated[float, msgspec.Meta(ge=0)] | None = None  # `expire`; None: never
@@ -48,11 +43,6 @@ class StoreCommand(msgspec.Struct, frozen=True, tag="store"):
 
 
 def read_store_options(extension: Mapping[str, Any]) -> StoreOptions:
-    """Return the options of a request.
-
-    Raises:
-        RequestError: they are malformed.
-    """
     try:
         options = msgspec.convert(extension.get("store") or {}, StoreOptions)
     except msgspec.ValidationError as error:
@@ -65,11 +55,7 @@ def read_store_options(extension: Mapping[str, Any]) -> StoreOptions:
 def run_command(
     command: StoreCommand, library: ChunkLibrary, retention: Retention | None
 ) -> dict[str, Any]:
-    """Carry out a command in the engine's process and return its answer.
-
-    Args:
-        retention: of the library's store; None: it lists only, in other processes.
-    """
+    """Carry out a command in the engine's process; without `retention` the store is elsewhere."""
     store, options = library.store, command.options
     if retention is None or not isinstance(store, TieredStore):
         return {"error": "several_workers"}

@@ -1,7 +1,4 @@
-"""Write into a response where its prompt's tokens came from.
-
-Knows completions as JSON and as server-sent events, and the engine's reports. Does not know routes.
-"""
+"""Write into a response, JSON or server-sent events, where its prompt's tokens came from."""
 
 import re
 from collections.abc import Mapping
@@ -100,7 +97,6 @@ class UsageWriter:
         return b"data: " + msgspec.json.encode(fields) + event[len(event.rstrip()) :]
 
     def _write(self, fields: dict[str, Any]) -> bool:
-        """Write the origins into a usage; return False if there is nothing to write."""
         usage = fields.get("usage")
         if self.report is None or not isinstance(usage, dict):
             return False

@@ -21,11 +21,8 @@ REUSABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class ModelAdapter(ReusableModel):
-    """A model of transformers as one that can compute selected tokens.
-
-    Raises:
-        UnsupportedModelError: KV of this model cannot be moved; the message names the reason.
-    """
+    """A model of transformers as one that can compute selected tokens. Raises
+    `UnsupportedModelError`, with the reason, if its KV cannot be moved."""
 
     def __init__(self, model: Any) -> None:
         self.config = model.config.get_text_config(decoder=True)
@@ -51,8 +48,7 @@ class ModelAdapter(ReusableModel):
         self.measure()
 
     def install(self) -> None:
-        """Install our attention. Must be called again whenever the model's attention implementation
-        has been set, as the embedded engine does."""
+        """Install our attention, again whenever the model's own implementation has been set."""
         install_attention(self.model)
 
     def decode(
@@ -64,8 +60,8 @@ class ModelAdapter(ReusableModel):
         max_tokens: int,
         stop_ids: Collection[int | None] = (),
     ) -> list[int]:
-        """Continue a prompt greedily from the logits of its last token, up to a stop token, which
-        is not part of the result. Appends to the cache; `position` is that of the next token."""
+        """Continue a prompt greedily from its last logits, at `position`, up to a stop token, which
+        is not part of the result. Appends to the cache."""
         tokens: list[int] = []
         while len(tokens) < max_tokens and (token := int(logits.argmax())) not in stop_ids:
             tokens.append(token)

@@ -1,7 +1,5 @@
-"""Assemble stored chunk KV into the cache of a prompt, and extract chunk KV from such a cache.
-
-Knows stored chunks and positions. Does not know which tokens will be recomputed.
-"""
+"""Assemble stored chunk KV into the cache of a prompt, and extract chunk KV from such a cache. Does
+not know which tokens will be recomputed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,8 +29,6 @@ class TokenSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """A part of the prompt at [start, stop)."""
-
     start: int
     stop: int
     source: TokenSource
@@ -53,20 +49,15 @@ class Assembly:
     hidden: list[Hidden] = field(default_factory=list)  # inputs of layers, the deepest first
 
     def rows_to_compute(self, selected: torch.Tensor) -> torch.Tensor:
-        """Return the positions of missing and selected tokens and the question, ascending. Exact
-        tokens are excluded even if selected."""
+        """Return the positions of missing and selected tokens, ascending, without exact ones."""
         chosen = self.source == TokenSource.MISSING
         chosen[selected] = True
         chosen &= self.source != TokenSource.EXACT
         return torch.nonzero(chosen).flatten()
 
     def begin(self, rows: torch.Tensor, *, deepest: int | None = None) -> Hidden | None:
-        """Return the deepest known input of a layer for these positions; None: a pass over them
-        begins with their tokens.
-
-        Args:
-            deepest: last layer that may be skipped to; None: any.
-        """
+        """Return the deepest known input of a layer, `deepest` at most, for these positions; None:
+        a pass begins with their tokens."""
         for hidden in self.hidden:
             is_usable = deepest is None or hidden.layer <= deepest
             if is_usable and bool(torch.isin(rows, hidden.positions).all()):
@@ -89,14 +80,7 @@ def assemble(
     num_held: int = 0,
 ) -> RequestCache:
     """Return a cache of `length` slots with the KV of the spans, its keys rotated to their
-    positions (FusionRAG eq. 6).
-
-    Stored KV is not modified.
-
-    Args:
-        into: cache of this length to fill; None: a new one.
-        num_held: leading slots of `into` to leave unchanged.
-    """
+    positions (FusionRAG eq. 6). `into`: filled from slot `num_held` on, instead of a new one."""
     cache = model.empty_cache(length) if into is None else into
     if into is not None:
         for empty in into.layers:  # masked values take part in sums, so they must be finite
@@ -137,12 +121,7 @@ def extract(
     stop: int,
     is_exact: bool,
 ) -> ChunkKV:
-    """Return a copy of the KV of the tokens [start, stop) of a computed prompt.
-
-    Args:
-        cache: KV of the prompt, with slot and position equal.
-        is_exact: the KV equals that of an ordinary forward pass over the prompt.
-    """
+    """Return a copy of the KV of the tokens [start, stop) of a computed prompt."""
     return ChunkKV(
         tuple(tokens[start:stop]),
         base=start,

@@ -1,8 +1,5 @@
-"""Digest a model's configuration and all of its weights, where they are.
-
-Stored KV belongs to the weights that computed it: the digest names them, not a path. Reads every
-element; on a GPU nothing but one number per piece leaves the device.
-"""
+"""Digest a model's configuration and every element of its weights, where they are: stored KV
+belongs to the weights that computed it. One number per piece leaves a GPU."""
 
 import hashlib
 import json
@@ -17,11 +14,7 @@ _NAMES_OF_PLACES = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
 def weights_digest(config: str, parameters: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return a digest that is equal for equal weights in equal order.
-
-    Args:
-        config: the model's configuration as JSON; where it was loaded from does not count.
-    """
+    """Return a digest that is equal for equal weights in equal order, whatever their path."""
     digest = hashlib.sha256(_without_places(config).encode())
     keys: dict[torch.device, torch.Tensor] = {}
     sums: list[torch.Tensor] = []
@@ -58,7 +51,6 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _position_keys(device: torch.device) -> torch.Tensor:
-    """Return an odd pseudo-random factor for each position of a piece, (_PIECE,)."""
     positions = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device)
     return _mix(_mix(positions)) | 1
 

@@ -1,8 +1,5 @@
-"""Run selected tokens of a prompt through an engine's model, with our attention over a dense cache.
-
-The engine's weights and kernels of linear layers are used as they are. Does not know an engine: a
-subclass runs its model.
-"""
+"""Run selected tokens of a prompt through an engine's model, with our attention over a dense cache,
+and its own weights and kernels of linear layers. A subclass runs its model."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,8 +30,6 @@ class NestedLayer(NamedTuple):
 
 
 class NestedModel(ReusableModel):
-    """An engine's model as one that can compute selected tokens."""
-
     def __init__(
         self,
         model: Any,
@@ -78,11 +73,8 @@ class NestedModel(ReusableModel):
         cache: RequestCache,
         plan: ForwardPlan,
     ) -> torch.Tensor:
-        """Return the attention of a layer's rows, (rows, heads * value_dim), over the cache.
-
-        Args:
-            query, key, value: of the rows, (rows, heads * dim) or (rows, heads, dim).
-        """
+        """Return the attention of a layer's rows, (rows, heads * value_dim), over the cache;
+        `query`, `key`, `value` are (rows, heads * dim) or (rows, heads, dim)."""
         layer = self.shapes[number]
         keys, values = cache.layers[number].update(
             _by_head(key, layer.num_kv_heads, layer.key_dim),
@@ -124,7 +116,6 @@ class NestedModel(ReusableModel):
 
 
 def find_decoder(model: nn.Module, num_layers: int) -> Sequence[Any]:
-    """Return the decoder layers; none if the model has no list of them."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return list(module)
@@ -132,5 +123,4 @@ def find_decoder(model: nn.Module, num_layers: int) -> Sequence[Any]:
 
 
 def _by_head(states: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
-    """Return (1, heads, rows, dim) of (rows, heads * dim)."""
     return states.reshape(states.shape[0], heads, dim).transpose(0, 1)[None]

@@ -1,8 +1,5 @@
-"""Split a computation into pieces, so that an engine can run other work between them.
-
-A computation is a generator: it yields after each piece how many rows that was, and returns its
-result. Knows rows. Does not know engines or models.
-"""
+"""Split a computation into pieces, so that an engine can run other work between them: a generator
+that yields after each piece how many rows that was, and returns its result."""
 
 from collections.abc import Generator, Iterator
 from typing import TypeVar
@@ -16,27 +13,18 @@ Steps = Generator[int, None, T]
 
 
 class Pace:
-    """The length of the pieces.
-
-    Args:
-        most: maximum rows that pass through the whole model in one piece; None: all.
-    """
+    """The length of the pieces: `most` rows through the whole model; None: all."""
 
     def __init__(self, most: int | None = None) -> None:
         self.rows = self._most = most
 
     def limit(self, rows: int | None) -> None:
-        """Make the next pieces at most this long, within `most`; None: only within `most`."""
         limits = [limit for limit in (rows, self._most) if limit is not None]
         self.rows = min(limits, default=None)
 
     def pieces(self, rows: torch.Tensor, *, share: float = 1.0) -> Iterator[torch.Tensor]:
-        """Split ascending rows, (n,), into pieces. A row sees no later row, and earlier pieces are
-        complete by then, so that the result is the same.
-
-        Args:
-            share: share of the model that the rows pass through; pieces are longer by 1 / share.
-        """
+        """Split ascending rows, (n,), into pieces, longer by 1 / share of the model that they pass
+        through. A row sees no later row, so that the result is the same."""
         start = 0
         while start < len(rows):
             count = len(rows) if self.rows is None else max(1, int(self.rows / share))
@@ -45,7 +33,6 @@ class Pace:
 
 
 def at_once(steps: Steps[T]) -> T:
-    """Return the result of a computation, without a pause."""
     while True:
         try:
             next(steps)
@@ -55,11 +42,7 @@ def at_once(steps: Steps[T]) -> T:
 
 
 def advance(steps: Steps[T], pace: Pace, *, rows: int | None) -> T | None:
-    """Continue a computation for about this many rows; return its result once it has ended.
-
-    Args:
-        rows: None: to its end.
-    """
+    """Continue for about this many rows (None: to the end); return the result once it has ended."""
     left = rows
     least = 0 if rows is None else rows // 4  # no scraps of a few rows
     try:

@@ -1,8 +1,5 @@
-"""Read an engine's paged KV cache, whatever order its kernels keep a block's elements in.
-
-Kernels pack blocks for their instructions (AMX, AVX-512, FlashAttention). Writing goes through the
-engine; the order is measured once, by writing numbered elements into a block of its own.
-"""
+"""Read an engine's paged KV cache, whatever order its kernels keep a block's elements in. Writing
+goes through the engine; the order is measured by writing numbered elements once."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,15 +14,8 @@ _NUM_DIGITS = 4
 
 
 class PagedLayer:
-    """The blocks of one layer.
-
-    Args:
-        block_size: tokens of the engine's blocks; its kernels may divide them further.
-        shapes: (kv heads, head_dim) of the keys, and of the values.
-
-    Raises:
-        UnsupportedModelError: a block does not hold its tokens' elements unchanged.
-    """
+    """The blocks of one layer, `block_size` tokens unless kernels divide them; `shapes` are (heads,
+    head_dim) of keys and values. Raises `UnsupportedModelError` if a block changes its elements."""
 
     def __init__(
         self,
@@ -50,7 +40,6 @@ class PagedLayer:
         )
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write keys and values, (1, kv heads, tokens, head_dim), to these slots, (tokens,)."""
         self._write(
             keys[0].transpose(0, 1).contiguous(),
             values[0].transpose(0, 1).contiguous(),
@@ -72,7 +61,7 @@ class PagedLayer:
 
     def _measure(self) -> list[torch.Tensor] | None:
         """Return for keys and values the place of each element in a block; None if the second of
-        three blocks does not hold exactly its own tokens' elements."""
+        three blocks does not hold exactly its own."""
         shape = list(self._cache.shape)
         shape[self._dim] = 3
         sizes = [self.block_size * heads * dim for heads, dim in self._shapes]
@@ -101,7 +90,6 @@ class PagedLayer:
 
 
 def _like(cache: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return zeros of another shape whose dimensions have the order in memory of `cache`."""
     order = sorted(range(cache.dim()), key=lambda dim: -cache.stride(dim))
     zeros = torch.zeros([shape[dim] for dim in order], dtype=cache.dtype, device=cache.device)
     back = [order.index(dim) for dim in range(cache.dim())]

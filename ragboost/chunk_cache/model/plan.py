@@ -1,8 +1,5 @@
-"""The plan of one forward pass: its rows, their attention, and the layers it covers.
-
-A plan travels as a keyword argument through the model to our attention (`planned_attention`) and
-our hooks (`row_hooks`).
-"""
+"""The plan of one forward pass: its rows, their attention, and the layers it covers. It travels as
+a keyword argument through the model to our attention and our hooks."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -43,8 +40,6 @@ class Hidden(NamedTuple):
 
 @dataclass(slots=True)
 class ForwardPlan:
-    """A forward pass over some rows of a prompt."""
-
     positions: torch.Tensor  # slots of the rows, (rows,), ascending
     # attention backend; None: the model's own attention with a dense exact mask, if it accepts one
     backend: AttentionBackend | None = None
@@ -65,7 +60,7 @@ class ForwardPlan:
 
     def attend(self, layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
         """Observe the attention of a layer, and compute it by the backend, (1, heads, rows,
-        head_dim); None if there is none, or if it lacks what this layer needs."""
+        head_dim); None if there is none, or it lacks what this layer needs."""
         self.windows[layer] = inputs.window
         if self.observe is not None:
             kept = self.observe(layer, inputs)
@@ -76,7 +71,6 @@ class ForwardPlan:
         return self.backend.attend(inputs)
 
     def mask(self, num_keys: int, window: int | None) -> torch.Tensor:
-        """Return the dense mask, (1, 1, rows, num_keys) bool, cached for the pass."""
         key = ("dense", num_keys, window)
         if key not in self.memo:
             mask = exact_mask(self.positions, num_keys, window=window, visible=self.visible)

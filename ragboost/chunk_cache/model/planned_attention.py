@@ -16,11 +16,8 @@ _PREFIX = "ragboost_planned_"
 
 
 def install_attention(model: Any) -> None:
-    """Replace the model's attention. Without a plan the results stay bit-identical.
-
-    Installing it twice has no further effect. Setting another attention implementation removes it;
-    installing it again then wraps the new one.
-    """
+    """Replace the model's attention; without a plan its results stay bit-identical. Setting another
+    implementation removes it."""
     original: str = model.config._attn_implementation
     if original.startswith(_PREFIX):
         return

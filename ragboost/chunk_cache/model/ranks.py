@@ -1,9 +1,5 @@
-"""The processes that hold a model together, each with some of its attention heads (tensor
-parallelism).
-
-A measurement over heads is a sum over ranks, and whatever is chosen must be chosen by all: a rank
-that computes other tokens than the rest waits for them forever. Does not know an engine.
-"""
+"""The processes that hold a model together, each with some of its attention heads. Whatever is
+chosen must be chosen by all: a rank that computes other tokens waits for the rest forever."""
 
 import hashlib
 from collections.abc import Callable
@@ -23,26 +19,16 @@ class Ranks(Protocol):
     size: int
     rank: int  # of this process
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a tensor over the ranks, equal on all of them."""
-        ...
+    def sum(self, values: torch.Tensor) -> torch.Tensor: ...
 
-    def agree(self, is_fine: bool) -> bool:
-        """Return True on every rank if all are fine."""
-        ...
+    def agree(self, is_fine: bool) -> bool: ...
 
-    def same(self, value: object) -> bool:
-        """Return True on every rank if the value has the same `repr` on all."""
-        ...
+    def same(self, value: object) -> bool: ...
 
-    def joined(self, digest: str) -> str:
-        """Return a digest of the digests of all ranks, equal on all of them."""
-        ...
+    def joined(self, digest: str) -> str: ...
 
 
 class OneRank:
-    """The ranks of a model in one process."""
-
     size, rank = 1, 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -59,11 +45,7 @@ class OneRank:
 
 
 class GroupRanks:
-    """The ranks of a process group. What they tell each other here is small: it goes by the host.
-
-    Args:
-        group: a `torch.distributed` group for tensors in host memory.
-    """
+    """The ranks of a `torch.distributed` group for tensors in host memory."""
 
     def __init__(self, group: Any) -> None:
         self.size = int(distributed.get_world_size(group))

@@ -1,7 +1,4 @@
-"""Recompute selected tokens of a prompt over the stored KV of the others.
-
-Knows positions and caches. Does not know how the tokens were selected.
-"""
+"""Recompute selected tokens of a prompt over the stored KV of the others."""
 
 import torch
 
@@ -21,16 +18,9 @@ def recompute(
     observe: Observer | None = None,
     pace: Pace | None = None,
 ) -> Steps[torch.Tensor | None]:
-    """Compute rows layer by layer, each over all earlier keys, a piece per step.
-
-    The rows of a layer see each other's new keys and values: the result for every row is that of a
-    token-by-token loop over the same cache. A pass begins with `assembly.hidden`, unless an
-    observer needs to see every layer.
-
-    Returns:
-        Logits of the last row, (vocabulary,); None if there is none, or if the observer stopped
-        the pass.
-    """
+    """Compute rows layer by layer, each over all earlier keys, a piece per step, as a
+    token-by-token loop would; return the last row's logits, unless an observer stopped the pass.
+    Without one a pass begins with `assembly.hidden`."""
     logits = None
     for piece in (pace or Pace()).pieces(rows):
         tokens = [assembly.tokens[position] for position in piece.tolist()]

@@ -1,7 +1,5 @@
-"""The KV cache of one request: a transformers cache that can be written at scattered positions.
-
-The slot of a token is its position unless `RequestCache.positions` says otherwise.
-"""
+"""The KV cache of one request: a transformers cache that can be written at scattered positions. A
+token's slot is its position, unless `RequestCache.positions` says otherwise."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +9,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 
 class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
-    """A layer whose `update` writes to given slots inside a `RequestCache.writing` block, and
-    appends like any dynamic layer otherwise."""
+    """A layer whose `update` writes to given slots inside `RequestCache.writing`."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -33,8 +30,6 @@ class RequestLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 
 
 class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyped
-    """The KV of one prompt, with memory of its own; decoding appends to it."""
-
     def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
         self.layers = [RequestLayer(keys, values) for keys, values in layers]
@@ -43,8 +38,7 @@ class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
 
     @contextmanager
     def writing(self, rows: torch.Tensor) -> Iterator[None]:
-        """Write the KV of the following forward pass to the slots `rows`, (tokens,), in the order
-        of the input tokens."""
+        """Write the KV of the following forward pass to the slots `rows`, (tokens,)."""
         for layer in self.layers:
             layer.rows = rows
         try:
@@ -54,7 +48,6 @@ class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
                 layer.rows = None
 
     def clone(self, *, num_layers: int | None = None) -> "RequestCache":
-        """Return a deep copy of the first `num_layers` layers; None: all."""
         layers = self.layers[:num_layers]
         copy = RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in layers])
         copy.positions = self.positions

@@ -1,9 +1,6 @@
-"""Models that can compute selected tokens of a prompt, and whose KV can be moved.
-
-What a class name does not tell reliably, such as the dimensions that RoPE pairs, is measured on a
-few tokens. Knows RoPE and KV shapes. Does not know chunks, policies or stores; a subclass runs the
-model of transformers or of an engine.
-"""
+"""Models that can compute selected tokens of a prompt, and whose KV can be moved. What a class name
+does not tell reliably, such as the dimensions that RoPE pairs, is measured on a few tokens. Does
+not know chunks, policies or stores."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -23,10 +20,8 @@ _PROBE_SHIFT = 5
 
 
 class ReusableModel(ABC):
-    """A causal LM whose KV can be moved and recomputed token by token.
-
-    A subclass sets what its methods need and calls `measure` at the end of its constructor.
-    """
+    """A causal LM whose KV can be moved and recomputed token by token. A subclass calls `measure`
+    at the end of its constructor."""
 
     kv_shapes: Sequence[tuple[int, int, int]]  # of each layer: KV heads, key and value dimension
     layouts: tuple[RotaryLayout, ...]
@@ -52,28 +47,20 @@ class ReusableModel(ABC):
     def run(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan
     ) -> torch.Tensor:
-        """Run the model with the attention of `plan`, and return the last row's output: its logits,
-        or its hidden states, which every rank has.
-
-        Records `plan.hidden` and begins at `plan.begin`, if `supports_resuming`.
-
-        Args:
-            positions: their positions for RoPE, (rows,).
-            cache: KV of the prompt, prepared for writing the rows.
-        """
+        """Run the model with the attention of `plan`, and return the last row's output: logits, or
+        hidden states that every rank has. Records `plan.hidden` and begins at `plan.begin`, if
+        `supports_resuming`."""
 
     @abstractmethod
-    def supports_resuming(self) -> bool:
-        """Return True if `run` may record and begin at the input of a layer."""
+    def supports_resuming(self) -> bool: ...
 
     @abstractmethod
-    def config_text(self) -> str:
-        """Return the model's configuration as JSON."""
+    def config_text(self) -> str: ...
 
     @abstractmethod
     def frequencies(self, length: int) -> tuple[Frequencies, ...]:
-        """Return the RoPE frequencies of each layer in a prompt of `length` tokens. Layers with
-        equal frequencies share an object."""
+        """Return each layer's RoPE frequencies in a prompt of `length` tokens, equal ones as
+        one."""
 
     def regime(self, length: int) -> str:
         """Return the identity of the RoPE frequencies in a prompt of `length` tokens."""
@@ -86,12 +73,10 @@ class ReusableModel(ABC):
         return self._last_regime[1]
 
     def fingerprint(self) -> str:
-        """Return a digest of the configuration and of the weights of all ranks, see
-        `weights_digest`: every rank's KV depends on all of them."""
+        """Return a digest of all ranks' weights: every rank's KV depends on all of them."""
         return self.ranks.joined(weights_digest(self.config_text(), self.model.named_parameters()))
 
     def empty_cache(self, length: int) -> RequestCache:
-        """Return a cache with `length` zeroed slots."""
         like = {"dtype": self.dtype, "device": self.device}
         return RequestCache(
             [
@@ -107,12 +92,8 @@ class ReusableModel(ABC):
     def forward(
         self, tokens: Sequence[int], cache: RequestCache, *, plan: ForwardPlan
     ) -> torch.Tensor | None:
-        """Compute the rows of `plan` and write their KV to `cache`, which has a slot for each token
-        of the prompt.
-
-        Returns:
-            Logits of the last row, (vocabulary,); None if an observer stopped the pass.
-        """
+        """Compute the rows of `plan` and write their KV to `cache`, which has a slot for each
+        token; return the last row's logits, (vocabulary,), unless an observer stopped the pass."""
         rows = plan.positions
         positions = rows if cache.positions is None else cache.positions[rows]
         ids = torch.tensor(list(tokens), device=self.device)
@@ -123,7 +104,6 @@ class ReusableModel(ABC):
                 return None
 
     def measure(self) -> None:
-        """Determine `layouts` and `can_resume`."""
         # Attention depends on distances only, so in every layer the keys of a moved text must be
         # its original keys, rotated.
         keys = self._probe_keys(0), self._probe_keys(_PROBE_SHIFT)
@@ -144,8 +124,7 @@ class ReusableModel(ABC):
         return [layer.keys for layer in cache.layers]
 
     def _measure_resuming(self) -> bool:
-        """Compare a pass with one that begins at its second layer. They differ if the layers get
-        more than hidden states from the earlier ones."""
+        """Compare a pass with one that begins at the input of its second layer."""
         if self.num_layers < 2 or not self.supports_resuming():
             return False
         rows = torch.arange(PROBE_LENGTH, device=self.device)

@@ -1,8 +1,5 @@
 """Move stored keys to other positions by rotating them (FusionRAG eq. 6, A3 eq. 2, DepCache eq. 5).
-
-Keys are stored after RoPE with the position they were computed at, and every move starts from the
-stored original: ten moves in a row would lose four times as much precision in bf16 as one.
-"""
+Every move starts from the stored original: moves in a row would lose precision in bf16."""
 
 import hashlib
 import math
@@ -29,22 +26,14 @@ class Frequencies:
 
     @property
     def digest(self) -> str:
-        """Identity of the frequencies."""
         return hashlib.sha256(self.inverse.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def rotation_angles(
     old: Frequencies, new: Frequencies, *, stored: torch.Tensor, target: torch.Tensor
 ) -> torch.Tensor:
-    """Return the angles by which stored keys must rotate, (tokens, pairs) float64.
-
-    Undoing the old rotation and applying the new one is one rotation by the difference, so that
-    changed frequencies cost nothing extra.
-
-    Args:
-        old, new: frequencies that the keys were computed with, and of the prompt they move to.
-        stored, target: old and new positions, (tokens,).
-    """
+    """Return the angles by which keys must rotate from position and frequencies to others, (tokens,
+    pairs) float64: undoing the old rotation and applying the new one is one rotation."""
     return (
         target.double()[:, None] * new.inverse[None, :]
         - stored.double()[:, None] * old.inverse[None, :]
@@ -54,15 +43,9 @@ def rotation_angles(
 def rotate(
     keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: RotaryLayout
 ) -> torch.Tensor:
-    """Return rotated keys without changing the input.
-
-    The attention factor of YaRN and LongRoPE is part of the stored keys and is not applied again.
-    Dimensions beyond the pairs (partial rotary) are copied.
-
-    Args:
-        keys: (..., tokens, head_dim).
-        cos, sin: cosine and sine of the angles, (tokens, pairs), float32.
-    """
+    """Return rotated keys, (..., tokens, head_dim), by angles (tokens, pairs), float32. Dimensions
+    beyond the pairs (partial rotary) are copied. The attention factor of YaRN and LongRoPE is in
+    stored keys and not applied again."""
     if layout == "none":
         return keys
     pairs = cos.shape[-1]
@@ -80,14 +63,8 @@ def rotate(
 
 
 class KeyRotation:
-    """The rotation of some keys to their positions in a prompt. Layers with equal frequencies share
-    the angles.
-
-    Args:
-        stored: positions that the keys were computed at, (tokens,).
-        target: positions to rotate them to, (tokens,).
-        old: for each run of keys, the frequencies by layer it was computed with and its length.
-    """
+    """The rotation of some keys from their `stored` to their `target` positions, (tokens,); `old`
+    has for each run of keys its frequencies by layer and its length."""
 
     def __init__(
         self,
@@ -130,11 +107,7 @@ def find_layouts(
     tolerance: float,
     model: str,
 ) -> tuple[RotaryLayout, ...]:
-    """Return each layer's layout: the one by which a text's keys become those of the moved text.
-
-    Args:
-        before, after: by layer, keys of the same text from position 0 and from `shift` on.
-    """
+    """Return each layer's layout: by which a text's keys become those of the text at `shift`."""
     near = torch.arange(before[0].shape[-2], device=before[0].device)
     layouts = []
     for layer, speeds in enumerate(frequencies):
@@ -161,17 +134,9 @@ def find_layouts(
 
 
 def read_frequencies(table: torch.Tensor) -> torch.Tensor:
-    """Return the frequencies of an engine's table, radians per position, (pairs,) float64.
-
-    The table has the engine's own scaling in it (YaRN, Llama 3, ...), whatever class computed it.
-
-    The angle at position 1 is below half a turn, and gives a frequency with the rounding error of
-    the table. At each doubled position the full turns follow from the frequency so far, so that the
-    error is halved every time.
-
-    Args:
-        table: cosines and sines of each position, (positions, 2 * pairs), of any scale.
-    """
+    """Return the frequencies of an engine's table of cosines and sines, (positions, 2 * pairs),
+    whatever scaling computed it, (pairs,) float64. The angle at position 1 is below half a turn; at
+    each doubled position the full turns follow, which halves the error."""
     cos, sin = table.double().cpu().chunk(2, dim=-1)
     position = 1
     frequencies = torch.atan2(sin[1], cos[1])

@@ -1,8 +1,5 @@
-"""Hooks on the decoder layers that change the rows of a forward pass: record a layer's input, begin
-a later pass there, or drop rows between two layers.
-
-The hooks do nothing unless the `ForwardPlan` of the pass asks for it.
-"""
+"""Hooks on the decoder layers that change the rows of a forward pass, if its `ForwardPlan` asks for
+it: record a layer's input, begin a later pass there, or drop rows between two layers."""
 
 from typing import Any
 
@@ -16,11 +13,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def install_row_hooks(model: nn.Module, *, num_layers: int) -> bool:
-    """Let plans change the rows of this model's passes. Installing twice has no further effect.
-
-    Returns:
-        False if the model has no list of `num_layers` decoder layers.
-    """
+    """Let plans change the rows of this model's passes; False: it has no list of decoder layers."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             for number, layer in enumerate(module):
@@ -32,11 +25,8 @@ def install_row_hooks(model: nn.Module, *, num_layers: int) -> bool:
 
 
 class _RowHook:
-    """A hook that runs before a decoder layer.
-
-    NOTE: a model calls all of its layers. Those before `plan.begin` compute a single row, whose KV
-    is correct as it is; dropped rows keep the KV they had in later layers.
-    """
+    """A hook that runs before a decoder layer. A model calls all of its layers: those before
+    `plan.begin` compute a single row, correctly; dropped rows keep their KV in later layers."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -74,7 +64,6 @@ class _RowHook:
 
 
 def _set_rows(plan: ForwardPlan, positions: torch.Tensor, kwargs: dict[str, Any]) -> None:
-    """Make this layer and the following ones compute, and write, the rows at these positions."""
     plan.positions = positions
     plan.memo.clear()
     for cache in (value for value in kwargs.values() if isinstance(value, RequestCache)):

@@ -1,8 +1,5 @@
-"""The catalog of prepared documents: a file beside the KV that records the chunk of each document
-and the recipe of its KV.
-
-Serves as the mapping from plain chunk keys to recipes that `Chunks` takes.
-"""
+"""The catalog of prepared documents: a file beside the KV with the chunk of each document and the
+recipe of its KV. Serves as the mapping from plain chunk keys to recipes."""
 
 import hashlib
 import json
@@ -24,8 +21,7 @@ RECIPE_VERSION = 1
 
 
 def recipe_of(neighbours: Sequence[Sequence[int]]) -> str:
-    """Return the identity of a preparation by the token ids of its neighbours, in order (16 hex
-    digits); empty for no neighbours, which is plain KV."""
+    """Return the identity of a preparation by its neighbours (16 hex digits); empty for none."""
     if not neighbours:
         return ""
     names = [chunk_name(tokens) for tokens in neighbours]
@@ -43,18 +39,9 @@ class PreparedChunk:
 
 
 class ChunkCatalog(Mapping[str, str]):
-    """The entries of a directory; as a mapping, recipes by plain key. Safe to use from several
-    threads of the single process that writes it.
-
-    Every change appends a line: recorded entries survive a crash, and a truncated last line is
-    ignored. Opening the catalog compacts the file.
-
-    Args:
-        directory: directory of the file; may be that of the KV.
-
-    Raises:
-        ChunkCacheError: a line other than the last is not an entry; the message has its number.
-    """
+    """The entries of a directory; as a mapping, recipes by plain key. One process writes, from any
+    thread. Every change appends a line, and a truncated last one is ignored; opening compacts the
+    file. Raises `ChunkCacheError` with the number of another line that is no entry."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
@@ -68,7 +55,7 @@ class ChunkCatalog(Mapping[str, str]):
 
     @classmethod
     def read(cls, directory: Path) -> dict[str, str]:
-        """Return the recipes of a directory without writing to it; empty without a catalog."""
+        """Return the recipes of a directory without writing to it."""
         reader = cls.__new__(cls)
         reader._path, reader._entries, reader._recipes = directory / FILE, {}, {}
         if reader._path.exists():
@@ -100,12 +87,10 @@ class ChunkCatalog(Mapping[str, str]):
         self._append(asdict(entry))
 
     def forget(self, document: str) -> None:
-        """Remove a document. Removing an unknown one does nothing."""
         if document in self._entries:
             self._append({"document": document})
 
     def keeps(self, key: str) -> bool:
-        """Return True if a document's KV has this key."""
         return any(entry.key == key for entry in self._entries.values())
 
     def _append(self, line: Mapping[str, object]) -> None:

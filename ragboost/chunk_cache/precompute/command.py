@@ -33,14 +33,7 @@ def run(
     as_json: bool,
     on_progress: Progress,
 ) -> str:
-    """Prepare a corpus, and return sentences or JSON.
-
-    Args:
-        neighbours: of each document, indices in the corpus, the closest last.
-
-    Raises:
-        ChunkCacheError: the capacity is too small, or the model has no tokenizer.
-    """
+    """Prepare a corpus, with `neighbours` as indices, the closest last; return text or JSON."""
     adapter, tokenizer, _ = load(model, device=device)
     if tokenizer is None:
         raise ChunkCacheError(f"{model} has no tokenizer, which a corpus of texts needs")
@@ -65,7 +58,7 @@ def run(
 
 
 def _identity(document: Document) -> str:
-    """Return the id of a document, so that a changed text is noticed; its key if it has none."""
+    """Return a document's id, so that a changed text is noticed; its key if it has none."""
     return f"key {document.key}" if document.id is None else json.dumps(document.id)
 
 

@@ -1,7 +1,4 @@
-"""Prepare a corpus incrementally, each chunk after its neighbours (FusionRAG section 3.1).
-
-Knows chunks, neighbours and a disk tier. Does not know texts or command lines.
-"""
+"""Prepare a corpus incrementally, each chunk after its neighbours (FusionRAG section 3.1)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -42,20 +39,9 @@ def precompute(
     max_tokens: int,
     on_progress: Callable[[int], None] | None = None,
 ) -> PrecomputeOutcome:
-    """Bring the KV of a corpus up to date. May be interrupted at any time and run again.
-
-    Args:
-        reuse: the model, with a store for plain KV during the run.
-        system: token ids of the system prompt that will precede the chunks.
-        chunks: the corpus; documents with equal tokens share KV.
-        neighbours: for each chunk, indices in the corpus, the closest last.
-        max_tokens: context length of the model; neighbours that do not fit are left out, the least
-            close first.
-
-    Raises:
-        ChunkCacheError: the number of neighbour lists differs from that of chunks, or a chunk
-            exceeds the capacity.
-    """
+    """Bring the KV of a corpus up to date; may be interrupted and run again. `neighbours` are
+    indices for each chunk, the closest last; the least close are left out beyond `max_tokens`, the
+    model's context. Raises `ChunkCacheError` if a chunk does not fit on the disk."""
     if len(neighbours) != len(chunks):
         raise ChunkCacheError(
             f"{len(chunks)} chunks need as many neighbours, got {len(neighbours)}"
@@ -115,7 +101,6 @@ def _update(
 
 
 def _keep_system(reuse: ChunkReuse, disk: DiskTier, system: Sequence[int]) -> None:
-    """Write the KV of the system prompt, which is exact in every prompt."""
     if system:
         key = reuse.library.key(system)
         if key not in disk:
@@ -132,7 +117,6 @@ def _drop(disk: DiskTier, catalog: ChunkCatalog, document: str) -> None:
 def _fitting(
     chunks: Sequence[CorpusChunk], numbers: Sequence[int], *, room: int, own: CorpusChunk
 ) -> list[tuple[int, ...]]:
-    """Return the closest neighbours that fit into the context before the chunk, in order."""
     room -= len(own.tokens)
     fitting: list[tuple[int, ...]] = []
     for number in reversed(numbers):

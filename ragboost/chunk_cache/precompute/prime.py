@@ -15,19 +15,9 @@ def prime(
     *,
     neighbours: Sequence[Sequence[int]],
 ) -> ChunkKV:
-    """Return a chunk's KV, computed after the system prompt and the plain KV of its neighbours.
-
-    The neighbours follow the system prompt one after the other without seeing each other. The
-    returned KV is not stored; missing plain KV is computed and stored.
-
-    Args:
-        neighbours: token ids of each, the most similar last, next to the chunk; none: plain KV.
-
-    Returns:
-        The KV with the `influence` of the neighbours, and with `sensitivity`: the squared distance
-        of each token's keys from the plain ones, relative to their mean squared norm, summed over
-        layers.
-    """
+    """Return a chunk's KV behind the system prompt and the plain KV of its neighbours, the most
+    similar last, which do not see each other. It is not stored; missing plain KV is. Has the
+    `influence` of the neighbours, and as `sensitivity` the relative change of its keys."""
     own = reuse.plain(system, chunk)
     plain = [reuse.plain(system, tokens) for tokens in neighbours if tokens]
     if not plain:
@@ -44,7 +34,7 @@ def measure(
     *,
     neighbours: Sequence[Sequence[int]],
 ) -> None:
-    """Add the measurements of `prime` to a chunk's stored plain KV, for policies that use them."""
+    """Add the measurements of `prime` to a chunk's stored plain KV."""
     kv = prime(reuse, system, chunk, neighbours=neighbours)
     if kv.sensitivity is not None and kv.influence is not None:
         measures = ChunkMeasure(kv.sensitivity, kv.influence)

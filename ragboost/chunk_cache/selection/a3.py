@@ -8,8 +8,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class A3(SelectionPolicy):
-    """Selection by the question's attention in layer 1, which is exact: its queries and keys are
-    computed for the whole prompt."""
+    """Selection by the question's attention in layer 1, computed for the whole prompt."""
 
     looks_at_all = True
 

@@ -1,9 +1,6 @@
-"""Half of the budget for the first tokens of every chunk, half for what the question attends to.
-
-The two find different tokens: a chunk's first ones were computed as the beginning of everything,
-whatever the question is (EPIC), and the question's attention over the reused KV says which others
-it reads (FusionRAG). Neither needs a layer of the whole prompt.
-"""
+"""Half of the budget for the first tokens of every chunk, half for what the question attends to. A
+chunk's first tokens were computed as the beginning of everything (EPIC), and the question's
+attention over the reused KV finds others (FusionRAG). No layer of the whole prompt is needed."""
 
 import torch
 
@@ -15,8 +12,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class Anchored(SelectionPolicy):
-    """Selection by the higher of two ranks: closeness to the chunk's start, and the question's
-    attention averaged over the layers."""
+    """Selection by the higher rank of closeness to the start and the question's attention."""
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         attention = (yield from view.mean_question_attention())[view.candidates]

@@ -21,8 +21,6 @@ class _Constant(SelectionPolicy):
 
 
 class Full(_Constant):
-    """Full attention: every token is recomputed, at any requested ratio."""
-
     _ratio = 1.0
 
 
@@ -31,8 +29,6 @@ class Reuse(_Constant):
 
 
 class Random(SelectionPolicy):
-    """A random choice, determined by the seed and the number of candidates."""
-
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 

@@ -1,5 +1,4 @@
-"""CacheBlend: the tokens whose keys or values change most in the second layer (FusionRAG eq.
-7-9)."""
+"""CacheBlend: what changes most in the second layer, keys or values (FusionRAG eq. 7-9)."""
 
 import torch
 

@@ -1,9 +1,5 @@
 """Cache-Craft: the tokens that paid most attention to other chunks when their KV was computed, more
-of them the less of a chunk's context is present (Cache-Craft eq. 12-14).
-
-Uses only the influence stored with each chunk. Alpha follows from the requested ratio for each
-prompt; `craft.reuse` works with a fixed alpha.
-"""
+of them the less of a chunk's context is present (eq. 12-14). Alpha follows from the ratio."""
 
 import torch
 
@@ -16,11 +12,7 @@ from ragboost.chunk_cache.store.influence import Order, chunk_name
 
 class CacheCraft(SelectionPolicy):
     """Selection of the k-th token of a chunk's order once alpha x CCI x (1 - beta') x length
-    exceeds k, counted from 0.
-
-    Args:
-        literal: use eq. 11 as printed, see `context_impact`.
-    """
+    exceeds k, from 0. `literal`: eq. 11 as printed."""
 
     def __init__(self, *, order: Order = "mass", literal: bool = False) -> None:
         self.order: Order = order
@@ -32,7 +24,6 @@ class CacheCraft(SelectionPolicy):
         return -self._needed_alpha(view.assembly)[view.candidates]
 
     def _needed_alpha(self, assembly: Assembly) -> torch.Tensor:
-        """Return for each token the alpha above which it is selected, (tokens,)."""
         needed = torch.zeros(len(assembly.tokens), dtype=torch.float64)
         prefix: list[str] = []
         for (start, stop), kv in zip(assembly.chunks, assembly.stored, strict=True):

@@ -1,8 +1,5 @@
-"""Read and write the selection that `ragboost calibrate` chose for one model.
-
-A small file that every engine reads. It knows the shape of its model, not the weights: a model that
-was tuned further should be calibrated again.
-"""
+"""The selection that `ragboost calibrate` chose, in a small file. It knows the shape of its model,
+not the weights: calibrate again after tuning."""
 
 import hashlib
 import json
@@ -31,19 +28,13 @@ _SHAPE = (
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The selection chosen for one model."""
-
     shape: str  # of the model, see `shape_digest`
     policy: str
     ratio: float
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Return what a file says.
-
-        Raises:
-            ConfigError: the file cannot be read, or is not a calibration.
-        """
+        """Return what a file says. Raises `ConfigError`."""
         try:
             if not path.is_file():
                 raise ConfigError(f"the calibration {path} is not a file")
@@ -81,18 +72,13 @@ class Calibration:
         return cls(shape, policy, float(ratio))
 
     def write(self, path: Path, *, expected: Mapping[str, Any]) -> None:
-        """Write the file, with what its reader may want to know beside the choice."""
         fields = {"version": VERSION, **asdict(self), "expected": expected}
         written = path.with_name(f"{path.name}.writing")
         written.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         written.replace(path)
 
     def check(self, model: ReusableModel) -> None:
-        """Check that a model is the one that was calibrated.
-
-        Raises:
-            ConfigError: its shape differs.
-        """
+        """Raise `ConfigError` if a model is not the one that was calibrated."""
         if shape_digest(model) != self.shape:
             raise ConfigError(
                 f"the calibration was made for another model than {model.name} of this engine: "
@@ -101,14 +87,12 @@ class Calibration:
 
 
 def calibrated_policies() -> list[str]:
-    """Return the policies that a calibration may choose: those that need no measurements, but the
-    bounds and baselines."""
+    """Return what may be chosen: no measured policies, no bounds and baselines."""
     without = MEASURED | {"full", "reuse", "random", "oracle"}
     return [name for name in POLICIES if name not in without]
 
 
 def shape_digest(model: ReusableModel) -> str:
-    """Return a digest of a model's kind and sizes, equal in every engine."""
     config = json.loads(model.config_text())
     text = config.get("text_config") or config
     shape = json.dumps([text.get(name) for name in _SHAPE])

@@ -8,8 +8,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class Epic(SelectionPolicy):
-    """Selection by the distance to the chunk's start; the budget is spread evenly over the
-    chunks."""
+    """Selection by the distance to the chunk's start: the budget is spread over the chunks."""
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         yield from ()
@@ -17,7 +16,6 @@ class Epic(SelectionPolicy):
 
 
 def closeness_to_start(view: SelectionView) -> torch.Tensor:
-    """Return the negative distance of each candidate to the start of its chunk, (candidates,)."""
     starts = torch.tensor([start for start, _ in view.assembly.chunks])
     starts = starts.to(view.candidates.device)
     chunk = torch.searchsorted(starts, view.candidates, right=True) - 1

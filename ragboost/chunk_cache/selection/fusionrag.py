@@ -1,8 +1,5 @@
-"""FusionRAG's query-guided selection (section 3.2): the tokens that the question attends to.
-
-The paper's text runs the question alone; the authors' code, and this one, run it over the reused
-KV, which finds more.
-"""
+"""FusionRAG's query-guided selection (section 3.2): the tokens that the question attends to, over
+the reused KV as in the authors' code. The paper's text runs the question alone."""
 
 import torch
 

@@ -1,12 +1,7 @@
-"""Narrow the candidates in two steps: a shallow look at all tokens, and a deeper one at three times
-the budget.
-
-A stale token spoils the answer if the question reads it and other chunks change it. The first look,
-at layer 1, covers every token. The question's attention is taken from fresh keys (A3) and from the
-reused KV (FusionRAG), each of which misses tokens that the other finds. Both miss a token that the
-question finds deeper, by a key that other chunks change: so what has changed most in layer 1 is
-looked at again, too, read or not (CacheBlend). The second look, one layer deeper, sees such keys.
-"""
+"""Narrow the candidates in two steps: a look at layer 1 of all tokens, and a deeper one at three
+times the budget. A stale token spoils the answer if the question reads it and other chunks change
+it. Attention over fresh keys (A3) and over reused KV (FusionRAG) miss different ones, and both miss
+a token that is found deeper by a changed key: so what changed most is looked at, too."""
 
 import torch
 
@@ -20,8 +15,7 @@ WIDTH = 3
 
 
 class Gradual(SelectionPolicy):
-    """Selection by the higher of a token's ranks in the two looks; by the first alone in models
-    without a third layer."""
+    """Selection by the higher rank of the two looks; the second needs a third layer."""
 
     looks_at_all = True
 

@@ -1,7 +1,4 @@
-"""The tokens that both matter to the question and depend on other chunks.
-
-The two measures have no common scale, so their ranks are added.
-"""
+"""The tokens that both matter to the question and depend on other chunks, by added ranks."""
 
 import torch
 
@@ -11,7 +8,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 
 
 class Hybrid(SelectionPolicy):
-    """Selection by the rank of the question's attention plus the rank of the change in layer 1."""
+    """Selection by the ranks of the question's attention and of the change in layer 1."""
 
     looks_at_all = True
 
@@ -22,7 +19,7 @@ class Hybrid(SelectionPolicy):
 
 
 class HybridOffline(SelectionPolicy):
-    """Selection like `Hybrid` with a sensitivity that was measured when the chunk was stored."""
+    """Selection like `Hybrid`, with the sensitivity that was measured when the chunk was stored."""
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         require_measured(view.assembly, "sensitivity", policy="hybrid-offline")
@@ -31,8 +28,7 @@ class HybridOffline(SelectionPolicy):
 
 
 def rank(values: torch.Tensor) -> torch.Tensor:
-    """Return the rank of each value from 0 (lowest) to 1 (highest), (n,) float. Equal values share
-    the mean of their ranks."""
+    """Return the rank of each value from 0 (lowest) to 1, (n,) float; equal ones share the mean."""
     _, group, sizes = values.unique(return_inverse=True, return_counts=True)
     places = sizes.cumsum(0) - (sizes + 1) / 2
     return places[group] / max(1, len(values) - 1)

@@ -1,7 +1,5 @@
-"""Measure inter- and intra-attention of chunks during a forward pass (Cache-Craft eq. 3-5, 9, 10).
-
-Works on blocks of rows: no matrix of prompt length squared is ever in memory.
-"""
+"""Measure inter- and intra-attention of chunks during a forward pass (Cache-Craft eq. 3-5, 9, 10),
+in blocks of rows: no matrix of prompt length squared is ever in memory."""
 
 from collections.abc import Sequence
 
@@ -16,12 +14,8 @@ ROWS = 64
 
 
 class InfluenceObserver:
-    """An observer of a forward pass (see `ForwardPlan`) that computes `Influence`s.
-
-    Args:
-        chunks: positions (start, stop) of each chunk, ascending and disjoint.
-        watched: indices of the chunks to measure; all of their rows must be in the pass.
-    """
+    """An observer that computes the `Influence` on the `watched` ones of ascending, disjoint
+    chunks, all of whose rows must be in the pass."""
 
     def __init__(
         self, tokens: Sequence[int], chunks: Sequence[tuple[int, int]], *, watched: Sequence[int]
@@ -59,9 +53,8 @@ class InfluenceObserver:
     def _block(
         self, inputs: AttentionInputs, rows: slice, owner: torch.Tensor, number: int
     ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Return the attention of a block of rows to each preceding chunk, (rows, chunks), the
-        highest such weight of each row, (rows,), and the summed attention to earlier tokens of
-        their own chunk."""
+        """Return a block's attention to each preceding chunk, (rows, chunks), each row's highest
+        such weight, and the summed attention to earlier tokens of their own chunk."""
         start, stop = self._chunks[number]
         positions = inputs.positions[rows]
         mask = exact_mask(positions, stop, window=inputs.window, visible=inputs.visible)

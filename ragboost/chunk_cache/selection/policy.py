@@ -1,8 +1,5 @@
-"""The interface of selection policies, and the choice of positions from their scores.
-
-A policy only scores. Exact tokens are not candidates; missing tokens and the question are always
-computed and do not count towards the budget.
-"""
+"""The interface of selection policies, and the choice of positions from their scores. Exact tokens
+are no candidates; missing ones and the question are computed outside the budget."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -18,14 +15,11 @@ from ragboost.errors import ChunkCacheError
 
 
 class SelectionPolicy(ABC):
-    """An estimate of the benefit of recomputing each reused token."""
-
     looks_at_all = False  # the policy first computes some layers of the whole prompt
 
     @abstractmethod
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
-        """Return the score of each candidate, (candidates,) float; the highest are recomputed. A
-        policy that looks at nothing yields nothing."""
+        """Return the score of each candidate, (candidates,) float; the highest are recomputed."""
 
     def select(
         self,
@@ -37,11 +31,6 @@ class SelectionPolicy(ABC):
         backend: AttentionBackend | None = None,
         pace: Pace | None = None,
     ) -> Steps[torch.Tensor]:
-        """Return the positions of the tokens to recompute, ascending.
-
-        Args:
-            pace: length of the pieces; None: everything in one.
-        """
         num_tokens, candidates = self.num_tokens(assembly, ratio), assembly.candidates
         if num_tokens in (0, len(candidates)):
             return candidates[:num_tokens]
@@ -53,7 +42,6 @@ class SelectionPolicy(ABC):
         return asked
 
     def num_tokens(self, assembly: Assembly, asked: float) -> int:
-        """Return the number of candidates to recompute for a requested ratio."""
         return budget(self.ratio(asked), len(assembly.candidates))
 
 
@@ -81,12 +69,9 @@ def require_measured(
 def choose(
     assembly: Assembly, scores: torch.Tensor, *, num_tokens: int, granularity: int = 1
 ) -> torch.Tensor:
-    """Return the positions of the best candidates, ascending. Ties go to the earlier token.
-
-    Args:
-        granularity: block size in tokens, counted from the start of each chunk. A block has the
-            score of its best token and is chosen if at least half of it fits; 1: single tokens.
-    """
+    """Return the positions of the best candidates, ascending; ties go to the earlier one. A block
+    of `granularity` tokens from a chunk's start has the score of its best token, and is chosen if
+    at least half of it fits."""
     candidates = assembly.candidates
     if granularity == 1:
         order = scores.argsort(descending=True, stable=True)[:num_tokens]

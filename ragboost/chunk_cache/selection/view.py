@@ -1,8 +1,5 @@
 """Measurements for selection policies: the question's attention to the reused KV, and freshly
-computed layers.
-
-Each costs a partial forward pass, runs on demand, piece by piece, and is cached for the request.
-"""
+computed layers. Each is a partial pass, run on demand, piece by piece, and cached."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,12 +35,6 @@ class FreshLayer:
 
 
 class SelectionView:
-    """One request before its recomputation.
-
-    Args:
-        pace: length of the pieces; None: everything in one.
-    """
-
     def __init__(
         self,
         model: ReusableModel,
@@ -62,8 +53,8 @@ class SelectionView:
         self._fresh: FreshLayer | None = None
 
     def question_attention(self) -> Steps[torch.Tensor]:
-        """Return the attention of the question, run over the reused KV, to each token in each
-        layer, (layers, tokens), summed over heads and question tokens; 0 for missing tokens."""
+        """Return the question's attention over the reused KV to each token in each layer, (layers,
+        tokens), summed over heads and rows."""
         if self._attention is None:
             visible = self.assembly.source != TokenSource.MISSING
             visible[self.assembly.question :] = True
@@ -77,15 +68,12 @@ class SelectionView:
         return self._attention
 
     def mean_question_attention(self) -> Steps[torch.Tensor]:
-        """Return `question_attention` averaged over the layers, (tokens,)."""
         return (yield from self.question_attention()).mean(0)
 
     def fresh_layer(self) -> Steps[FreshLayer]:
-        """Return layer `CHECK_LAYER` computed for all tokens that are not exact, at the cost of
-        that many layers of a full prefill. The KV of this layer and those before it is that of an
-        ordinary forward pass, and replaces the reused KV (A3 eq. 4): the tokens that are not
-        selected keep it. The layer's input is stored in the assembly, so that later passes begin
-        there."""
+        """Return layer `CHECK_LAYER` computed for all tokens that are not exact. Its KV and that of
+        earlier layers is an ordinary pass's, and replaces the reused KV (A3 eq. 4), also of tokens
+        that are not selected. Later passes begin at its input."""
         if self._fresh is None:
             rows = torch.nonzero(self.assembly.source != TokenSource.EXACT).flatten()
             self._fresh = yield from self._fresh_pass(rows, CHECK_LAYER)
@@ -93,10 +81,8 @@ class SelectionView:
         return self._fresh
 
     def deeper_layer(self, positions: torch.Tensor) -> Steps[FreshLayer]:
-        """Return the layer after `CHECK_LAYER` computed for some candidates, the missing tokens and
-        the question over the reused KV of the others, whose change is 0. Behind `fresh_layer` its
-        input is that of an ordinary forward pass; so is the KV of these tokens, which replaces the
-        reused KV."""
+        """Return the next layer for some candidates, the missing tokens and the question over the
+        reused KV of the others, whose change is 0. KV is replaced as in `fresh_layer`."""
         yield from self.fresh_layer()
         rows = self.assembly.rows_to_compute(positions)
         return (yield from self._fresh_pass(rows, CHECK_LAYER + 1))
@@ -110,8 +96,7 @@ class SelectionView:
         self._model.forward(tokens, self.assembly.cache, plan=plan)
 
     def _fresh_pass(self, rows: torch.Tensor, layer: int) -> Steps[FreshLayer]:
-        """Compute a layer for some rows, replace their KV up to this layer, and keep the layer's
-        input if the model can resume from it."""
+        """Compute a layer for some rows, replace their KV up to it, and keep its input."""
         if self._model.num_layers <= layer:
             raise ChunkCacheError(
                 f"{self._model.name} has {self._model.num_layers} layers; this policy needs "
@@ -148,13 +133,11 @@ class SelectionView:
 
 
 def _squared_distance(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Return the distance of each token's vectors, (tokens,), of (1, heads, tokens, head_dim)."""
     return (new - old).float().square().sum((0, 1, 3))
 
 
 class _WeightRecorder:
-    """An attention backend that records the summed weights of each layer, (keys,), and ends the
-    pass after the last layer."""
+    """An attention backend that records each layer's summed weights, (keys,), to the last one."""
 
     def __init__(self, num_layers: int) -> None:
         self.mass: list[torch.Tensor] = []
@@ -184,11 +167,7 @@ def _weights(inputs: AttentionInputs) -> Iterator[torch.Tensor]:
 
 
 def attention_mass(inputs: AttentionInputs, *, num_rows: int | None = None) -> torch.Tensor:
-    """Return the attention of the last rows to each key, summed over heads and rows, (keys,).
-
-    Args:
-        num_rows: number of the last rows; None: all.
-    """
+    """Return the attention of the last rows (None: all) to each key, summed, (keys,)."""
     mass = torch.zeros(inputs.num_keys, device=inputs.key.device)
     begin = 0 if num_rows is None else inputs.query.shape[2] - num_rows
     for row in range(begin, inputs.query.shape[2], _ROWS):

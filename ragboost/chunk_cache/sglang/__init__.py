@@ -1,4 +1,1 @@
-"""Chunk reuse inside SGLang: a radix cache backend that fills prompts from stored chunks.
-
-Selected by `--radix-cache-backend`, see `flags`. Runs in SGLang's environment.
-"""
+"""Chunk reuse inside SGLang: a radix cache backend that fills prompts from stored chunks."""

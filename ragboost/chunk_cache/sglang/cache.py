@@ -1,10 +1,7 @@
-"""SGLang's radix cache with chunk reuse: `--radix-cache-backend ragboost`.
-
-A waiting request with stored chunks reports them as a hit on the host; when it is admitted they are
-written into slots that only this request owns. The tree takes KV up to the first approximate page,
-never beyond, so that exact requests cannot meet it, nor cache events announce it. Requests that do
-not mention chunks take SGLang's own paths.
-"""
+"""SGLang's radix cache with chunk reuse: `--radix-cache-backend ragboost`. A waiting request's
+stored chunks are reported as a hit on the host; when it is admitted they are written into slots
+that only it owns. The tree takes KV up to the first approximate page, so that exact requests cannot
+meet it, nor cache events announce it."""
 
 import atexit
 import logging
@@ -41,13 +38,10 @@ _STEP_TOKENS = 8192  # where SGLang does not limit a prefill
 
 
 class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is untyped here
-    """SGLang's radix cache, with chunk reuse once `start` has succeeded."""
-
     scheduler: PoolScheduler | None = None  # chunk reuse of requests; None if it is off
     _filler: PoolFiller
 
     def start(self, context: Any, settings: EngineChunkSettings) -> None:
-        """Switch reuse on, if the model passes the self-test, see `make_filler`."""
         limit = context.params.chunked_prefill_size
         rows = limit if limit and limit > 0 else _STEP_TOKENS
         self._filler = make_filler(context, self, settings=settings, rows=rows)
@@ -74,7 +68,6 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
             self.scheduler.forget_chunks()
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Report stored chunks as a hit on the host."""
         result = super().match_prefix(params)
         req = params.req
         request = None if self.scheduler is None or req is None else self.scheduler.find(req)
@@ -95,7 +88,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Any] | None:
         """Fill the KV of an admitted request; None: it waits for the next step. Before its last
-        step a filling has no slots, so that nothing is left of a request that is aborted."""
+        step a filling has no slots, so that nothing is left of an aborted request."""
         req = params.req
         request = None if self.scheduler is None else self.scheduler.find(req)
         if request is None or self.scheduler is None:
@@ -173,7 +166,6 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
     def _advance(
         self, req: Any, request: PoolRequest, plan: PromptPlan, rows: int | None
     ) -> FilledPrompt | None:
-        """Fill a prompt, or continue with it; return None if that takes another step."""
         assert self.scheduler is not None, "chunk reuse is off"
         steps = request.steps
         if steps is None:
@@ -200,8 +192,7 @@ class ChunkRadixCache(UnifiedRadixCache):  # type: ignore[misc]  # SGLang is unt
 
 
 def make_cache(context: Any) -> Any:
-    """Return SGLang's radix cache for a `TreeCacheBuildContext`, with chunk reuse where it is
-    possible."""
+    """Return SGLang's radix cache for a `TreeCacheBuildContext`, with chunk reuse if possible."""
     settings = read_settings(context.server_args)
     cache = None
     try:

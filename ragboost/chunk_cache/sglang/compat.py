@@ -1,8 +1,5 @@
-"""The only door to SGLang's internals, for one of `TESTED_VERSIONS`.
-
-Knows requests, forward batches, KV slots and configurations of SGLang. Does not know chunks.
-Imports SGLang on first use: `refusal` is where a moved internal shows.
-"""
+"""The only door to SGLang's internals, for one of `TESTED_VERSIONS`. Does not know chunks. Imports
+SGLang on first use: `refusal` is where a moved internal shows."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -43,8 +40,6 @@ def _sglang() -> SimpleNamespace:
 
 
 def refusal(context: Any) -> str | None:
-    """Return why reuse is impossible with a server's `TreeCacheBuildContext`; None if it is
-    possible."""
     runner, params, args = context.tp_worker.model_runner, context.params, context.server_args
     refused = {
         "untested_version": _sglang().version not in TESTED_VERSIONS,
@@ -80,7 +75,6 @@ def _pool_refusal(pool: Any, dtype: torch.dtype) -> str | None:
 
 
 def request_refusal(req: Any) -> str | None:
-    """Return why reuse is impossible for a request; None if it is possible."""
     refused = {
         "multimodal": req.multimodal_inputs is not None,
         "prompt_embeddings": req.input_embeds is not None
@@ -99,7 +93,6 @@ def prefix_slots(tree: Any, req: Any) -> torch.Tensor:
 
 
 def prompt_slots(tree: Any, req: Any, start: int, stop: int) -> torch.Tensor:
-    """Return the slots of the positions [start, stop) of a request."""
     row = tree.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
     slots: torch.Tensor = row[start:stop].to(torch.int64)
     return slots
@@ -123,7 +116,6 @@ def free_slots(tree: Any, slots: torch.Tensor | None) -> None:
 
 
 def find_ranks(context: Any) -> Ranks:
-    """Return the processes that hold the model together."""
     return ONE_RANK if context.tp_size == 1 else GroupRanks(_sglang().get_tp_group().cpu_group)
 
 
@@ -138,7 +130,6 @@ def read_pool(runner: Any, number: int, slots: torch.Tensor) -> KV:
 
 
 def write_pool(runner: Any, layer: Any, kv: KV, slots: torch.Tensor) -> None:
-    """Write keys and values, (1, kv heads, slots, head_dim), of an attention layer."""
     keys, values = (part[0].transpose(0, 1).contiguous() for part in kv)
     runner.token_to_kv_pool.set_kv_buffer(layer, slots, keys, values)
 
@@ -161,11 +152,7 @@ def between_passes(runner: Any) -> Iterator[None]:
 
 
 def attention_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attention layers in order, with their names.
-
-    Raises:
-        UnsupportedModelError: a layer has none.
-    """
+    """Return the attention layers in order, with their names."""
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -213,8 +200,7 @@ def nested_forward(runner: Any, attention: Any) -> AbstractContextManager[None]:
 
 
 def pending_residual(batch: Any) -> tuple[torch.Tensor, Any] | None:
-    """Return the residual of a decoder layer's input, and how that joins it; None if it has been
-    joined to it."""
+    """Return a decoder layer's residual, and how its input is to join it, if it has not."""
     stream = batch.residual_stream
     pending = None if stream is None else stream.pending
     if pending is None or pending.owed is not None or stream.residual is None:
@@ -225,7 +211,6 @@ def pending_residual(batch: Any) -> tuple[torch.Tensor, Any] | None:
 def set_residual(
     batch: Any, hidden: torch.Tensor, residual: torch.Tensor, update: Any
 ) -> torch.Tensor:
-    """Give a decoder layer its input and residual; return the input."""
     joined: torch.Tensor
     joined, batch.residual_stream = _sglang().ResidualStream.from_handoff(hidden, residual, update)
     return joined
@@ -238,12 +223,8 @@ def extend_batch(
     row: int = 0,
     slots: torch.Tensor | None = None,
 ) -> Any:
-    """Return a batch that computes tokens of one prompt.
-
-    Args:
-        row: of the request in the table of slots.
-        slots: of the tokens; None: slot 0, which no request owns.
-    """
+    """Return a batch of one prompt's tokens, a request's in `row` of the table of slots; without
+    slots they use slot 0, which no request owns."""
     sglang, count, device = _sglang(), len(ids), ids.device
     start = 0 if slots is None else int(positions[0])
     if slots is None:
@@ -280,13 +261,8 @@ def extend_batch(
 def engine_forward(
     runner: Any, tokens: Sequence[int], start: int, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Run the tokens from `start` on with SGLang's own attention over its KV pool and return the
-    last one's logits, (vocabulary,). No request may be running.
-
-    Args:
-        start: tokens whose KV is in the slots.
-        slots: of the prompt, (tokens,).
-    """
+    """Run the tokens from `start` on, of a prompt in these slots, with SGLang's own attention;
+    return the last one's logits. No request may be running."""
     table = runner.req_to_token_pool.req_to_token
     row = len(table) - 1
     kept = table[row, : len(tokens)].clone()

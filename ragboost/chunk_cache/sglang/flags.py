@@ -1,8 +1,6 @@
-"""The flags of SGLang's server that switch chunk reuse on, and where it says whether it is.
-
-SGLang has no flag for the settings of a radix cache backend; they travel in the one for storage
-backends, which SGLang reads only with its hierarchical cache. Knows names. Does not import SGLang.
-"""
+"""The flags of SGLang's server that switch chunk reuse on, and where it says whether it is. SGLang
+has no flag for the settings of a radix cache backend; they travel in the one for storage backends,
+which it reads only with its hierarchical cache. Does not import SGLang."""
 
 import atexit
 import json
@@ -20,7 +18,6 @@ BACKEND = "ragboost"
 
 
 def sglang_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the flags for these `EngineChunkSettings`, each followed by its value."""
     flags = ["--radix-cache-backend", BACKEND]
     if settings:
         flags += ["--hicache-storage-backend-extra-config", json.dumps(dict(settings))]
@@ -28,12 +25,10 @@ def sglang_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def instance(port: int) -> str:
-    """Return the name of a server, which its processes have in common."""
     return f"sglang-{port}"
 
 
 def publish(context: Any, refusal: str | None) -> None:
-    """Let the process that serves HTTP know why chunks cannot be reused; None: they can."""
     if refusal is not None:
         logger.warning("chunk reuse stays off: %s", refusal)
     if context.tp_rank == 0:

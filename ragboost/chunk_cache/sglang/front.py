@@ -1,7 +1,4 @@
-"""Chunk reuse in SGLang's API server: a middleware that the plug-in adds to SGLang's app.
-
-Knows SGLang's fields. Does not import SGLang.
-"""
+"""Chunk reuse in SGLang's API server: a middleware that the plug-in adds to its app."""
 
 import json
 from collections.abc import Mapping
@@ -18,11 +15,8 @@ _NOT_RENDERED = ("stream", "stream_options", "n", _PARAMS)
 
 
 class SGLangFront(ReuseMiddleware):
-    """Middleware of SGLang's API server.
-
-    SGLang's scheduler has no answer "ask again" for a request whose chunks are on their way: one
-    that is not admitted holds up those behind it. So requests wait here.
-    """
+    """Middleware of SGLang's API server. Its scheduler has no answer "ask again" for a request
+    whose chunks are on their way, so requests wait here."""
 
     loads_first = True
     params_field = _PARAMS

@@ -1,8 +1,5 @@
-"""Run selected tokens of a prompt through SGLang's model.
-
-SGLang's attention layers ask the current `ForwardContext` for their backend; a nested pass has a
-context of its own, so that nothing of SGLang is replaced.
-"""
+"""Run selected tokens of a prompt through SGLang's model. Its attention layers ask the current
+`ForwardContext` for their backend; a nested pass has one of its own."""
 
 from typing import Any
 
@@ -25,8 +22,6 @@ from ragboost.errors import UnsupportedModelError
 
 
 class SGLangModel(NestedModel):
-    """SGLang's model as one that can compute selected tokens."""
-
     def __init__(self, runner: Any, *, ranks: Ranks) -> None:
         self._runner = runner
         self._updates: dict[int, Any] = {}  # how each layer's input joins the residual
@@ -104,8 +99,6 @@ class SGLangModel(NestedModel):
 
 
 class _PlannedAttention:
-    """SGLang's attention backend during one nested pass."""
-
     def __init__(self, model: SGLangModel, cache: RequestCache, plan: ForwardPlan) -> None:
         self._model, self._cache, self._plan = model, cache, plan
 
@@ -119,7 +112,6 @@ class _PlannedAttention:
         save_kv_cache: bool = True,
         **options: Any,
     ) -> torch.Tensor:
-        """Attend over the dense cache of the pass."""
         if any(option is not None for option in options.values()):
             raise UnsupportedModelError(
                 f"{self._model.name} gives its attention {', '.join(sorted(options))}"

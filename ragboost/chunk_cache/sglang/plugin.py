@@ -1,8 +1,5 @@
-"""The SGLang plug-in (`sglang.srt.plugins`): the radix cache backend and its HTTP front.
-
-Loaded by SGLang in each of its processes. Does nothing unless `--radix-cache-backend ragboost` asks
-for it.
-"""
+"""The SGLang plug-in (`sglang.srt.plugins`): the radix cache backend and its HTTP front, for
+`--radix-cache-backend ragboost`. Loaded by SGLang in each of its processes."""
 
 import logging
 from multiprocessing import parent_process
@@ -15,7 +12,6 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Register the backend; called by SGLang in each process."""
     try:
         from sglang.srt.mem_cache.registry import register_radix_cache_backend
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -45,7 +41,6 @@ def _make_cache(context: Any) -> Any:
 
 
 def _add_front(server_args: Any, *_: Any, **__: Any) -> None:
-    """Add the middleware to SGLang's app, before its server starts."""
     if server_args.radix_cache_backend == BACKEND:
         from sglang.srt.entrypoints.http_server import app
 
@@ -53,8 +48,8 @@ def _add_front(server_args: Any, *_: Any, **__: Any) -> None:
 
 
 def _make_front(app: Any) -> Any:
-    """Return the middleware. Called when the server starts: SGLang sets the environment of the
-    metrics' library before that, which must not be imported earlier."""
+    """Return the middleware when the server starts, once SGLang has set the metrics'
+    environment."""
     from ragboost.chunk_cache.sglang.front import SGLangFront
 
     return SGLangFront(app)

@@ -1,8 +1,5 @@
-"""Plan the reuse of waiting requests, and account for those that end.
-
-Called by the radix cache, in the scheduler's thread. Knows requests and positions. Does not touch
-KV or the tree.
-"""
+"""Plan the reuse of waiting requests, and account for those that end. Called by the radix cache, in
+the scheduler's thread. Does not touch KV or the tree."""
 
 import json
 import time
@@ -50,8 +47,6 @@ class PoolRequest(ReusingRequest):
 
 
 class PoolScheduler:
-    """Chunk reuse in SGLang's scheduler, whose steps compute so many tokens."""
-
     def __init__(
         self,
         filler: "PoolFiller",
@@ -84,12 +79,7 @@ class PoolScheduler:
         return found
 
     def hit(self, request: PoolRequest, *, prefix_tokens: int, limit: int) -> int:
-        """Return the number of tokens that reuse fills behind the prefix.
-
-        Args:
-            prefix_tokens: whose KV the tree holds.
-            limit: leading tokens that SGLang does not need to compute.
-        """
+        """Return the tokens, within `limit`, that reuse fills behind the tree's prefix."""
         request.prefix_tokens, request.looked_up_at = prefix_tokens, time.perf_counter()
         if request.begun is not None:
             if prefix_tokens < request.begun.stop <= limit:
@@ -107,7 +97,6 @@ class PoolScheduler:
         return request.hit if prefix_tokens + request.hit <= limit else 0
 
     def plan(self, request: PoolRequest) -> PromptPlan | str:
-        """Return the plan of a request, or the reason to compute it exactly."""
         if request.begun is not None:
             return request.begun
         plan = plan_prompt(
@@ -127,11 +116,8 @@ class PoolScheduler:
         return plan
 
     def rows(self, request: PoolRequest, plan: PromptPlan) -> int | None:
-        """Return how many rows of a prompt may be computed before the next forward pass; None: all.
-
-        One prompt at a time is filled over several steps. SGLang keeps the order of its queue, so
-        that another one which asks meanwhile has overtaken it: it is filled at once.
-        """
+        """Return how many rows of a prompt may be computed before the next pass; None: all. One
+        prompt at a time takes several steps: another that asks meanwhile has overtaken it."""
         is_paced = request is self._paced
         # Asked again, it is in another step, even if SGLang had nothing to compute meanwhile.
         if self._step != self._filler.num_passes or (is_paced and self._has_advanced):
@@ -158,7 +144,6 @@ class PoolScheduler:
             self._paced = None
 
     def abandon(self, request_id: str) -> None:
-        """Forget the filling of a request that was aborted while it waited."""
         if self._paced is not None and self._paced.request_id == request_id:
             self.stop_filling()
 
@@ -177,13 +162,11 @@ class PoolScheduler:
         request.uncaptured.difference_update(stored)
 
     def failed(self, request: PoolRequest) -> None:
-        """Compute a request exactly from now on."""
         self.stop_filling(request)
         request.options = replace(request.options, reason="failed")
         request.reason = "failed"
 
     def forget_fill(self, request: PoolRequest) -> None:
-        """Note that a request has lost its KV."""
         self.stop_filling(request)
         request.exact_stop = request.filled = None
         request.hit_for = None

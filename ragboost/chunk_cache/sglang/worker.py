@@ -1,7 +1,4 @@
-"""Fill slots of SGLang's KV pool from stored chunks, and take chunks out of it.
-
-Knows the model, the pool and the store. Does not know requests or the radix tree.
-"""
+"""Fill slots of SGLang's KV pool from stored chunks, and take chunks out of it."""
 
 import logging
 from collections.abc import Sequence
@@ -47,7 +44,6 @@ class PoolFiller(SlotFiller):
         return num_passes(self._runner)
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Remove chunks from memory, such as those that not all ranks have."""
         self._store.forget(keys)
 
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
@@ -61,11 +57,6 @@ class PoolFiller(SlotFiller):
 
 
 def make_filler(context: Any, tree: Any, *, settings: EngineChunkSettings, rows: int) -> PoolFiller:
-    """Return the filler of this process, if its model passes the self-test.
-
-    Args:
-        rows: most rows of one nested pass.
-    """
     ranks, runner = find_ranks(context), context.tp_worker.model_runner
     make = partial(PoolFiller, runner, ranks=ranks, settings=settings, rows=rows)
     filler = together(ranks, make)
@@ -75,7 +66,6 @@ def make_filler(context: Any, tree: Any, *, settings: EngineChunkSettings, rows:
 
 
 def _self_test(filler: PoolFiller, runner: Any, tree: Any) -> object:
-    """Run the self-test in slots of an idle pool, which are free again afterwards."""
     count = -(-LENGTH // tree.page_size) * tree.page_size
     slots = allocate_slots(tree, 2 * count)
     if slots is None:

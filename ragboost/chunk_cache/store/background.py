@@ -1,8 +1,5 @@
-"""A place of chunk KV that only background threads ask: a disk or a remote store.
-
-Callers learn at once what an index in memory knows. A place that is slow, fails or hangs costs
-hits, never a caller's time. Knows one place. Does not know the memory that KV is loaded into.
-"""
+"""A disk or a remote store, which only background threads ask: callers learn at once what an index
+in memory knows. Slow or hung, it costs hits, never a caller's time."""
 
 import logging
 import math
@@ -31,12 +28,8 @@ _MAX_KNOWN = 1 << 18
 
 
 class ChunkLoad:
-    """KV of one chunk on its way into memory.
-
-    Args:
-        num_tokens: of the chunk; 0: unknown.
-        wait_until: time until which a request that needs the chunk waits rather than computes it.
-    """
+    """KV of one chunk (of 0 tokens: unknown) on its way into memory. Requests wait until
+    `wait_until`, rather than compute it."""
 
     def __init__(self, key: str, num_tokens: int, *, wait_until: float) -> None:
         self.key, self.num_tokens, self.wait_until = key, num_tokens, wait_until
@@ -45,22 +38,13 @@ class ChunkLoad:
         self.chunk: ChunkKV | None = None
 
     def end(self, chunk: ChunkKV | None) -> None:
-        """End the load; None: the chunk is nowhere."""
         self.chunk = chunk
         self.has_ended.set()
 
 
 class BackgroundTier:
-    """A place with its threads: two that load, and one that writes and removes, in order.
-
-    Safe to use from several threads. No method waits but `drain` and `close`.
-
-    Args:
-        known: keys that the place holds at the start.
-        write_bytes: as `WRITE_BEHIND_BYTES`.
-        done: called in a loading thread with each load and its chunk; None: the place lacks it.
-        find: returns KV in memory, for what could not be written when it was stored.
-    """
+    """A place with its threads: two that load, and one that writes and removes, in order. Safe to
+    use from several threads; no method waits but `drain` and `close`."""
 
     def __init__(
         self,
@@ -112,17 +96,14 @@ class BackgroundTier:
         return self.is_available and not self._hung and not self._breaker.is_failing
 
     def __contains__(self, key: str) -> bool:
-        """Return True if the place is known to hold a chunk, or is about to."""
         with self._lock:
             return key in self._known or key in self._unwritten
 
     def keys(self) -> list[str]:
-        """Return the keys of the chunks that it is known to hold."""
         with self._lock:
             return [*self._known]
 
     def stats(self) -> TierStats:
-        """Return what the place holds, as far as that is known without asking it."""
         size = getattr(self.tier, "recorded_bytes", None)
         capacity = getattr(self.tier, "capacity_bytes", None)
         evicted = getattr(self.tier, "num_evicted", None)
@@ -133,18 +114,15 @@ class BackgroundTier:
             )
 
     def count(self, outcome: str, num: int = 1) -> None:
-        """Count chunks that the place was asked for, or would have been."""
         with self._lock:
             self.outcomes[outcome] += num
 
     def unwritten(self, key: str) -> ChunkKV | None:
-        """Return KV that waits to be written."""
         with self._lock:
             return self._unwritten.get(key)
 
     def load(self, loads: Sequence[ChunkLoad]) -> bool:
-        """Start to load the chunks of one request, in two threads; return False if the place is not
-        asked."""
+        """Start to load the chunks of one request; return False if the place is not asked."""
         if not self.is_available:
             return False
         if self._num_clears != self._num_cleared:  # nothing is found until that has succeeded
@@ -157,11 +135,7 @@ class BackgroundTier:
         return True
 
     def write(self, key: str, chunk: ChunkKV, *, is_new: bool = False) -> bool:
-        """Queue KV for writing; return False if that is left for later.
-
-        Args:
-            is_new: replace KV of the same key, which is kept otherwise.
-        """
+        """Queue KV for writing, `is_new` to replace the old; return False if left for later."""
         with self._lock:
             if not is_new and key in self._unwritten:
                 return True
@@ -183,7 +157,6 @@ class BackgroundTier:
         return False
 
     def remove(self, key: str) -> None:
-        """Remove a chunk: from now on it is not found."""
         with self._lock:
             self._known.pop(key)
             self._drop_unwritten(key)
@@ -202,8 +175,7 @@ class BackgroundTier:
         self._writer.submit(self._clear)
 
     def drain(self, *, until: float = math.inf) -> bool:
-        """Wait until everything queued is written; return False if a call hangs, the place rests,
-        or that is not done at the time `until`."""
+        """Wait until everything queued is written; return False if that is not in time."""
         done = threading.Event()
         if not self._writer.submit(done.set):
             return False
@@ -307,7 +279,6 @@ class BackgroundTier:
             self._clear_place()
 
     def _clear_place(self) -> None:
-        """Empty the place, unless that is done."""
         num_clears = self._num_clears
         if num_clears != self._num_cleared:
             self.tier.clear()
@@ -320,7 +291,6 @@ class BackgroundTier:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Note for how long a call runs, and whether it fails."""
         thread = threading.get_ident()
         with self._lock:
             self._busy[thread] = self._clock()

@@ -31,14 +31,12 @@ class ChunkKV:
         return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
     def to(self, device: torch.device) -> "ChunkKV":
-        """Return the chunk with its tensors on a device; itself if they are there already."""
         if all(keys.device == device for keys, _ in self.layers):
             return self
         layers = tuple((keys.to(device), values.to(device)) for keys, values in self.layers)
         return replace(self, layers=layers)
 
     def without_first(self, count: int) -> "ChunkKV":
-        """Return the chunk without its first `count` tokens, sharing its memory."""
         if count == 0:
             return self
         return replace(
@@ -52,7 +50,6 @@ class ChunkKV:
         )
 
     def only_first(self, count: int) -> "ChunkKV":
-        """Return the first `count` tokens of the chunk, sharing its memory."""
         if count >= len(self.tokens):
             return self
         return replace(

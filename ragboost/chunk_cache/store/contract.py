@@ -19,66 +19,45 @@ class TierStats(NamedTuple):
 
 
 class ChunkTier(Protocol):
-    """One place that keeps chunk KV under keys: memory, a directory, or a remote store.
+    """One place that keeps chunk KV under keys: memory, a directory, or a remote store. Beyond
+    memory each verb may take any time or raise `StoreUnavailableError`."""
 
-    Four verbs. Beyond memory each may take any time, so that only background threads call it; such
-    a place is safe to use from several of them. The verbs of a remote store may raise
-    `StoreUnavailableError`.
-    """
-
-    def __contains__(self, key: str) -> bool:
-        """Return True if the KV seems to be there."""
-        ...
+    def __contains__(self, key: str) -> bool: ...
 
     def load(self, key: str) -> ChunkKV | None:
         """Return the KV and mark it as used; None if it is absent or damaged."""
         ...
 
     def save(self, key: str, chunk: ChunkKV) -> bool:
-        """Keep KV, replacing that of the same key, and evicting other KV as needed. Return False
-        if it does not fit."""
+        """Keep KV, replacing that of the same key; return False if it does not fit."""
         ...
 
-    def remove(self, key: str) -> None:
-        """Remove KV. Removing an absent key does nothing."""
-        ...
+    def remove(self, key: str) -> None: ...
 
-    def clear(self) -> None:
-        """Remove all KV, so that nothing stored before is found afterwards."""
-        ...
+    def clear(self) -> None: ...
 
-    def close(self) -> None:
-        """Release connections."""
-        ...
+    def close(self) -> None: ...
 
 
 class KVStore(Protocol):
-    """A bounded map from chunk keys to KV, safe to use from several threads.
-
-    Stored tensors are shared between requests: nobody writes to them, and the result of `get` stays
-    valid after an eviction.
-    """
+    """A bounded map from chunk keys to KV, safe to use from several threads. Nobody writes to
+    stored tensors; the result of `get` stays valid after an eviction."""
 
     @property
     def version(self) -> int:
-        """A number that changes whenever KV is added, replaced or removed."""
+        """Changes whenever KV is added, replaced or removed."""
         ...
 
     def __contains__(self, key: str) -> bool:
-        """Return True if the KV is known to be stored, without marking it as used."""
+        """Return True if the KV is known to be stored; that is no use of it."""
         ...
 
     def get(self, key: str) -> ChunkKV | None:
-        """Return the KV and mark it as used; None if it is not stored. Engines call it between two
-        steps, which wait for it: their stores look in memory only."""
+        """Return the KV and mark it as used. Engines wait for it: theirs look in memory only."""
         ...
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
-        """Store KV, evicting other KV as needed. An existing key keeps its KV.
-
-        Returns:
-            False if the KV was not stored.
-        """
+        """Store KV, unless the key has some; return False if there is no room."""
         ...
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
@@ -86,33 +65,23 @@ class KVStore(Protocol):
         ...
 
     def keep(self, key: str) -> bool:
-        """Let KV in memory never be evicted from there; return False if it is not in memory, or
-        there is too much of that kind."""
+        """Never evict KV from memory; return False if it is not there, or too much is kept."""
         ...
 
-    def is_kept(self, key: str) -> bool:
-        """Return True if KV is in memory and never evicted."""
-        ...
+    def is_kept(self, key: str) -> bool: ...
 
-    def discard(self, key: str) -> None:
-        """Remove KV. Removing an absent key does nothing."""
-        ...
+    def discard(self, key: str) -> None: ...
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
-        """Announce that a waiting request will `get` these keys soon, each with the number of its
-        tokens. Returns immediately; a store with a fast `get` does nothing."""
+        """Begin to load chunks that a waiting request will `get`, by key with their tokens."""
         ...
 
     def is_loading(self, keys: Sequence[str]) -> bool:
-        """Return True while announced KV is on its way and waiting for it is expected to be faster
-        than computing it. Returns immediately."""
+        """Return True while announced KV is on its way, and sooner there than computed."""
         ...
 
-    def clear(self) -> None:
-        """Remove all KV: nothing that was stored before is found afterwards."""
-        ...
+    def clear(self) -> None: ...
 
     def close(self) -> None:
-        """Write what is only in memory, as far as the places answer, and stop background threads.
-        No other method may follow."""
+        """Write what is only in memory, as far as the places answer, and stop all threads."""
         ...

@@ -1,9 +1,6 @@
-"""A directory of chunk files, bounded in bytes, shared by any number of processes.
-
-Files are immutable and appear atomically, by renaming. The modification time of a file is its rank
-for eviction: the time at which its heat times its recompute cost per byte will have decayed to 1 ns
-per byte. This order needs neither a clock nor an index, and survives restarts.
-"""
+"""A directory of chunk files, bounded in bytes, shared by any number of processes. Files are
+immutable and appear by renaming. A file's modification time is its rank for eviction: when its heat
+times its recompute cost per byte will have decayed to 1 ns, which needs no clock or index."""
 
 import fcntl
 import logging
@@ -36,15 +33,8 @@ class _Entry(NamedTuple):
 
 
 class DiskTier:
-    """A bounded map from chunk keys to files. Safe to use from several threads and processes.
-
-    Args:
-        directory: created if absent; must not be used for anything else.
-        capacity_bytes: maximum bytes of all files, including those of other processes.
-
-    Raises:
-        ChunkCacheError: an invalid capacity, or an unusable directory.
-    """
+    """A bounded map from chunk keys to files, in a directory of its own. Safe to use from several
+    threads and processes. Raises `ChunkCacheError` if the directory cannot be used."""
 
     def __init__(
         self,
@@ -71,8 +61,7 @@ class DiskTier:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
     def __contains__(self, key: str) -> bool:
-        """Return True if there is a file whose header and size are valid. A corrupt or foreign file
-        is removed, but not if the disk fails."""
+        """Return True if there is a valid header. A corrupt or foreign file is removed."""
         try:
             ChunkFile(self._path(key), key).close()
         except ChunkCacheError as error:
@@ -86,7 +75,6 @@ class DiskTier:
         return len(self.keys())
 
     def keys(self) -> list[str]:
-        """Return the keys of all files, valid or not."""
         return [path.stem for path in self.directory.glob(f"*{_SUFFIX}")]
 
     @property
@@ -96,8 +84,7 @@ class DiskTier:
             return sum(entry.size_bytes for entry in self._scan())
 
     def open(self, key: str) -> ChunkFile | None:
-        """Open the file of a chunk and mark it as used; None if there is no valid one. A corrupt or
-        foreign file is removed."""
+        """Open a chunk's file and mark it as used; None: there is no valid one."""
         try:
             file = ChunkFile(self._path(key), key)
         except FileNotFoundError:
@@ -109,7 +96,6 @@ class DiskTier:
         return file
 
     def load(self, key: str) -> ChunkKV | None:
-        """Read a chunk; None if there is no valid file."""
         file = self.open(key)
         if file is None:
             return None
@@ -121,13 +107,12 @@ class DiskTier:
                 return None
 
     def refuse(self, key: str, reason: Exception) -> None:
-        """Remove an invalid file and log the reason."""
         logger.warning("removed a chunk file, its KV will be recomputed: %s", reason)
         self.num_refused += 1
         self.remove(key)
 
     def remove(self, key: str) -> None:
-        """Remove a chunk. A file that is open stays readable. An absent key does nothing."""
+        """Remove a chunk. A file that is open stays readable."""
         self.num_removed += 1
         try:
             self._path(key).unlink(missing_ok=True)
@@ -135,12 +120,8 @@ class DiskTier:
             logger.warning("cannot remove chunk file %s: %s", key, error)
 
     def save(self, key: str, chunk: ChunkKV) -> bool:
-        """Write a chunk, replacing that of the same key and evicting the lowest-ranked files.
-
-        Returns:
-            False if it exceeds the capacity by itself or the write failed (full disk, quota);
-            nothing has changed then.
-        """
+        """Write a chunk, evicting the lowest-ranked files; return False, with nothing changed, if
+        it exceeds the capacity by itself or cannot be written."""
         data = encode(key, chunk)
         if len(data) > self.capacity_bytes:
             return False
@@ -163,8 +144,7 @@ class DiskTier:
         except OSError as error:  # as above, or the directory is gone
             logger.warning("cannot remove the chunk files of %s: %s", self.directory, error)
 
-    def close(self) -> None:
-        """Do nothing: files are open only while they are read or written."""
+    def close(self) -> None: ...
 
     def _write(self, key: str, data: bytes, *, rank: float) -> None:
         path = self.directory / f"{uuid.uuid4().hex}{_UNFINISHED}"
@@ -213,8 +193,7 @@ class DiskTier:
         reserved.total = self.recorded_bytes = total + size
 
     def _scan(self) -> Iterator[_Entry]:
-        """Yield all files, unfinished ones with infinite rank, and remove abandoned ones. Requires
-        the lock."""
+        """Yield all files, unfinished ones with infinite rank. Requires the lock."""
         with os.scandir(self.directory) as files:
             for file in files:
                 path = Path(file.path)
@@ -266,7 +245,6 @@ class _ReservedBytes:
 
     @property
     def total(self) -> int | None:
-        """Reserved bytes; None if the file does not hold a number."""
         text = os.pread(self._descriptor, 32, 0)
         return int(text) if text.isdigit() else None
 
@@ -277,12 +255,11 @@ class _ReservedBytes:
 
 
 def _cost_per_byte(compute_s: float | None, num_tokens: int, size_bytes: int) -> float:
-    """Return the seconds of computing per byte, assuming 1 ms per token if unmeasured."""
     return (num_tokens * 1e-3 if compute_s is None else compute_s) / size_bytes
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return True if the writer of an unfinished file has died and so released its lock."""
+    """Return True if an unfinished file's writer has died and so released its lock."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,5 @@
-"""The file format of one chunk's KV: safetensors with checksums.
-
-The header identifies the file (format, version, key) and carries its own checksum; every layer has
-a checksum too, so that layers can be used one by one. A layer is read into memory before it is
-checked, since a memory map could change or fault after the check.
-"""
+"""The file format of one chunk's KV: safetensors, with checksums of the header and of each layer,
+which is checked in memory: a memory map could change after the check."""
 
 import json
 import math
@@ -33,11 +29,7 @@ _MAX_LENGTH = 1 << 31
 
 
 def encode(key: str, chunk: ChunkKV) -> bytes:
-    """Return the content of a chunk file.
-
-    Args:
-        key: key of the chunk; reading the file under another key fails.
-    """
+    """Return the content of a chunk file, which no other key can read."""
     tensors: dict[str, torch.Tensor] = {}
     checksums = []
     for number, layer in enumerate(chunk.layers):
@@ -89,8 +81,7 @@ class _InfluenceFields(BaseModel):
 
 
 class _ChunkFields(BaseModel):
-    """The fields that the header's checksum covers: those of `ChunkKV`, and the stored tensors by
-    name, each with shape and dtype."""
+    """The fields of `ChunkKV`, and the tensors by name with shape and dtype, under one checksum."""
 
     model_config = _STRICT
 
@@ -108,7 +99,6 @@ class _ChunkFields(BaseModel):
     tensors: dict[str, tuple[tuple[_Count, ...], str]]
 
     def problem(self) -> str | None:
-        """Return what contradicts itself; None if nothing does."""
         count = len(self.tokens)
         if self.base + count > self.length or self.length > _MAX_LENGTH:
             return f"{count} tokens from {self.base} on in a prompt of {self.length}"
@@ -135,12 +125,8 @@ class _ChunkFields(BaseModel):
 
 
 class ChunkFile:
-    """An open chunk file with a valid header, on disk or, from another store, in memory, which
-    belongs to the chunk from then on.
-
-    Raises:
-        ChunkCacheError: the file is not a valid file of this key; the message names the reason.
-    """
+    """An open chunk file with a valid header, on disk or in memory, which belongs to the chunk from
+    then on. Raises `ChunkCacheError` with the reason if it is no valid file of this key."""
 
     def __init__(self, content: Path | bytearray, key: str) -> None:
         self._content, self._name = content, key
@@ -167,12 +153,10 @@ class ChunkFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; no layer can be read afterwards."""
         if not isinstance(self._content, bytearray):
             self._file.close()
 
     def fileno(self) -> int:
-        """Return the file descriptor."""
         return self._file.fileno()
 
     def chunk(self, layers: tuple[KV, ...]) -> ChunkKV:
@@ -207,7 +191,6 @@ class ChunkFile:
         return keys, values
 
     def read(self) -> ChunkKV:
-        """Read the whole chunk. Raises like `read_layer`."""
         return self.chunk(tuple(self.read_layer(number) for number in range(self.num_layers)))
 
     def _read_header(self, key: str) -> None:
@@ -237,7 +220,6 @@ class ChunkFile:
         self.compute_s: float | None = self._fields.compute_s  # None if unmeasured
 
     def _read(self, start: int, count: int) -> bytearray | memoryview:
-        """Return bytes, as many as there are: a copy of a file's, or those in memory."""
         if isinstance(self._content, bytearray):
             return memoryview(self._content)[start : start + count]
         buffer = bytearray(count)
@@ -252,8 +234,7 @@ class ChunkFile:
         return header, 8 + length
 
     def _check_ranges(self) -> None:
-        """Check the offsets, which the header's checksum does not cover, against the shapes, which
-        it does. Swapped offsets are detected by the layers' checksums."""
+        """Check the offsets, which no checksum covers, against the shapes, which one does."""
         if set(self._fields.tensors) != set(self._ranges):
             raise self._refusal("its header does not describe its tensors")
         last = 0
@@ -271,13 +252,12 @@ class ChunkFile:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """Return the dtype of a checked name, with or without the prefix "torch."."""
     dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
     return dtype
 
 
 def _first_line(error: Exception) -> str:
-    """Return the kind of an error and where it is, without the contents of a file."""
+    """Return what an error is and where, without the contents of a file."""
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, found['loc']))[:80]}: {found['msg']}"
@@ -285,8 +265,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the CPU, contiguous, in memory that is its own: safetensors refuses
-    tensors that share memory, as views of one buffer do."""
+    """Return a contiguous tensor on the CPU that shares no memory, as safetensors requires."""
     values = tensor.detach().cpu().contiguous()
     is_view = values.untyped_storage().nbytes() != values.nbytes
     return values.clone() if is_view else values

@@ -1,8 +1,5 @@
-"""The influence that a context had on a chunk, and the cost of reusing the chunk in another context
-(Cache-Craft eq. 3-14).
-
-Knows numbers and names of chunks. Does not know KV or models, or how attention was measured.
-"""
+"""The influence that a context had on a chunk, and the cost of reusing it in another context
+(Cache-Craft eq. 3-14). Knows numbers and names of chunks. Does not know KV or models."""
 
 import hashlib
 import math
@@ -24,14 +21,8 @@ def chunk_name(tokens: Sequence[int]) -> str:
 
 
 def prefix_overlap(inter: Mapping[str, float], prefix: Sequence[str]) -> float:
-    """Return beta (eq. 6): the share of a chunk's inter-attention to chunks that precede it again.
-
-    The result is 0 for a chunk that was stored without a context. If it paid no attention to its
-    context, beta is 1 if all of the context precedes it again, else 0.
-
-    Args:
-        inter: attention to each chunk of the old context, by chunk name.
-    """
+    """Return beta (eq. 6): the share of a chunk's attention to others, by name, that goes to chunks
+    before it again. If it looked at nothing: 1 if all of its context is there again, else 0."""
     if not inter:
         return 0.0
     now = set(prefix)
@@ -43,10 +34,7 @@ def prefix_overlap(inter: Mapping[str, float], prefix: Sequence[str]) -> float:
 
 def order_penalty(old: Sequence[str], new: Sequence[str]) -> float:
     """Return gamma (eq. 7): the share of pairs of common chunks whose order changed (normalised
-    Kendall distance, 0 to 1).
-
-    The result is 0 for fewer than two common chunks. A repeated chunk counts at its first place.
-    """
+    Kendall distance); 0 for fewer than two. A repeated chunk counts at its first place."""
     first = {name: place for place, name in reversed(list(enumerate(new)))}
     places = [first[name] for name in dict.fromkeys(old) if name in first]
     num_pairs = len(places) * (len(places) - 1) // 2
@@ -64,14 +52,8 @@ def adjusted_overlap(beta: float, gamma: float) -> float:
 
 
 def context_impact(a: float, b: float, *, literal: bool = False) -> float:
-    """Return the Cache Context Impact (CCI) of normalised inter- (a) and intra-attention (b).
-
-    The default is a / (a + b), the sigmoid of ln(a / b); 0 if both are 0. The paper prints the
-    sigmoid of a / b (eq. 11), which is at least 0.5 however little a chunk depends on its context.
-
-    Args:
-        literal: use eq. 11 as printed.
-    """
+    """Return the Cache Context Impact (CCI) of normalised inter- (a) and intra-attention (b): a /
+    (a + b), the sigmoid of ln(a / b). `literal`: that of a / b as eq. 11 prints it, at least .5."""
     if a < 0.0 or b < 0.0:
         raise ChunkCacheError(f"attention cannot be negative, got a={a}, b={b}")
     if not literal:
@@ -83,8 +65,8 @@ def context_impact(a: float, b: float, *, literal: bool = False) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Influence:
-    """Attention of a chunk to its context, averaged over heads and layers (Cache-Craft eq. 3-5, 9,
-    10). The system prompt precedes every chunk and is not part of a context."""
+    """Attention of a chunk to its context without the system prompt, averaged over heads and layers
+    (Cache-Craft eq. 3-5, 9, 10)."""
 
     # names of the preceding chunks when its KV was computed, in order; empty if the KV was computed
     # without them, even if their influence was measured
@@ -99,7 +81,6 @@ class Influence:
     peak_order: tuple[int, ...] = ()
 
     def only_first(self, count: int) -> "Influence":
-        """Return the influence on the first `count` tokens; a and b stay, being averages."""
         return replace(
             self,
             order=tuple(token for token in self.order if token < count),
@@ -107,15 +88,13 @@ class Influence:
         )
 
     def tokens(self, order: Order) -> tuple[int, ...]:
-        """Return the tokens, the most dependent on their context first."""
         return self.order if order == "mass" else self.peak_order or self.order
 
     def impact(self, *, literal: bool = False) -> float:
-        """Return the CCI, see `context_impact`."""
         return context_impact(self.a, self.b, literal=literal)
 
     def overlap(self, prefix: Sequence[str]) -> float:
-        """Return beta' in a prompt with these chunks before this one, see `adjusted_overlap`."""
+        """Return beta' (eq. 8) in a prompt with these chunks before this one."""
         by_name: dict[str, float] = {}
         for name, value in zip(self.context, self.inter, strict=True):
             by_name[name] = by_name.get(name, 0.0) + value

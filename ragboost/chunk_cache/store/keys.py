@@ -30,15 +30,13 @@ class Identity:
 
 
 class PrefixDigests:
-    """Digests of the beginnings of one prompt. Hashing goes on where it stopped, so that all of
-    them take one pass over the tokens if they are asked for in ascending order."""
+    """Digests of the beginnings of one prompt; in ascending order they take one pass."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = array("q", tokens)
         self._hash, self._end = hashlib.sha256(), 0
 
     def digest(self, stop: int) -> str:
-        """Return the digest of the tokens [0, stop) (32 hex digits)."""
         if stop < self._end:
             self._hash, self._end = hashlib.sha256(), 0
         self._hash.update(self._tokens[self._end : stop])
@@ -47,19 +45,14 @@ class PrefixDigests:
 
 
 def tokens_digest(tokens: Sequence[int]) -> str:
-    """Return the digest of a whole sequence, see `PrefixDigests`."""
     return PrefixDigests(tokens).digest(len(tokens))
 
 
 def chunk_key(
     identity: Identity, *, regime: str, system: Sequence[int], tokens: Sequence[int]
 ) -> str:
-    """Return the key of a chunk computed after a system prompt (48 hex digits).
-
-    It begins with that of its owner, so that a tenant's keys can be told from others'.
-
-    The KV of the system prompt itself has the key of its tokens after an empty system prompt.
-    """
+    """Return the key of a chunk computed after a system prompt (48 hex digits); it begins with its
+    owner's. The system prompt itself stands after an empty one."""
     one = identity
     made_from = [one.model, one.tokenizer, one.dtype, one.lora, one.recipe, one.salt, regime]
     ids = [[int(token) for token in part] for part in (system, tokens)]
@@ -72,7 +65,6 @@ def owner_prefix(salt: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return a key that can be the name of a file in a directory."""
     if not _KEY.fullmatch(key):
         raise ChunkCacheError(f"{key!r} is not the key of a chunk")
     return key

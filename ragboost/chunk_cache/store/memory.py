@@ -1,8 +1,5 @@
-"""Chunk KV in the memory of one device, bounded in bytes, with an eviction policy.
-
-A `ChunkTier` that is not thread-safe. Knows sizes, keys and a policy. Does not know where KV comes
-from or where it goes when evicted.
-"""
+"""Chunk KV in the memory of one device, bounded in bytes, with an eviction policy. Does not know
+where KV comes from or goes to."""
 
 from collections.abc import Callable
 
@@ -18,11 +15,8 @@ _ASSUMED_S_PER_TOKEN = 1e-3
 
 
 class MemoryTier:
-    """A bounded map from keys to KV on one device.
-
-    Args:
-        on_evict: called with KV that was evicted, after that for which it had to go was stored.
-    """
+    """A bounded map from keys to KV on one device; not thread-safe. `on_evict` is called after the
+    KV for which another had to go is stored."""
 
     def __init__(
         self,
@@ -56,8 +50,7 @@ class MemoryTier:
         return list(self._chunks.items())
 
     def keep(self, key: str) -> bool:
-        """Let KV never be evicted; return False if it is not here, or more than half the capacity
-        would be kept so."""
+        """Never evict KV; return False if it is not here, or fills more than half the capacity."""
         chunk = self._chunks.get(key)
         if chunk is None or key in self._kept:
             return chunk is not None
@@ -68,13 +61,11 @@ class MemoryTier:
         return True
 
     def release(self, key: str) -> None:
-        """Let KV be evicted again."""
         if key in self._kept:
             self._kept.remove(key)
             self.kept_bytes -= self._chunks[key].size_bytes
 
     def is_kept(self, key: str) -> bool:
-        """Return True if KV is here and never evicted."""
         return key in self._kept
 
     def peek(self, key: str) -> ChunkKV | None:
@@ -90,8 +81,7 @@ class MemoryTier:
         return chunk
 
     def save(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> bool:
-        """Store KV on this tier's device, replacing that of the same key; return False if it does
-        not fit beside pinned KV."""
+        """Store KV, in place of that of the key; return False if it does not fit."""
         old_size = self._chunks[key].size_bytes if key in self._chunks else 0
         victims = self._victims(chunk.size_bytes - old_size, keep=key)
         if victims is None:
@@ -113,7 +103,6 @@ class MemoryTier:
         return True
 
     def remove(self, key: str) -> None:
-        """Remove KV. Removing an absent key does nothing."""
         self.release(key)
         chunk = self._chunks.pop(key, None)
         if chunk is not None:
@@ -126,11 +115,9 @@ class MemoryTier:
         for key in list(self._chunks):
             self.remove(key)
 
-    def close(self) -> None:
-        """Do nothing: memory needs no connections."""
+    def close(self) -> None: ...
 
     def check_integrity(self) -> None:
-        """Check the recorded size."""
         total = sum(chunk.size_bytes for chunk in self._chunks.values())
         if total != self.size_bytes or total > self.capacity_bytes:
             raise ChunkCacheError(
@@ -139,7 +126,7 @@ class MemoryTier:
             )
 
     def _victims(self, size: int, *, keep: str) -> list[str] | None:
-        """Return the keys to evict to make room for `size` bytes; None if pinned KV prevents it."""
+        """Return the keys to evict for `size` bytes; None if pinned KV prevents it."""
         missing = self.size_bytes + size - self.capacity_bytes
         if missing <= 0:
             return []

@@ -1,7 +1,4 @@
-"""Pins and expiries: chunks that stay in memory, and chunks that are removed at a given time.
-
-Belongs to a running store: nothing of it outlives the process. Knows keys. Does not know tenants.
-"""
+"""Pins and expiries of chunks by key, for as long as the process runs. Does not know tenants."""
 
 import threading
 import time
@@ -17,8 +14,7 @@ _MAX_LOADING = 64
 
 
 class Retention:
-    """Pins and expiries of the chunks of one store. Safe to use from several threads; `tend` is
-    called a few times a second."""
+    """Pins and expiries of one store. Thread-safe; `tend` is called a few times a second."""
 
     def __init__(self, store: TieredStore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock, self._lock = store, clock, threading.Lock()
@@ -28,8 +24,7 @@ class Retention:
         self._loading: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_LOADING)
 
     def pin(self, key: str, *, num_tokens: int = 0) -> bool:
-        """Keep a chunk in memory, loading it if need be; return False if there is no room for it,
-        or nothing to load."""
+        """Keep a chunk in memory, loading it if need be; return False if that is impossible."""
         if self._store.keep(key):
             return True
         is_elsewhere = key in self._store and "memory" not in self._store.places(key)
@@ -40,7 +35,6 @@ class Retention:
         return True
 
     def unpin(self, key: str) -> None:
-        """Let a chunk be evicted."""
         with self._lock:
             self._awaited.pop(key, None)
         self._store.release(key)
@@ -64,13 +58,11 @@ class Retention:
         return True
 
     def expires_in(self, key: str) -> float | None:
-        """Return the seconds until a chunk is removed; None: it is not."""
         with self._lock:
             at = self._expiries.get(key)
         return None if at is None else max(0.0, at - self._clock())
 
     def tend(self) -> None:
-        """Remove what has expired, and pin what has been loaded."""
         now = self._clock()
         with self._lock:
             due = [key for key, at in self._expiries.items() if at <= now]
@@ -81,7 +73,6 @@ class Retention:
             self._advance(key, awaited)
 
     def _advance(self, key: str, awaited: Mapping[str, int]) -> None:
-        """Pin an awaited chunk, begin to load it, or give it up."""
         if self._store.keep(key):
             self._forget(key)
         elif key not in self._loading:

@@ -12,8 +12,6 @@ _HEADER_BYTES, _HEADER_BYTES_PER_TOKEN, _HEADER_BYTES_PER_LAYER = 1024, 8, 300
 
 
 class CorpusSizes(NamedTuple):
-    """Sizes of stored documents. Those of a corpus are of one rank."""
-
     layers: int
     kv_heads: int  # of one rank
     head_dim: int
@@ -28,16 +26,7 @@ class CorpusSizes(NamedTuple):
 def corpus_sizes(
     model: Path, *, documents: int, tokens: int, dtype: str, ranks: int = 1
 ) -> CorpusSizes:
-    """Return the sizes of a corpus: layers x 2 x KV heads x head size x bytes for each token.
-
-    Args:
-        model: its directory, or its configuration.
-        tokens: of a document.
-        ranks: tensor-parallel size, among which the heads are divided.
-
-    Raises:
-        ConfigError: an unknown dtype, or a configuration without these sizes.
-    """
+    """Return what documents of so many tokens take on one of `ranks`. Raises `ConfigError`."""
     if dtype not in _DTYPE_BYTES:
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPE_BYTES)}, got {dtype!r}")
     config = _read(model)

@@ -8,8 +8,7 @@ _SHORT_S = 0.05  # a search that nobody minds
 
 
 class Speeds:
-    """Moving averages (EWMA, weight 0.2) of the speeds of loading and computing. Safe to use from
-    several threads."""
+    """Moving averages (EWMA) of the seconds of loading and computing. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +21,7 @@ class Speeds:
             self._load_s = _mix(self._load_s, seconds / max(1, num_tokens))
 
     def missed(self, num_tokens: int, seconds: float) -> None:
-        """Note a search for so many tokens that found none: a slow one counts as a load."""
+        """Note a search that found none of so many tokens: a slow one counts as a load."""
         with self._lock:
             per_token = seconds / max(1, num_tokens)
             if seconds > _SHORT_S and self._compute_s is not None and per_token > self._compute_s:
@@ -33,7 +32,6 @@ class Speeds:
             self._compute_s = _mix(self._compute_s, seconds / max(1, num_tokens))
 
     def load_s(self, num_tokens: int) -> float | None:
-        """Return the expected seconds to load; None before the first load."""
         return None if self._load_s is None else num_tokens * self._load_s
 
     def compute_s(self, num_tokens: int) -> float | None:
@@ -41,10 +39,7 @@ class Speeds:
         return None if self._compute_s is None else num_tokens * self._compute_s
 
     def is_worth_loading(self) -> bool:
-        """Return False if loading is expected to be slower than computing.
-
-        Every 32nd such call returns True, to retry a medium that was slow for a while.
-        """
+        """Return False if loading is slower than computing; every 32nd time True, to retry."""
         with self._lock:
             if self._load_s is None or self._compute_s is None or self._load_s <= self._compute_s:
                 return True

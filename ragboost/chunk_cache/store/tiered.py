@@ -1,8 +1,6 @@
-"""Chunk KV on an accelerator, in host memory, on disk and in a remote store, as one `KVStore`.
-
-KV that is used often, or is expensive to compute for its size, stays in fast memory; all KV is
-written to disk and to the remote store in the background, and comes back when a request needs it.
-"""
+"""Chunk KV on an accelerator, in host memory, on disk and in a remote store, as one `KVStore`. What
+is used often, or dear for its size, stays in fast memory; all is written elsewhere in the
+background and comes back when a request needs it."""
 
 import math
 import threading
@@ -49,20 +47,10 @@ def split_memory(total_bytes: int, *places: ChunkTier | None) -> MemoryShares:
 
 
 class TieredStore:
-    """A `KVStore` of several places. Safe to use from several threads; several processes may share
-    a disk or a remote store.
-
-    Args:
-        disk, remote: places that all KV is written to in the background; with neither of them, KV
-            evicted from memory is dropped.
-        accelerator_bytes: capacity on `device`; 0: use host memory only.
-        device: device of the KV returned by `get`.
-        speeds: of the disk.
-        write_bytes: of host memory, for KV on its way to each of the other places; see
-            `WRITE_BEHIND_BYTES`.
-        waits: `get` waits until KV is loaded. False in an engine, where nothing may wait: `get`
-            looks in memory, and what is elsewhere comes there by `prefetch`.
-    """
+    """A `KVStore` of several places, safe to use from several threads; processes may share a
+    disk or a remote store. Without either, evicted KV is dropped. If it `waits`, `get` waits
+    until KV is loaded; in an engine nothing may wait: there `get` looks in memory, where
+    `prefetch` brings KV."""
 
     def __init__(
         self,
@@ -154,8 +142,7 @@ class TieredStore:
         return chunk.to(self._device)
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
-        """Store KV and record the speed of computing it. KV that is stored already is kept, but a
-        broken file is replaced."""
+        """Store KV and note the speed of computing it. A broken file is replaced."""
         if chunk.compute_s is not None:
             for tier in self._tiers:
                 tier.speeds.computed(len(chunk.tokens), chunk.compute_s)
@@ -193,8 +180,7 @@ class TieredStore:
                     tier.remove(key)
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
-        """Start loading KV that is not in memory, all chunks of the request together. It stays in
-        memory until it is used, for `PIN_S` seconds at most."""
+        """Start loading what is not in memory; until used it stays, `PIN_S` at most."""
         if not self._tiers:
             return
         with self._lock:
@@ -210,22 +196,18 @@ class TieredStore:
                 self._start(missing)
 
     def is_loading(self, keys: Sequence[str]) -> bool:
-        """Return True while announced KV is on its way, but not for longer than computing it takes,
-        see `MAX_WAIT_S`."""
         now = self._clock()
         with self._lock:
             loads = [self._loads[key] for key in keys if key in self._loads]
             return any(now < load.wait_until for load in loads)
 
     def clear(self) -> None:
-        """Remove all KV, on disk and in the remote store too."""
         with self._lock:  # no load may begin in between
             self.forget()
             for tier in self._tiers:
                 tier.clear()
 
     def keys(self, prefix: str) -> set[str]:
-        """Return the keys with this beginning, wherever the chunks are."""
         with self._lock:
             keys = [key for tier in self.memory for key, _ in tier.items()]
         for place in self._tiers:
@@ -233,11 +215,10 @@ class TieredStore:
         return {key for key in keys if key.startswith(prefix)}
 
     def places(self, key: str) -> list[str]:
-        """Return the names of the places where a chunk is known to be."""
         return [name for name, tier in self._named() if key in tier]
 
     def stats(self) -> list[TierStats]:
-        """Return what each place holds and has done. Asks none of them."""
+        """Return what each place holds and has done, without asking it."""
         with self._lock:
             found = [
                 TierStats(name, len(tier), tier.size_bytes, tier.capacity_bytes, tier.num_evicted)
@@ -251,7 +232,6 @@ class TieredStore:
             return any(tier.keep(key) for tier in self.memory)
 
     def release(self, key: str) -> None:
-        """Let a chunk be evicted again."""
         with self._lock:
             for tier in self.memory:
                 tier.release(key)
@@ -265,8 +245,7 @@ class TieredStore:
         return [*zip(names, self.memory, strict=True), *((t.name, t) for t in self._tiers)]
 
     def flush(self, *, until: float = math.inf) -> None:
-        """Wait until all KV in memory is in every other place, as far as it fits there and they
-        answer, but not beyond the time `until`."""
+        """Write all KV in memory elsewhere, as far as it fits and the places answer."""
         with self._lock:
             everything = {key: chunk for tier in self.memory for key, chunk in tier.items()}
         for tier in self._tiers:
@@ -278,14 +257,12 @@ class TieredStore:
             tier.drain(until=until)
 
     def close(self) -> None:
-        """Flush, and stop the threads, within `CLOSE_S` even if a place is slow."""
         until = self._clock() + CLOSE_S
         self.flush(until=until)
         for tier in self._tiers:
             tier.close(until=until)
 
     def check_integrity(self) -> None:
-        """Check the recorded sizes of the memory tiers."""
         with self._lock:
             for tier in self.memory:
                 tier.check_integrity()
@@ -311,11 +288,10 @@ class TieredStore:
         return next((chunk for chunk in unwritten if chunk is not None), None)
 
     def _place(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> bool:
-        """Put KV into the fastest tier that has room."""
         return any(tier.save(key, chunk, is_pinned=is_pinned) for tier in self.memory)
 
     def _demote(self, number: int, key: str, chunk: ChunkKV) -> None:
-        """Move KV evicted from a memory tier to the next one, and from the last one elsewhere."""
+        """Move evicted KV to the next memory, and from the last one elsewhere."""
         below = self.memory[number + 1 :]
         if any(key in tier for tier in below):
             return
@@ -327,7 +303,6 @@ class TieredStore:
                 tier.write(key, chunk)
 
     def _start(self, chunks: Mapping[str, int]) -> None:
-        """Ask the first place that is worth it for the chunks of one request."""
         compute_s = self._tiers[0].speeds.compute_s(sum(chunks.values()))
         wait_s = MAX_WAIT_S if compute_s is None else min(MAX_WAIT_S, max(MIN_WAIT_S, compute_s))
         until = self._clock() + wait_s
@@ -352,8 +327,7 @@ class TieredStore:
             self._end(load, None)
 
     def _loaded(self, number: int, load: ChunkLoad, chunk: ChunkKV | None) -> None:
-        """Store a chunk that place `number` has loaded, or ask the next one. Called in a loading
-        thread."""
+        """Store a loaded chunk, or ask the place after `number`. Called in a loading thread."""
         if chunk is None and not load.is_cancelled:
             self._ask([load], number + 1)
         else:
@@ -371,7 +345,6 @@ class TieredStore:
         load.end(chunk)
 
     def _await(self, key: str) -> ChunkKV | None:
-        """Load a chunk and return it, unless a place hangs. Not for engines."""
         with self._lock:
             load = self._loads.get(key)
             if load is None and self._tiers:

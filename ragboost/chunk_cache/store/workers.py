@@ -1,7 +1,5 @@
-"""A few daemon threads for work that may hang, and when to stop trying.
-
-A hung piece of work holds up neither its caller nor the end of the process. Knows no stores.
-"""
+"""A few daemon threads for work that may hang, and when to stop trying. A hung piece of work holds
+up neither its caller nor the end of the process."""
 
 import logging
 import queue
@@ -22,8 +20,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class Workers:
-    """Threads that run functions in the order of their arrival."""
-
     def __init__(self, count: int, *, name: str) -> None:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_QUEUED)
         self._name, self._threads = name, list[threading.Thread]()
@@ -39,8 +35,7 @@ class Workers:
         return True
 
     def close(self, *, timeout_s: float) -> None:
-        """Finish what is queued and end the threads, as far as that is possible in time; 0: drop
-        what has not begun."""
+        """Finish what is queued, as far as there is time; 0: drop what has not begun."""
         deadline = time.monotonic() + timeout_s
         with suppress(queue.Empty):
             while not timeout_s:
@@ -86,7 +81,6 @@ class Breaker:
 
     @property
     def is_failing(self) -> bool:
-        """True from the failures that opened it until the next success."""
         return self._num_failures >= _MAX_FAILURES
 
     def failed(self, *, is_hung: bool = False) -> None:
@@ -100,7 +94,6 @@ class Breaker:
             self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def worked(self) -> None:
-        """Note a success."""
         with self._lock:
             if self.is_failing:
                 logger.info("%s works again", self._name)

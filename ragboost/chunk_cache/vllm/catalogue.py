@@ -1,8 +1,5 @@
-"""List the chunks that several workers in other processes hold, for the scheduler.
-
-The scheduler alone decides what is evicted and what is loaded, so that the ranks' memories stay
-equal. Knows reports. Does not touch KV.
-"""
+"""List the chunks that several workers hold, for the scheduler, which alone decides what is evicted
+and loaded, so that the ranks' memories stay equal. Does not touch KV."""
 
 import time
 from collections import Counter
@@ -38,12 +35,8 @@ class _RankLoad:
 
 
 class ListStore:
-    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds.
-
-    Args:
-        size: number of ranks.
-        is_backed: the ranks have a disk or a remote store to load from.
-    """
+    """A `KVStore` of listed chunks, bounded by the bytes that each rank holds. If it is backed, the
+    ranks have a disk or a remote store to load from."""
 
     def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
         self.dropped: list[str] = []  # keys that the ranks must remove from memory
@@ -86,7 +79,6 @@ class ListStore:
         return False
 
     def is_kept(self, key: str) -> bool:
-        """Return False."""
         return False
 
     def discard(self, key: str) -> None:
@@ -94,7 +86,6 @@ class ListStore:
         self.dropped.append(key)  # also if it is not listed: a rank may have it
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
-        """Let all ranks load chunks that are not listed."""
         now = time.monotonic()
         for key, num_tokens in chunks.items() if self._is_backed else ():
             load = self._loads.peek(key)
@@ -135,13 +126,11 @@ class ListStore:
         self._loads = BoundedMap(max_entries=_MAX_LOADS)
         self.wanted.clear()
 
-    def close(self) -> None:
-        """Do nothing: nothing is persistent."""
+    def close(self) -> None: ...
 
 
 class RankCatalogue:
-    """List of what the ranks of a model, which are alike, report to have stored and done: the
-    `WorkerView` of several."""
+    """What the ranks of a model, which are alike, report: the `WorkerView` of several."""
 
     can_measure = False  # the measures compare heads of all ranks
 
@@ -174,15 +163,13 @@ class RankCatalogue:
         return is_reset
 
     def forget_chunks(self) -> None:
-        """Empty the list; the ranks follow in the next step. What they report of steps before that
-        has keys of its own, which nobody asks for."""
+        """Empty the list; the ranks follow. What they report of earlier steps nobody asks for."""
         self._num_resets, self._is_reset = self._num_resets + 1, True
         self._store.clear()
         self.library = self._make_library()
 
     def take(self, report: RankReport, *, is_unfinished: Callable[[str], bool]) -> None:
-        """Note what all ranks did in a step; outcomes only of unfinished requests, which may still
-        ask for them."""
+        """Note what all ranks did in a step; outcomes only of requests that may ask for them."""
         for request_id, counts in report.outcomes.items():
             if is_unfinished(request_id):
                 self.outcomes[request_id] = counts

@@ -1,8 +1,5 @@
-"""The only door to vLLM's internals, for the versions in `TESTED_VERSIONS`.
-
-Knows requests, block hashes, attention layers and configurations of vLLM. Does not know chunks.
-Imports vLLM on first use: `refusal` is where a moved internal shows.
-"""
+"""The only door to vLLM's internals, for the versions in `TESTED_VERSIONS`. Does not know chunks.
+Imports vLLM on first use: `refusal` is where a moved internal shows."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -45,7 +42,6 @@ def _vllm() -> SimpleNamespace:
 
 
 def refusal(config: Any, kv_cache_config: Any) -> str | None:
-    """Return why reuse is impossible with this configuration; None if it is possible."""
     vllm, parallel, model = _vllm(), config.parallel_config, config.model_config
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     block_size = config.cache_config.block_size
@@ -76,7 +72,6 @@ def refusal(config: Any, kv_cache_config: Any) -> str | None:
 
 
 def request_refusal(request: Any) -> str | None:
-    """Return why reuse is impossible for a request; None if it is possible."""
     sampling = request.sampling_params
     refused = {
         "pooling_model": sampling is None,
@@ -93,15 +88,9 @@ def block_ids(cache_manager: Any, request_id: str) -> list[int]:
 
 
 def awaits_blocks(request: Any, num_cached: int, *, block_size: int, others: Iterable[Any]) -> bool:
-    """Return True if a pass that has not begun computes some of a request's cached blocks.
-
-    vLLM hashes blocks when it schedules the tokens that fill them, so that the requests of one step
-    share them before they are computed. Attention within the pass may; a read before it may not.
-
-    Args:
-        num_cached: tokens that the prefix cache is said to hold of it.
-        others: requests that may be running.
-    """
+    """Return True if a pass that has not begun computes some of a request's cached blocks. vLLM
+    hashes blocks when it schedules them, so that the requests of one step share them before they
+    are computed. Attention within the pass may; a read before it may not."""
     cached = set(request.block_hashes[: num_cached // block_size])
     return bool(cached) and any(
         # computed by earlier passes   | full blocks of this pass and later ones
@@ -114,12 +103,7 @@ def awaits_blocks(request: Any, num_cached: int, *, block_size: int, others: Ite
 
 class BlockSalt:
     """Hashes of their own for the blocks of a request from number `first` on: those with
-    approximate KV, and all that are completed later, since their hashes chain on.
-
-    Args:
-        request: vLLM's request. Its blocks before the first must not be salted.
-        first: number of the first block that holds approximate KV.
-    """
+    approximate KV, and all that are completed later, since their hashes chain on."""
 
     def __init__(self, request: Any, first: int, *, salt: bytes) -> None:
         self.first = first
@@ -144,12 +128,11 @@ class BlockSalt:
             hashes.extend(self._salted_hashes)
 
     def remove(self) -> None:
-        """Give the blocks the hashes back that they had. The request must have no new tokens."""
+        """Give the blocks their hashes back. The request must have no new tokens."""
         self._request._block_hasher = self._before
         self._request.block_hashes[self.first :] = self._plain_hashes
 
     def first_hash(self) -> Any | None:
-        """Return the hash of the first salted block, once it is full."""
         hashes = self._request.block_hashes
         return hashes[self.first] if self.first < len(hashes) else None
 
@@ -173,7 +156,6 @@ class BlockSalt:
 
 
 def withdrawal(block_hash: Any) -> Any:
-    """Return the cache event that withdraws an approximate block."""
     hashes = [_vllm().maybe_convert_block_hash(block_hash)]
     return _vllm().BlockRemoved(block_hashes=hashes, medium=APPROXIMATE, group_idx=0)
 
@@ -182,17 +164,12 @@ def withdrawal(block_hash: Any) -> Any:
 
 
 def find_ranks(config: Any) -> Ranks:
-    """Return the workers that hold this worker's model together."""
     is_one = config.parallel_config.tensor_parallel_size == 1
     return ONE_RANK if is_one else GroupRanks(_vllm().get_tp_group().cpu_group)
 
 
 def attention_layers(config: Any, *, model: str = "") -> list[Any]:
-    """Return the attention layers of the model in their order.
-
-    Raises:
-        UnsupportedModelError: they are of a kind that our attention is not.
-    """
+    """Return the attention layers; `UnsupportedModelError`: ours cannot replace them."""
     vllm = _vllm()
     found = {
         name: layer
@@ -222,7 +199,6 @@ def describe_layer(layer: Any) -> NestedLayer:
 
 
 def paged_layer(layer: Any, config: Any) -> PagedLayer:
-    """Return the blocks of an attention layer."""
     block_size = int(config.cache_config.block_size)
     return PagedLayer(
         layer.kv_cache,
@@ -244,13 +220,8 @@ def nested_forward(config: Any, num_tokens: int) -> AbstractContextManager[None]
 def engine_forward(
     runner: Any, config: Any, tokens: Sequence[int], start: int, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Run the tokens from `start` on with vLLM's own attention over its paged cache and return the
-    last one's hidden states, (hidden size,).
-
-    Args:
-        start: tokens whose KV is in the slots.
-        slots: of the prompt, whose first begins a block.
-    """
+    """Run the tokens from `start` on, in slots that begin a block, with vLLM's own attention over
+    its paged cache; return the last one's hidden states, (hidden size,)."""
     device, num_rows, total = runner.device, len(tokens) - start, len(tokens)
     size = config.cache_config.block_size
     positions = torch.arange(start, total, device=device)

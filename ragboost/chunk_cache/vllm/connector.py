@@ -1,10 +1,5 @@
-"""vLLM's KV connector of chunk reuse, named in `--kv-transfer-config`.
-
-`{"kv_connector": "ChunkConnector", "kv_role": "kv_both",
-"kv_connector_module_path": "ragboost.chunk_cache.vllm.connector"}`. Translates vLLM's calls to
-the scheduler's side and the worker's. Where reuse is impossible it does nothing, after one warning
-with the reason.
-"""
+"""vLLM's KV connector of chunk reuse, named in `--kv-transfer-config`. Translates vLLM's calls to
+the scheduler's side and the worker's. Where reuse is impossible it warns once and does nothing."""
 
 import logging
 import time
@@ -42,15 +37,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ChunkMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
-    """The work of one step."""
-
     work: StepWork = field(default_factory=StepWork)
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """Report of workers in other processes on one step."""
-
     report: RankReport
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
@@ -59,8 +50,6 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 @dataclass
 class WorkerHello(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """A worker in another process, once it has checked itself."""
-
     hello: RankHello
 
 
@@ -92,8 +81,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             logger.warning("chunk reuse stays off: %s", self.off_reason)
 
     def start(self, make_filler: Callable[[Any, EngineChunkSettings], Any]) -> None:
-        """Switch reuse on, if the filler can be made. Called in the worker once the cache is
-        allocated."""
+        """Switch reuse on, if the filler can be made; in the worker once the cache is allocated."""
         if self.off_reason is not None:
             return
         try:
@@ -103,8 +91,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._stay_off(error)
 
     def refuse(self, reason: str) -> None:
-        """Keep reuse off. Called in the worker before `start`. Of several workers none reports it:
-        other connectors would get that message too."""
+        """Keep reuse off, in the worker before `start`. Of several workers none reports it: other
+        connectors would get that message too."""
         if self.off_reason is None:
             self.off_reason = reason
             logger.warning("chunk reuse stays off: %s", reason)
@@ -211,8 +199,8 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return PromptReport(origins, (self.off_reason or "").partition(":")[0])
 
     def reset_cache(self) -> bool:
-        """Forget all stored chunks, also those on disk, and look at the weights again: vLLM asks
-        for it with `reset_external`, after weights were changed in place."""
+        """Forget all stored chunks and look at the weights again: vLLM asks for it with
+        `reset_external`, after weights were changed in place."""
         if self.scheduler is not None:
             self.scheduler.forget_chunks()
         return True
@@ -286,7 +274,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 def find_connector() -> ChunkConnector | None:
     """Return this worker's connector. Among several of a `MultiConnector` it stays off: others keep
-    KV under the hashes that blocks had before `BlockSalt`, where exact requests would find it."""
+    KV under unsalted hashes, where exact requests would find it."""
     group = get_kv_transfer_group() if has_kv_transfer_group() else None
     for connector in getattr(group, "sub_connectors", [group]):
         if isinstance(connector, ChunkConnector):

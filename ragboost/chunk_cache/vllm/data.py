@@ -16,8 +16,6 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 
 
 class PromptFill(NamedTuple):
-    """Approximate KV to write before a step."""
-
     request_id: str
     plan: PromptPlan
     blocks: Sequence[int]  # the request's block table
@@ -25,8 +23,6 @@ class PromptFill(NamedTuple):
 
 
 class BlockCapture(NamedTuple):
-    """A chunk to take out of the cache after a step."""
-
     request_id: str
     chunk: ChunkCapture
     blocks: Sequence[int]  # the request's block table
@@ -34,8 +30,6 @@ class BlockCapture(NamedTuple):
 
 @dataclass(slots=True)
 class StepWork:
-    """The workers' part of one step."""
-
     fills: list[PromptFill] = field(default_factory=list)
     captures: list[BlockCapture] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)  # requests whose paced filling ends early
@@ -48,8 +42,7 @@ class StepWork:
 
 
 class WorkerView(Protocol):
-    """View of the worker that the scheduler has: the worker itself, or its image if there are
-    several in other processes."""
+    """The worker as the scheduler sees it, or the image of several in other processes."""
 
     library: ChunkLibrary
     outcomes: dict[str, TokenOrigins]  # of filled requests, until the scheduler takes them
@@ -62,17 +55,13 @@ class WorkerView(Protocol):
         """Return the keys of chunks that the ranks must remove from their stores, once."""
         ...
 
-    def take_reset(self) -> bool:
-        """Return True if the ranks must forget all chunks, once."""
-        ...
+    def take_reset(self) -> bool: ...
 
     def take_wanted(self) -> dict[str, int]:
         """Return the chunks that the ranks are to load, once, see `StepWork.wanted`."""
         ...
 
-    def forget_chunks(self) -> None:
-        """Forget all stored chunks. Nothing stored before is found from now on."""
-        ...
+    def forget_chunks(self) -> None: ...
 
 
 # Several ranks, in processes of their own.
@@ -87,7 +76,6 @@ class ListedChunk(ChunkKV):
 
     @classmethod
     def of(cls, key: str, kv: ChunkKV) -> "ListedChunk":
-        """Return the part of a chunk that the scheduler needs to know."""
         return cls(
             kv.tokens,
             kv.base,
@@ -105,8 +93,6 @@ class ListedChunk(ChunkKV):
 
 
 class CapturedChunk(NamedTuple):
-    """A chunk that a rank has stored."""
-
     chunk: ListedChunk
     is_first: bool  # no other chunk precedes it
 
@@ -122,8 +108,6 @@ class RankHello(NamedTuple):
 
 @dataclass(slots=True)
 class RankReport:
-    """Report of the ranks on one step."""
-
     captured: Counter[CapturedChunk] = field(default_factory=Counter)  # by the ranks that did
     loaded: Counter[ListedChunk] = field(default_factory=Counter)  # likewise
     absent: set[str] = field(default_factory=set)  # keys that a rank was to load and did not

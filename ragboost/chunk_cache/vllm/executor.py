@@ -1,8 +1,5 @@
-"""vLLM's executor with chunk reuse, named in `--distributed-executor-backend`.
-
-The scheduler's side needs the only worker in its own process, which vLLM does by default on GPUs
-only. Several workers report to it, see `catalogue`.
-"""
+"""vLLM's executor with chunk reuse. The scheduler's side needs the only worker in its own process,
+which vLLM does by default on GPUs only. Several workers report to it, see `catalogue`."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""The flags of `vllm serve` that switch chunk reuse on.
-
-Knows names. Does not import vLLM or torch.
-"""
+"""The flags of `vllm serve` that switch chunk reuse on. Imports neither vLLM nor torch."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +12,6 @@ FRONT = "ragboost.chunk_cache.vllm.front.Front"
 
 
 def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the flags for these `EngineChunkSettings`, each followed by its value."""
     transfer = {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,

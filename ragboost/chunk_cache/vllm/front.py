@@ -1,7 +1,4 @@
-"""Chunk reuse in vLLM's API server: `--middleware ragboost.chunk_cache.vllm.front.Front`.
-
-Knows vLLM's fields. Does not import vLLM.
-"""
+"""Chunk reuse in vLLM's API server: `--middleware ragboost.chunk_cache.vllm.front.Front`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,8 +24,6 @@ _TOKENIZE_CHAT = (
 
 
 class Front(ReuseMiddleware):
-    """Middleware of vLLM's API server."""
-
     params_field = _PARAMS
 
     def engine(self, scope: Scope) -> StartedEngine | str:

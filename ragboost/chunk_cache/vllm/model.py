@@ -1,8 +1,5 @@
-"""Run selected tokens of a prompt through vLLM's model, with our attention over a dense cache.
-
-vLLM's weights, kernels of linear layers and parallelism are used as they are; only the attention
-layers are replaced, for the duration of one nested forward pass. Does not know the paged cache.
-"""
+"""Run selected tokens of a prompt through vLLM's model: only the attention layers are replaced, for
+the duration of one nested forward pass. Does not know the paged cache."""
 
 from functools import partial
 from inspect import signature
@@ -19,8 +16,6 @@ from ragboost.chunk_cache.vllm.compat import attention_layers, describe_layer, n
 
 
 class EngineModel(NestedModel):
-    """The model of vLLM's runner as one that can compute selected tokens."""
-
     def __init__(self, model: Any, config: Any, *, device: torch.device, ranks: Ranks) -> None:
         self.layers = attention_layers(config, model=type(model).__name__)
         self._decoder = find_decoder(model, len(self.layers))

@@ -1,8 +1,5 @@
-"""The scheduler's side: plan requests, salt approximate blocks, and order the workers' work.
-
-Called by vLLM between steps, in one thread. Knows requests and blocks by their ids. Does not touch
-KV.
-"""
+"""The scheduler's side: plan requests, salt approximate blocks, and order the workers' work. Called
+by vLLM between steps, in one thread. Does not touch KV."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -46,23 +43,17 @@ class RequestState(Enum):
 
 
 class Match(NamedTuple):
-    """Answer to vLLM's question for a request's external tokens."""
-
     num_tokens: int | None  # that reuse fills behind the prefix; None: ask again in the next step
     is_paced: bool = False  # waits while it is filled
 
 
 class _Plan(NamedTuple):
-    """Decision on a request of which the prefix cache holds `prefix_tokens`."""
-
     prefix_tokens: int
     plan: PromptPlan | str  # or why it is computed exactly
 
 
 @dataclass(slots=True, eq=False)
 class _Tracked:
-    """One unfinished request that mentions chunks."""
-
     vllm: Any  # vLLM's request
     asked: ReusingRequest
     library: ChunkLibrary  # of its arrival; another one belongs to new weights
@@ -73,8 +64,6 @@ class _Tracked:
 
 
 class ChunkScheduler:
-    """Chunk reuse in the scheduler, beside a worker or what several of them report."""
-
     cache_manager: Any = None  # vLLM's, once it is bound
 
     def __init__(self, worker: WorkerView, config: Any, *, settings: EngineChunkSettings) -> None:
@@ -104,7 +93,6 @@ class ChunkScheduler:
         return self._worker.library  # another one after new weights
 
     def add(self, request: Any) -> None:
-        """Begin to track a request, if it mentions chunks."""
         entry = (request.kv_transfer_params or {}).get(PARAMS_KEY)
         if entry is None:
             return
@@ -126,11 +114,8 @@ class ChunkScheduler:
             self._salt(tracked, first)
 
     def match(self, request: Any, prefix_tokens: int) -> Match:
-        """Return the tokens that reuse fills behind those of the prefix cache.
-
-        Changes nothing but the hashes of the request's approximate blocks, which vLLM needs to
-        allocate them: unless it does, they are plain again after this step.
-        """
+        """Return the tokens that reuse fills behind those of the prefix cache. Changes nothing but
+        the hashes of approximate blocks, which are plain again unless vLLM allocates them."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return Match(0)
@@ -147,7 +132,6 @@ class ChunkScheduler:
         return match
 
     def _fit(self, request: Any, plan: PromptPlan) -> Match:
-        """Return the answer for a request with a plan, if it can be filled in this step."""
         # The filling reads the cached blocks before the pass of this step computes any.
         others = self._admitted.values()
         if awaits_blocks(request, plan.prefix_tokens, block_size=self._block_size, others=others):
@@ -159,7 +143,6 @@ class ChunkScheduler:
         return Match(plan.stop - plan.prefix_tokens, is_paced)
 
     def allocated(self, request: Any, num_filled: int) -> None:
-        """Order the filling of a request that has got its blocks."""
         request_id = request.request_id
         self._admitted[request_id] = request
         tracked = self._tracked.get(request_id)
@@ -177,8 +160,7 @@ class ChunkScheduler:
         self._withdraw(tracked)
 
     def next_step(self, num_scheduled: dict[str, int]) -> StepWork:
-        """Return the work of the step that has just been scheduled, which computes so many tokens
-        of each request."""
+        """Return the work of the step just scheduled, with its number of tokens by request."""
         self._note_failures()
         for request_id, count in num_scheduled.items():
             tracked = self._tracked.get(request_id)
@@ -212,7 +194,6 @@ class ChunkScheduler:
         return request_id in self._tracked
 
     def finish(self, request: Any) -> PromptReport | None:
-        """Stop tracking a request, and return its report if it mentions chunks."""
         request_id = request.request_id
         self._note_failures()
         self._admitted.pop(request_id, None)
@@ -279,7 +260,6 @@ class ChunkScheduler:
             self._tracked[request_id].state = RequestState.FAILED
 
     def _begin(self, tracked: _Tracked, planned: _Plan, num_filled: int) -> None:
-        """Note what a request begins with, and order its filling."""
         asked, (prefix_tokens, plan) = tracked.asked, planned
         self._worker.outcomes.pop(asked.request_id, None)  # nothing is left of an earlier filling
         asked.prefix_tokens, asked.reason = prefix_tokens, None
@@ -292,7 +272,6 @@ class ChunkScheduler:
             asked.reason = plan  # else it reuses the blocks of an equal request
 
     def _order(self, tracked: _Tracked, plan: PromptPlan) -> None:
-        """Let the worker fill the blocks of a request."""
         request_id, cost = tracked.asked.request_id, plan.num_to_compute(self._worker.num_layers)
         is_paced = self._must_pace(cost)
         if is_paced:
@@ -356,5 +335,4 @@ class ChunkScheduler:
             self.withdrawn.append(first)
 
     def _exact_tokens(self, tracked: _Tracked, *, default: int = 0) -> int:
-        """Return the number of tokens before the first block with approximate KV."""
         return default if tracked.salt is None else tracked.salt.first * self._block_size

@@ -1,10 +1,6 @@
 """vLLM's worker with chunk reuse, named in `--worker-cls`: fill approximate KV before a step, and
-take chunks out of the cache after it.
-
-Several ranks each store the KV of their own heads. The scheduler, in another process, lists what
-all of them have and decides what is removed, so that their stores stay equal. Knows blocks and
-steps. Does not know how requests are scheduled.
-"""
+take chunks out of the cache after it. Several ranks each store the KV of their own heads; the
+scheduler decides what is removed, so that their stores stay equal."""
 
 import logging
 import time
@@ -66,8 +62,6 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
 
 
 class BlockFiller(SlotFiller):
-    """Chunk reuse over the paged cache of one worker, once it is allocated."""
-
     can_measure = True
 
     def __init__(
@@ -94,25 +88,20 @@ class BlockFiller(SlotFiller):
         self._layers[number].write(*kv, slots)
 
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> torch.Tensor:
-        """Return the slots of the positions [start, stop) of a prompt."""
         table = torch.tensor(list(blocks), device=self.model.device)
         positions = torch.arange(start, stop, device=self.model.device)
         return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
     def take_dropped(self) -> list[str]:
-        """Return nothing: the scheduler and the worker share the store."""
         return []
 
     def take_reset(self) -> bool:
-        """Return False: the store was emptied at once."""
         return False
 
     def take_wanted(self) -> dict[str, int]:
-        """Return nothing: the store loads by itself."""
         return {}
 
     def forget_chunks(self) -> None:
-        """Forget all stored chunks; later ones are those of the present weights."""
         self.library.store.clear()
         self.check_weights()
 
@@ -120,12 +109,8 @@ class BlockFiller(SlotFiller):
         self.failed_requests.difference_update(request_ids)
 
     def fill_step(self, work: StepWork) -> None:
-        """Fill the prompts of a step, before the model or, if it reads none of them, after it, and
-        continue with those that wait, one after the other.
-
-        If a filling fails, its blocks are reported as failed, and vLLM does with the request what
-        its `kv_load_failure_policy` says: an error here would end the engine.
-        """
+        """Fill the prompts of a step, and continue with those that wait, one after the other. vLLM
+        computes the blocks of a filling that fails: an error would end the engine."""
         began = time.perf_counter()
         for fill in work.fills:
             if fill.is_paced:
@@ -145,8 +130,7 @@ class BlockFiller(SlotFiller):
         self._pass_began += time.perf_counter() - began  # the step's pass takes the rest
 
     def capture_step(self, work: StepWork) -> None:
-        """Copy the chunks that a step has computed into the store. A chunk that was computed over
-        KV whose filling failed is left out."""
+        """Copy the chunks that a step has computed into the store, unless KV below them failed."""
         for capture in work.captures:
             is_failed = capture.request_id in self.failed_requests
             if is_failed or self.failed_blocks.intersection(capture.blocks):
@@ -195,7 +179,6 @@ class BlockFiller(SlotFiller):
         return filled is not None
 
     def _fail(self, fill: PromptFill) -> None:
-        """Let vLLM compute the blocks of a filling that failed."""
         first, last = (
             fill.plan.prefix_tokens // self.block_size,
             (fill.plan.stop - 1) // self.block_size,
@@ -222,7 +205,6 @@ class RankFiller(BlockFiller):
         self._loading: set[str] = set()  # keys that the scheduler wants to have loaded
 
     def hello(self) -> RankHello:
-        """Return what the scheduler needs to know at the start."""
         return RankHello(None, self.num_layers, self.library.regime, self.library.identity.model)
 
     def take_report(self) -> RankReport | None:
@@ -268,7 +250,6 @@ class RankFiller(BlockFiller):
         return RankReport(generation=self._generation, weights=weights)
 
     def _own(self, key: str) -> str:
-        """Return the key of this rank's part of a chunk."""
         return f"{key}-{self.model.ranks.rank}"
 
     def _note_loads(self) -> None:
@@ -294,11 +275,7 @@ class RankFiller(BlockFiller):
         return fill._replace(plan=replace(fill.plan, stored=stored))
 
     def _find(self, plan: PromptPlan) -> tuple[ChunkKV | None, ...]:
-        """Return the KV of the plan's chunks.
-
-        Raises:
-            ChunkLostError: a chunk is not stored, or is another version.
-        """
+        """Return the KV of the plan's chunks; `ChunkLostError`: one is not stored as listed."""
         stored: list[ChunkKV | None] = []
         lost = set()
         for listed in plan.stored:

@@ -53,14 +53,8 @@ def make_app(*, has_docs: bool = True, **options: Any) -> EngineApp:
 
 
 def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
-    """Load the model and build its OpenAI-compatible server.
-
-    The engine's thread starts and ends with the application's lifespan, and an application can be
-    run once. Its `Engine` is at `app.state.engine`, the model at `app.state.loaded`.
-
-    Raises:
-        ConfigError: the model cannot be loaded or served, or an address cannot be bound.
-    """
+    """Load the model and build its OpenAI-compatible server, which can be run once; its lifespan is
+    that of the engine's thread. Has `state.engine` and `state.loaded`. Raises `ConfigError`."""
     settings = settings or EngineSettings()
     loaded = load_model(settings)
     publisher = _publisher(settings)
@@ -97,8 +91,7 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
 
 
 def with_events(settings: EngineSettings) -> EngineSettings:
-    """Return the settings with cache events for a proxy in the same process: on free loopback
-    ports, unless they name an address."""
+    """Return the settings with cache events on free loopback ports, unless they name an address."""
     if settings.kv_events_endpoint is not None:
         return settings
     free = "tcp://127.0.0.1:*"

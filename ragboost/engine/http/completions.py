@@ -1,7 +1,5 @@
-"""Answer completion requests: read the body, tokenise the prompt, generate, respond.
-
-Joins the engine thread, the tokenizer's thread and the event loop.
-"""
+"""Answer completion requests: read the body, tokenise the prompt, generate, respond. Joins the
+engine thread, the tokenizer's thread and the event loop."""
 
 import asyncio
 import json
@@ -34,12 +32,7 @@ T = TypeVar("T")
 
 
 class CompletionService:
-    """Answers completion requests with one engine.
-
-    Args:
-        reuse, keep_tokens: defaults of chunk reuse, see `Prompts`.
-        default_max_tokens: for chat requests without `max_tokens`.
-    """
+    """Answers completion requests with one engine."""
 
     def __init__(
         self,
@@ -63,19 +56,13 @@ class CompletionService:
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="ragboost-tokenize")
 
     def close(self) -> None:
-        """Stop the tokenizer's thread."""
         self._tokenizing.shutdown()
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` in the tokenizer's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
 
     async def read_body(self, request: Request) -> dict[str, Any]:
-        """Read a JSON object.
-
-        Raises:
-            RequestError: the body is too large or no JSON object, or names another model.
-        """
+        """Read a JSON object. Raises `RequestError`, also if it names another model."""
         data = bytearray()
         async for part in request.stream():
             data += part
@@ -99,11 +86,6 @@ class CompletionService:
         return body
 
     async def answer(self, request: Request, kind: Kind) -> Response:
-        """Answer a chat or text completion.
-
-        Raises:
-            RequestError: the request is invalid, or the engine cannot take it.
-        """
         body = await self.read_body(request)
         if body.get("session_id") is None:
             body["session_id"] = request.headers.get("x-session-id") or None
@@ -140,11 +122,8 @@ class CompletionService:
     async def _generate(
         self, prompt: PromptTokens, fields: GenerationRequest, *, max_tokens: int
     ) -> AsyncGenerator[TextPiece, None]:
-        """Yield a piece per token. Closing the generator early aborts the request.
-
-        Raises:
-            ApiError: the engine is full or has stopped (503), or fails (500).
-        """
+        """Yield a piece per token. Closing the generator early aborts the request. Raises
+        `ApiError` if the engine is full, has stopped, or fails."""
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
 

@@ -1,11 +1,5 @@
-"""Read the `ragboost` object of a request: chunk reuse, chunk positions and graphs.
-
-    {"reuse": ..., "chunks": ...,    see `ragboost.chunk_cache.core.options`
-     "graph": ...}                   see `ragboost.graph.request`
-
-Knows JSON shapes. Does not know the engine. Any invalid or unknown field raises `RequestError`,
-which names it.
-"""
+"""Read the `ragboost` object of a request: reuse and chunks (`chunk_cache.core.options`), and
+graphs (`graph.request`). An invalid or unknown field raises `RequestError`, which names it."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -55,8 +49,6 @@ class RagboostFields(Fields):
 
 
 class Extension(NamedTuple):
-    """The parsed `ragboost` object."""
-
     reuse: ReuseOptions | None  # None: the request is computed exactly
     positions: Sequence[ChunkPosition] = ()  # of its chunks
     graph: GraphRequest | None = None
@@ -65,7 +57,6 @@ class Extension(NamedTuple):
 
 
 def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
-    """Read the `ragboost` object of a chat or text completion."""
     fields = read_fields(RagboostFields, {} if value is None else value, name=FIELD)
     if fields.graph is not None:
         if not is_chat:
@@ -95,7 +86,6 @@ def check_inside(stop: int, length: int) -> None:
 
 
 def _without_keep(reuse: Any) -> tuple[Any, int | None]:
-    """Split off `keep_tokens`, which only this engine has."""
     if not isinstance(reuse, dict) or reuse.get("keep_tokens") is None:
         return reuse, None
     keep = reuse["keep_tokens"]

@@ -15,8 +15,6 @@ _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class _EngineState(Collector):
-    """Counters and gauges that the engine keeps itself."""
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
@@ -56,8 +54,6 @@ class _EngineState(Collector):
 
 
 class EngineMetrics:
-    """All metrics of one engine, in a registry of their own."""
-
     def __init__(self, engine: Engine) -> None:
         self._registry = registry = CollectorRegistry()
         registry.register(_EngineState(engine))

@@ -1,8 +1,5 @@
-"""Build the prompt of a request in token ids, with the positions of its chunks.
-
-Knows requests and the tokenizer. Does not know the engine. Tokenising takes time: call it in the
-tokenizer's thread. An invalid field raises `RequestError`, which names it.
-"""
+"""Build the prompt of a request in token ids, with the positions of its chunks. Call it in the
+tokenizer's thread. An invalid field raises `RequestError`, which names it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,12 +17,7 @@ from ragboost.graph.conversation import GraphPrompt
 
 
 class Prompts:
-    """Builds the prompts of one model.
-
-    Args:
-        keep_tokens: tokens that remain of a prompt with chunk reuse, unless a request says; None:
-            all.
-    """
+    """Builds the prompts of one model; `keep_tokens` of one with reuse remain by default."""
 
     def __init__(
         self, loaded: LoadedModel, *, reuse: ReuseDefaults, keep_tokens: int | None = None
@@ -37,7 +29,6 @@ class Prompts:
         self._keep_tokens = keep_tokens
 
     def chat_ids(self, chat: ChatFields) -> list[int]:
-        """Return the ids of a conversation, without chunk reuse."""
         return self._encode(self._render(chat))
 
     def build(self, fields: ChatCompletionRequest | CompletionRequest) -> PromptTokens:
@@ -129,8 +120,7 @@ class Prompts:
 
 
 def document_texts(text: str, documents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the texts of the documents in a rendered conversation, each with the title directly
-    before it."""
+    """Return the texts of the documents in a rendered conversation, each with a title before it."""
     texts: list[str] = []
     cursor = 0
     for document in documents:

@@ -1,9 +1,5 @@
 """Read OpenAI request bodies: validate the fields that the engine uses, reject those that it cannot
-honour, ignore the rest.
-
-Knows JSON shapes. Does not know the engine or HTTP. An invalid field raises `RequestError`, which
-names it.
-"""
+honour, ignore the rest. An invalid field raises `RequestError`, which names it."""
 
 from typing import Annotated, Any
 
@@ -32,8 +28,6 @@ _MAX_STOPS = 64
 
 
 class ApiError(RequestError):
-    """An error response with a status and code of its own."""
-
     def __init__(self, message: str, *, status: int, code: str, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.status = status
@@ -84,7 +78,6 @@ class GenerationRequest(Fields):
 
     @property
     def num_tokens(self) -> int | None:
-        """Requested number of tokens; None if the body does not say."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -92,7 +85,6 @@ class GenerationRequest(Fields):
         return bool(self.stream_options.get("include_usage"))
 
     def sampling(self, max_tokens: int) -> SamplingParams:
-        """Return the sampling parameters for a resolved number of tokens."""
         names = ("temperature", "top_p", "seed", "ignore_eos")
         return SamplingParams(max_tokens, **{name: getattr(self, name) for name in names})
 

@@ -62,7 +62,6 @@ class ResponseBuilder:
         return self._object(self._chunk_name, [_choice(content, piece)], **usage)
 
     def usage_chunk(self, last: TextPiece) -> dict[str, Any]:
-        """Return the last event of a stream with `stream_options.include_usage`."""
         return self._object(self._chunk_name, [], usage=self._usage(last))
 
     def _object(self, name: str, choices: list[dict[str, Any]], **usage: Any) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Request and response objects of the engine's HTTP API: bodies are read by the former, and both
-are in its OpenAPI document."""
+"""Request and response objects of the engine's HTTP API, as its OpenAPI document has them."""
 
 from typing import Annotated, Any
 
@@ -62,7 +61,6 @@ class ChatFields(Fields):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """Variables for the chat template, without the documents."""
         names = ("tools", "add_generation_prompt", "continue_final_message")
         fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         variables = {**self.chat_template_kwargs, **fields}

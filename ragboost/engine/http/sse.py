@@ -1,7 +1,4 @@
-"""Responses that end when the client disconnects: server-sent events, and whole responses.
-
-Knows ASGI messages. Does not know what is computed.
-"""
+"""Responses that end when the client disconnects: server-sent events, and whole responses."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
@@ -16,8 +13,7 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 
 
-class ClientLeftError(Exception):
-    """The client disconnected before the response was complete."""
+class ClientLeftError(Exception): ...
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -25,11 +21,8 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 class EventStreamResponse(Response):
-    """A streamed response that sends each event at once.
-
-    It starts with the first event; an error before that becomes an ordinary error response. When
-    the client disconnects, `events` is closed.
-    """
+    """A stream that starts with its first event; an error before that becomes an ordinary response.
+    When the client disconnects, `events` is closed."""
 
     media_type = "text/event-stream"
 
@@ -63,7 +56,6 @@ class EventStreamResponse(Response):
 
 
 async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Await `work`; cancel it when the client disconnects."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_until_disconnect(receive))
     try:

@@ -1,8 +1,5 @@
 """Attention over a packed batch: rows of several requests in one forward, each over its own KV.
-
-Registered with transformers as `ragboost_ragged`. Knows positions and tensors, not requests.
-Causality is by absolute position, so a segment may hold any ascending positions of its request.
-"""
+Causality is by absolute position, so a segment may hold any ascending positions."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,15 +35,13 @@ class Segment:
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is not typed
-    """Writes the keys and values of a forward to the requests that its rows belong to."""
-
     def __init__(self, segments: Sequence[Segment], num_layers: int) -> None:
         self.segments = segments
         super().__init__(layers=[_PackedLayer(segments, layer) for layer in range(num_layers)])
 
 
 class _PackedLayer(CacheLayerMixin):  # type: ignore[misc]  # as above
-    """One layer of a `PackedCache`; the attention function reads the requests' KV itself."""
+    """One layer; the attention function reads the requests' KV itself."""
 
     is_sliding = False
 
@@ -62,7 +57,6 @@ class _PackedLayer(CacheLayerMixin):  # type: ignore[misc]  # as above
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write (1, heads, rows, dim) to the requests' KV; return both unchanged."""
         first = 0
         for segment in self._segments:
             last = first + len(segment.token_ids)
@@ -98,14 +92,8 @@ def ragged_attention(
     softcap: float | None = None,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention of a packed batch, in the signature of transformers.
-
-    `query`, (1, query heads, rows, dim), has the segments' rows one after the other. `key` and
-    `value` are in the requests' KV already, by `PackedCache`, and masks come from positions.
-
-    Returns:
-        (1, rows, query heads, value dim), and no attention weights.
-    """
+    """Compute attention of a packed batch, in the signature of transformers: (1, rows, heads, dim).
+    `query` has the segments' rows in turn; `key` and `value` are in the requests' KV."""
     outputs, first = [], 0
     for segment in ragged.segments:
         last = first + len(segment.token_ids)
@@ -132,8 +120,7 @@ def ragged_attention(
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """Return the attention of the rows of one segment, without a mask where none is needed: for a
-    single row, and for a whole prompt."""
+    """Return the attention of one segment's rows, without a mask where none is needed."""
     query, key, value = inputs.query, inputs.key, inputs.value
     if inputs.window is not None and inputs.window >= inputs.num_keys:
         inputs = replace(inputs, window=None)
@@ -151,5 +138,4 @@ def attend(inputs: AttentionInputs) -> Tensor:
 
 
 def register() -> None:
-    """Register the attention function with transformers; a second call changes nothing."""
     AttentionInterface.register(IMPLEMENTATION, ragged_attention)

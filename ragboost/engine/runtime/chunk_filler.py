@@ -1,7 +1,5 @@
 """Chunk reuse in the engine: fill prompts from stored chunks, and store the chunks they compute.
-
-Knows requests and stored chunks. Does not know how steps are planned. Belongs to the engine thread.
-"""
+Belongs to the engine thread. Does not know how steps are planned."""
 
 import logging
 import time
@@ -24,15 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class PlannedFilling(NamedTuple):
-    """A prompt that was filled, and what was planned."""
-
     plan: PromptPlan
     filled: FilledPrompt
 
 
 class ChunkFiller(PromptFiller[PlannedFilling | None]):
-    """Runs chunk reuse between the steps of one engine."""
-
     def __init__(self, reuse: ChunkReuse) -> None:
         super().__init__()
         self.reuse = reuse
@@ -40,8 +34,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         self.num_stored = self.num_evicted = 0
 
     def add(self, request: EngineRequest) -> None:
-        """Find the chunks of a request that begins to wait; KV that is not in memory is loaded
-        meanwhile."""
+        """Find the chunks of a request that begins to wait, and load them meanwhile."""
         if request.chunks is None:
             return
         options = request.chunks = in_namespace(request.chunks, request.salt)
@@ -60,9 +53,8 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
             logger.warning("stored chunks are not loaded ahead: %s", error)
 
     def is_loading(self, request: EngineRequest) -> bool:
-        """Return True while stored chunks of a request are on their way into memory, and waiting is
-        expected to be faster than computing. Later requests may start new loads of the same chunks:
-        it does not wait for those too."""
+        """Return True while stored chunks of a request are on their way, and waiting is expected to
+        be faster than computing; not for loads that later requests have started."""
         if time.monotonic() - request.awaits_since > MAX_WAIT_S:
             return False
         return self.reuse.store.is_loading(request.awaited_keys)
@@ -104,8 +96,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         request.is_filling = False
 
     def finish_prompt(self, request: EngineRequest) -> None:
-        """Store the chunks of a computed prompt that were not stored, and shorten it if its request
-        asks for that (SnapKV)."""
+        """Store new chunks of a computed prompt, and shorten it if asked for (SnapKV)."""
         if request.chunks is None or request.origins is None:
             return
         self.totals = TokenOrigins(*map(sum, zip(self.totals, request.origins, strict=True)))
@@ -132,7 +123,6 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         )
 
     def _shorten(self, request: EngineRequest) -> None:
-        """Evict the prompt tokens that the question pays little attention to."""
         window, request.window = request.window, None
         keep, kv, options = request.prompt.keep_tokens, request.kv, request.chunks
         if window is None or keep is None or options is None or request.finish_reason is not None:
@@ -149,7 +139,6 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
 
 
 def _prompt_cache(request: EngineRequest) -> RequestCache:
-    """Return the prompt's part of the request's KV, sharing its memory."""
     assert request.kv is not None, "a request without KV"
     end = request.num_prompt_tokens
     return RequestCache(

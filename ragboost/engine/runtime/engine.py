@@ -1,7 +1,4 @@
-"""The engine thread: owns the model, takes requests from any thread and steps the scheduler.
-
-Knows token ids. Does not know text or HTTP.
-"""
+"""The engine thread: owns the model, takes requests from any thread and steps the scheduler."""
 
 import queue
 import threading
@@ -17,13 +14,8 @@ _LOOK_AGAIN_S = 0.001
 
 
 class Engine:
-    """A model served by one thread.
-
-    Args:
-        scheduler: computes the steps, from the start on in this thread.
-        max_waiting: requests that may wait; further ones are rejected.
-        publish: called in the engine thread with the cache events of each step.
-    """
+    """A model served by one thread. Beyond `max_waiting` requests are rejected; `publish` is called
+    in the thread with the cache events of each step."""
 
     def __init__(
         self,
@@ -45,7 +37,6 @@ class Engine:
 
     @property
     def is_healthy(self) -> bool:
-        """True while the thread runs."""
         return self._thread is not None and self._thread.is_alive() and not self._has_ended
 
     @property
@@ -62,17 +53,14 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Fail all pending requests and wait for the thread to end. A second call does nothing."""
+        """Fail all pending requests and wait for the thread to end."""
         if self._thread is not None and self._thread.is_alive():
             self._commands.put(self._stop)
             self._thread.join()
 
     def submit(self, request: EngineRequest) -> bool:
-        """Queue a request; its outputs arrive through its `emit`, in the engine thread.
-
-        Returns:
-            False if the queue is full or the engine has ended; nothing was queued then.
-        """
+        """Queue a request, whose `emit` is called in the engine thread; return False if the queue
+        is full or the engine has ended."""
         with self._lock:
             if len(self._pending) >= self.max_pending or not self.is_healthy:
                 return False
@@ -81,7 +69,7 @@ class Engine:
         return True
 
     def abort(self, request: EngineRequest) -> None:
-        """Stop computing a request; its outputs end within one step. Ended ones are ignored."""
+        """Stop computing a request; its outputs end within one step."""
         self._commands.put(partial(self._abort, request))
 
     def reset_prefix_cache(self) -> "Future[None]":
@@ -95,8 +83,7 @@ class Engine:
         return done
 
     def _run(self) -> None:
-        """Step until stopped. A broken invariant ends the thread, and its hook logs the error; a
-        failed computation does not (see `Scheduler`)."""
+        """Step until stopped. A broken invariant ends the thread, and its hook logs the error."""
         try:
             while True:
                 self._run_commands()
@@ -108,8 +95,7 @@ class Engine:
             self._close()
 
     def _run_commands(self) -> None:
-        """Run the queued commands, waiting for more while there is nothing to compute: for a moment
-        only if requests wait for stored KV."""
+        """Run the queued commands, and wait for more while there is nothing to compute."""
         while True:
             has_work = self.scheduler.has_work or self._is_stopping
             timeout_s = _LOOK_AGAIN_S if self.scheduler.waiting else None

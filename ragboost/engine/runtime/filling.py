@@ -1,7 +1,4 @@
-"""Fill the KV of prompts in pieces between the steps of an engine, one prompt at a time.
-
-Knows requests and generators. Does not know what is computed.
-"""
+"""Fill the KV of prompts in pieces between the steps of an engine, one prompt at a time."""
 
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
@@ -24,16 +21,13 @@ COMPUTE_ERRORS = (
 
 
 class PromptFiller(ABC, Generic[T]):
-    """Fills the KV of prompts; the engine computes the rest of them."""
-
     def __init__(self) -> None:
         self.filling: EngineRequest | None = None  # whose filling has begun and not ended
         self._steps: Steps[T] | None = None
         self._pace = Pace()
 
     def fill(self, request: EngineRequest, *, rows: int) -> None:
-        """Compute one piece of at most `rows` rows of a prompt. It is done once
-        `request.is_filling` is false."""
+        """Compute one piece of a prompt; it is done once `request.is_filling` is false."""
         if self._steps is None:
             self.filling, self._steps = request, self.begin(request, self._pace)
         assert self.filling is request, "one prompt is filled at a time"
@@ -52,7 +46,6 @@ class PromptFiller(ABC, Generic[T]):
                 self.cancel(request)
 
     def cancel(self, request: EngineRequest) -> None:
-        """End the filling of a request, if it has begun; its KV is not used afterwards."""
         if self._steps is not None and self.filling is request:
             self._steps.close()
             self.filling = self._steps = None
@@ -62,12 +55,10 @@ class PromptFiller(ABC, Generic[T]):
             self.cancel(self.filling)
 
     @abstractmethod
-    def begin(self, request: EngineRequest, pace: Pace) -> Steps[T]:
-        """Return the filling of a prompt, in pieces of this pace."""
+    def begin(self, request: EngineRequest, pace: Pace) -> Steps[T]: ...
 
     @abstractmethod
-    def apply(self, request: EngineRequest, result: T) -> None:
-        """Tell the request what was filled."""
+    def apply(self, request: EngineRequest, result: T) -> None: ...
 
     @abstractmethod
     def refuse(self, request: EngineRequest, error: RagBoostError) -> None:

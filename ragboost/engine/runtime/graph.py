@@ -1,7 +1,4 @@
-"""Compute prompts with graphs: fill a request's KV by dependency attention (DepCache), in pieces.
-
-Knows requests and `DepCache`. Does not know text or how steps are planned.
-"""
+"""Compute prompts with graphs by dependency attention (DepCache), in pieces."""
 
 import logging
 from collections.abc import Iterable
@@ -18,15 +15,13 @@ logger = logging.getLogger(__name__)
 
 
 class GraphRunner(PromptFiller[DepKV]):
-    """Computes the prompts of graph requests between the steps of one engine, except for their last
-    token."""
+    """Computes the prompts of graph requests, except for their last token."""
 
     def __init__(self, depcache: DepCache) -> None:
         super().__init__()
         self._depcache = depcache
 
     def look_ahead(self, waiting: Iterable[EngineRequest]) -> None:
-        """Let eviction see the graphs of waiting requests; `waiting` is read at each eviction."""
         self._depcache.look_ahead(
             lambda: [(r.prompt.graph.layout, r.salt or "") for r in waiting if r.prompt.graph]
         )

@@ -1,8 +1,5 @@
-"""Memory for keys and values: one growing buffer per running request, one pool of cached blocks.
-
-A request computes in its own contiguous buffer, so attention needs no gather; a prefix hit copies
-blocks of the pool into it once. Knows shapes and slots. Does not know which block means what.
-"""
+"""Memory for keys and values: a growing contiguous buffer per running request, so that attention
+needs no gather, and one pool of cached blocks. Does not know which block means what."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,8 +19,6 @@ class LayerShape(NamedTuple):
 
 
 class KVLayout(NamedTuple):
-    """Shapes, dtype and device of a model's KV cache."""
-
     layers: tuple[LayerShape, ...]
     dtype: Any  # torch.dtype
     device: Any  # torch.device
@@ -50,8 +45,6 @@ class KVLayout(NamedTuple):
 
 
 class RequestKV:
-    """Private KV of one running request."""
-
     # position 0                 num_tokens             capacity
     #          |  prompt         |  generated           |
     # slot     0        num_tokens - evicted[layer]
@@ -64,7 +57,6 @@ class RequestKV:
         self.evicted = [0] * len(self.layers)  # prompt tokens of each layer
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` positions, keeping what was written."""
         if num_tokens <= self.capacity:
             return
         capacity = max(num_tokens, self.capacity * 3 // 2)
@@ -75,14 +67,12 @@ class RequestKV:
         self.layers, self.capacity = grown, capacity
 
     def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values, (heads, len(positions), dim), at `positions`."""
         slots = positions - self.evicted[layer]
         self.layers[layer][0].index_copy_(1, slots, keys)
         self.layers[layer][1].index_copy_(1, slots, values)
 
     def shorten(self, kept: Sequence[tuple[Tensor, Tensor]], *, num_tokens: int) -> None:
-        """Replace the KV of a prompt of `num_tokens` tokens by fewer, each (heads, tokens, dim), in
-        the same room for more."""
+        """Replace the KV of a prompt of `num_tokens` tokens by fewer, each (heads, tokens, dim)."""
         room, layers = self.capacity - num_tokens, []
         for pair in kept:
             keys, values = (F.pad(tensor, (0, 0, 0, room)) for tensor in pair)
@@ -92,15 +82,13 @@ class RequestKV:
 
 
 class KVPool:
-    """Keys and values of cached blocks, one row ("slot") per block. On a CPU the memory is reserved
-    at once; the operating system commits it as rows are written."""
+    """Keys and values of cached blocks, one row ("slot") per block."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.layers = layout.allocate(num_blocks, block_size)  # (slots, heads, block_size, dim)
 
     def load(self, slots: Sequence[int], kv: RequestKV, *, start: int) -> None:
-        """Copy blocks into `kv`, consecutively from position `start` on."""
         index = torch.tensor(slots, device=self.layers[0][0].device)
         end = start + len(slots) * self.block_size
         kv.reserve(end)
@@ -110,7 +98,6 @@ class KVPool:
                 target[:, start:end] = blocks.flatten(1, 2)
 
     def store(self, slots: Sequence[int], kv: RequestKV, *, start: int) -> None:
-        """Copy consecutive blocks of `kv`, from position `start` on, into `slots`."""
         index = torch.tensor(slots, device=self.layers[0][0].device)
         end = start + len(slots) * self.block_size
         for pool, own in zip(self.layers, kv.layers, strict=True):

@@ -1,9 +1,5 @@
-"""Publish the prefix cache's events in vLLM 0.32's wire format, over ZeroMQ.
-
-Three frames per batch: topic, sequence number (8 bytes, big endian, from 0), msgpack array
-`[timestamp, events, data-parallel rank]`, see `cache_events`. Unlike in vLLM an endpoint is always
-bound, never connected. Knows events and sockets. Does not know the cache.
-"""
+"""Publish the prefix cache's events in vLLM 0.32's wire format, over ZeroMQ: topic, sequence number
+(8 bytes, big endian, from 0), and a batch as msgpack. An endpoint is always bound."""
 
 import logging
 import queue
@@ -27,7 +23,6 @@ _POLL_MS = 20
 
 
 def wire_hash(key: bytes) -> int:
-    """Return the block hash on the wire, the last 64 bits of a block key, unsigned."""
     return int.from_bytes(key[-8:], "big")
 
 
@@ -55,11 +50,8 @@ def to_wire(event: Event, *, block_size: int) -> wire.Event:
 
 
 class EventPublisher:
-    """Send batches from a background thread, and replay the last 10,000 on request.
-
-    A batch that finds the queue full is dropped but keeps its number, so that subscribers detect a
-    gap and do not trust a wrong mirror.
-    """
+    """Send batches from a background thread, and replay the last 10,000 on request. A batch that
+    finds the queue full keeps its number, so that subscribers detect a gap."""
 
     def __init__(
         self,
@@ -103,7 +95,7 @@ class EventPublisher:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Send the queued batches and close the sockets. A second call does nothing."""
+        """Send the queued batches and close the sockets."""
         if not self._stopping.is_set():
             self._stopping.set()
             self._thread.join()

@@ -1,7 +1,5 @@
-"""Run a Hugging Face causal LM over packed segments, through transformers' public API only.
-
-Knows the model, its KV layout and devices. Does not know requests, schedules or cached blocks.
-"""
+"""Run a Hugging Face causal LM over packed segments, through transformers' public API only. Does
+not know requests, schedules or cached blocks."""
 
 import logging
 from collections.abc import Sequence
@@ -26,15 +24,8 @@ _TOLERANCE_HALF = 5e-2
 
 
 class ModelRunner:
-    """A model that computes any mix of prefill and decode rows in one forward.
-
-    Args:
-        model: a causal LM; its attention implementation is replaced.
-        max_length: longest prompt and answer together, in tokens; None: the model's.
-
-    Raises:
-        ConfigError: the model's attention cannot be computed over packed segments.
-    """
+    """A model that computes any mix of prefill and decode rows in one forward; its attention is
+    replaced. Raises `ConfigError` if it cannot be computed over packed segments."""
 
     def __init__(self, model: Any, *, max_length: int | None = None) -> None:
         self.model = model.eval()
@@ -67,13 +58,8 @@ class ModelRunner:
         wants_logits: bool = True,
         observe: Observer | None = None,
     ) -> Segment:
-        """Return rows of a request whose other positions, up to the last row, are in `kv`.
-
-        Args:
-            kv: of the request; grows as needed.
-            start: position of the first row, if they are consecutive.
-            positions: of the rows, (rows,), ascending; None: consecutive from `start` on.
-        """
+        """Return rows of a request at ascending `positions`, or consecutive from `start` on; its
+        other positions, up to the last row, are in `kv`, which grows as needed."""
         if positions is None:
             positions = torch.arange(start, start + len(token_ids), device=self.device)
         end = int(positions[-1]) + 1
@@ -81,11 +67,8 @@ class ModelRunner:
         return Segment(token_ids, positions, end, kv, wants_logits, observe)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Compute all rows and write their KV.
-
-        Returns:
-            (segments, vocab) float32: logits of the last row of each segment that wants them.
-        """
+        """Compute all rows and write their KV; return the logits of each segment's last row that
+        wants them, (segments, vocab) float32."""
         packed = PackedCache(segments, len(self.layout.layers))
         rows, last = [], -1
         for segment in segments:
@@ -130,7 +113,6 @@ class ModelRunner:
         return KVLayout(tuple(layers), cache.layers[0].keys.dtype, cache.layers[0].keys.device)
 
     def _self_test(self, ids: Tensor, expected: Tensor) -> None:
-        """Compare two requests in uneven steps with the plain forward."""
         tokens = ids.tolist()
         first, second = self.new_kv(4), self.new_kv(4)
         try:
@@ -170,7 +152,6 @@ def _max_length(config: Any, requested: int | None) -> int:
 
 
 def has_window(config: Any) -> bool:
-    """Return whether any layer has sliding-window attention."""
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     return window is not None and (types is None or "sliding_attention" in types)

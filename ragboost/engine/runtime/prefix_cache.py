@@ -1,8 +1,5 @@
-"""Bookkeeping of the prefix cache: hash-chained blocks, leaf-only eviction, reference counts.
-
-Knows keys, tokens and slots. Does not know tensors, models or requests. A replacement policy
-chooses which leaf to evict.
-"""
+"""Bookkeeping of the prefix cache: hash-chained blocks, leaf-only eviction, reference counts. Does
+not know tensors or requests."""
 
 import hashlib
 import heapq
@@ -19,11 +16,8 @@ _ROOT = b"ragboost-prefix-cache"
 
 
 def block_key(parent: bytes | None, tokens: Sequence[int], *, salt: str | None = None) -> bytes:
-    """Hash a block, chained to its parent, so that equal keys mean equal token prefixes.
-
-    The salt (`cache_salt`) is read for the first block only, which has no parent: the rest inherit
-    it.
-    """
+    """Hash a block, chained to its parent, so that equal keys mean equal token prefixes. The salt
+    is that of the first block, whose children inherit it."""
     digest = hashlib.sha256(parent if parent is not None else _ROOT)
     if parent is None and salt is not None:
         digest.update(salt.encode("utf-8", "surrogatepass"))
@@ -34,8 +28,6 @@ def block_key(parent: bytes | None, tokens: Sequence[int], *, salt: str | None =
 
 @dataclass(slots=True, eq=False)
 class CacheBlock:
-    """One cached block."""
-
     key: bytes
     slot: int  # row of the KV pool
     parent: "CacheBlock | None"  # None at the root
@@ -45,7 +37,7 @@ class CacheBlock:
 
 
 class Inserted(NamedTuple):
-    """Result of `insert`: blocks now held by the caller, in the order of the keys."""
+    """Blocks now held by the caller, in the order of the keys."""
 
     blocks: list[CacheBlock]
     num_found: int  # leading ones with KV; that of the others must be written to the pool
@@ -78,13 +70,8 @@ Event = Stored | Removed | Cleared
 
 
 class BlockCache:
-    """A forest of blocks of `block_size` tokens in `num_blocks` slots.
-
-    Every operation costs O(blocks touched), and O(num_blocks) more if it has to evict.
-
-    Args:
-        policy: chooses the free leaf to evict; None: the least recently used.
-    """
+    """A forest of blocks of `block_size` tokens in `num_blocks` slots. Every operation costs
+    O(blocks touched), and O(num_blocks) more if it has to evict."""
 
     def __init__(
         self, num_blocks: int, block_size: int, *, policy: EvictionPolicy | None = None
@@ -104,7 +91,6 @@ class BlockCache:
         return f"BlockCache({self.num_blocks}, {self.block_size}) with {len(self)} blocks"
 
     def match(self, keys: Sequence[bytes]) -> list[CacheBlock]:
-        """Return the blocks of the longest cached prefix of `keys`, without side effects."""
         found = []
         for key in keys:
             block = self._blocks.get(key)
@@ -114,7 +100,6 @@ class BlockCache:
         return found
 
     def acquire(self, blocks: Sequence[CacheBlock]) -> None:
-        """Hold `blocks` for a running request until `release`, and mark them as used."""
         self._clock += 1
         for block in blocks:
             assert self.holds(block), f"block {block.key.hex()[:8]} is not in the cache"
@@ -139,15 +124,8 @@ class BlockCache:
         salt: str | None = None,
         session_id: str | None = None,
     ) -> Inserted:
-        """Add consecutive blocks after `parent`, which the caller holds, and hold them for it.
-
-        Blocks that are cached already are only held. Evicts free leaves as needed, in the policy's
-        order.
-
-        Returns:
-            Fewer blocks than `keys` if all other slots are held; none if `clear` has dropped
-            `parent`.
-        """
+        """Add consecutive blocks after `parent`, which the caller holds, and hold them for it,
+        evicting free leaves: fewer if all others are held, none if `clear` has dropped `parent`."""
         size = self.block_size
         assert len(tokens) == len(keys) * size, (len(tokens), len(keys))
         blocks: list[CacheBlock] = []
@@ -179,10 +157,7 @@ class BlockCache:
         return Inserted(blocks, num_found)
 
     def evict(self, num_blocks: int) -> int:
-        """Evict up to `num_blocks` free leaves in the policy's order; return the number evicted.
-
-        Evicting 0 or less does nothing.
-        """
+        """Evict up to `num_blocks` free leaves in the policy's order; return the number evicted."""
         if num_blocks <= 0:
             return 0
         leaves = [self._rank(block) for block in self._blocks.values() if _is_free_leaf(block)]
@@ -197,8 +172,7 @@ class BlockCache:
         return evicted
 
     def look_ahead(self, waiting: Iterable[Sequence[bytes]]) -> None:
-        """Tell the policy the keys of each waiting prompt, the next one first. Reading stops once
-        they fill the cache: later blocks could not be kept."""
+        """Tell the policy the keys of each waiting prompt, as many as fill the cache."""
         if not self._policy.sees_queue:
             return
         window, num_keys = [], 0
@@ -218,16 +192,13 @@ class BlockCache:
         self._events.append(Cleared())
 
     def holds(self, block: CacheBlock) -> bool:
-        """Return whether `block` is still in the cache."""
         return self._blocks.get(block.key) is block
 
     def take_events(self) -> list[Event]:
-        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def check_integrity(self) -> None:
-        """Check every invariant, in O(num_blocks)."""
         blocks = list(self._blocks.values())
         assert len(blocks) <= self.num_blocks, f"{len(blocks)} blocks in {self.num_blocks} slots"
         slots = sorted([*self._free, *(block.slot for block in blocks)])

@@ -1,7 +1,4 @@
-"""The prefix cache with its tensors: loads cached KV into requests and saves theirs.
-
-Joins `BlockCache` (which blocks are cached) and `KVPool` (their memory). Only exact KV enters.
-"""
+"""The prefix cache with its tensors: loads exact KV into requests and saves theirs."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -13,8 +10,6 @@ from ragboost.engine.runtime.request import EngineRequest
 
 
 class PrefixStore:
-    """A prefix cache of `capacity_tokens` tokens with real KV."""
-
     def __init__(
         self,
         layout: KVLayout,
@@ -31,15 +26,11 @@ class PrefixStore:
 
     @property
     def usage(self) -> float:
-        """Share of the slots that hold a block."""
         return len(self.cache) / self.cache.num_blocks
 
     def load(self, request: EngineRequest) -> None:
-        """Load the cached blocks that continue the computed part of a prompt, and hold them.
-
-        Does nothing unless all that is computed is exact and held. At least the last prompt token
-        remains to be computed, because its logits are needed.
-        """
+        """Load and hold the cached blocks that continue the computed part of a prompt, if all of it
+        is exact. Its last token remains to be computed, for the logits."""
         start = len(request.held)
         if request.num_computed != start * self.block_size or request.exact_until is not None:
             return
@@ -84,13 +75,11 @@ class PrefixStore:
                 on_failure.pop_all()
 
     def release(self, request: EngineRequest) -> None:
-        """Release the KV and blocks of a request; the blocks stay cached, as most recently used."""
         self.cache.release(request.held)
         request.held = []
         request.kv = None
 
     def look_ahead(self, waiting: Iterable[EngineRequest]) -> None:
-        """Tell the eviction policy the waiting requests, the next one first."""
         self.cache.look_ahead(
             request.block_keys(request.num_prompt_tokens // self.block_size, self.block_size)
             for request in waiting

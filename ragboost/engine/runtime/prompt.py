@@ -1,7 +1,4 @@
-"""Prompts in token ids, and how their KV may be computed.
-
-Knows token ids. Does not know texts, requests or tensors.
-"""
+"""Prompts in token ids, and how their KV may be computed."""
 
 from typing import NamedTuple
 
@@ -10,8 +7,6 @@ from ragboost.graph.conversation import GraphPrompt
 
 
 class PromptTokens(NamedTuple):
-    """A prompt for the engine."""
-
     token_ids: list[int]  # the whole prompt
     chunks: EngineChunkRequest | None = None  # how chunks are reused; None: computed exactly
     graph: GraphPrompt | None = None  # the same prompt as a tree; None: ordinary attention

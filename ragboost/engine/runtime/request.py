@@ -1,7 +1,5 @@
-"""A request on its way through the engine: tokens, KV, held cache blocks, outputs.
-
-Owned by the engine thread after `Engine.submit`. Does not know text or HTTP.
-"""
+"""A request on its way through the engine: tokens, KV, held cache blocks, outputs. Owned by the
+engine thread after `Engine.submit`. Does not know text or HTTP."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,11 +24,7 @@ class Output(NamedTuple):
 
 
 class EngineRequest:
-    """A generation request inside the engine.
-
-    Args:
-        salt: namespace in the prefix cache and the chunk store (`cache_salt`).
-    """
+    """A generation request; `salt` is its namespace in the prefix cache and the chunk store."""
 
     def __init__(
         self,
@@ -75,13 +69,11 @@ class EngineRequest:
 
     @property
     def is_prefilling(self) -> bool:
-        """True if more than the newest token is still to be computed."""
         has_gap = len(self.token_ids) - self.num_computed > 1
         return has_gap or self.is_filling
 
     @property
     def origins(self) -> TokenOrigins | None:
-        """The prompt's tokens by origin; None if it neither reuses chunks nor has a graph."""
         if self.chunks is None and self.prompt.graph is None:
             return None
         computed = self.num_prompt_tokens - self.cached_tokens
@@ -100,16 +92,11 @@ class EngineRequest:
         return self._keys[:num_blocks]
 
     def continue_at(self, start: int, origins: TokenOrigins, *, exact_until: int | None) -> None:
-        """Compute the prompt from a position on; `kv` was filled with the KV before it.
-
-        Args:
-            start: the position, at most that of the last token.
-        """
+        """Compute the prompt from a position on; `kv` was filled with the KV before it."""
         self.is_filling, self.num_computed, self._filled = False, start, origins
         self.cached_tokens, self.exact_until = origins.exact, exact_until
 
     def append(self, logits: Tensor) -> None:
-        """Sample the next token from `logits`, (vocab,), and emit it."""
         token = sample(logits, self.params, self._generator)
         self.token_ids.append(token)
         if token in self._stop_ids:

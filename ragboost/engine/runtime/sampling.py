@@ -8,8 +8,6 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request."""
-
     max_tokens: int = 16
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # probability mass of the tokens to sample from
@@ -17,7 +15,6 @@ class SamplingParams:
     ignore_eos: bool = False  # continue after an end-of-sequence token (for benchmarks)
 
     def generator(self) -> torch.Generator | None:
-        """Return the request's own random generator; None for greedy sampling."""
         if self.temperature == 0:
             return None
         generator = torch.Generator()
@@ -29,7 +26,6 @@ class SamplingParams:
 
 
 def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator | None) -> int:
-    """Return a token id drawn from `logits`, (vocab,) float32."""
     if generator is None:
         return int(logits.argmax())
     probs = (logits.cpu() / params.temperature).softmax(-1)

@@ -1,8 +1,5 @@
-"""Plan and run each step: all decode rows, then prefill in chunks up to a token budget.
-
-Knows requests, the prefix store and when chunks are reused. Does not know threads, text or the
-model's internals.
-"""
+"""Plan and run each step: all decode rows, then prefill in chunks up to a token budget. Does not
+know threads, text or the model's internals."""
 
 import logging
 from collections import deque
@@ -39,32 +36,19 @@ request's tokens."""
 
 
 class StepPlan(NamedTuple):
-    """Work of one step."""
-
     rows: list[ScheduledRows]  # of one forward
     filling: EngineRequest | None  # whose prompt is filled besides
     budget: int  # rows left for that
 
 
 class Scheduler:
-    """Continuous batching: requests join and leave between steps.
+    """Continuous batching: requests join and leave between steps. The oldest prompt takes the whole
+    prefill budget, so that its blocks are cached before a later one with its prefix is looked up.
+    Nothing is preempted: a request owns its KV buffer, and the prefix cache stores less meanwhile.
 
-    First come, first served: the oldest prompt takes the whole prefill budget, so that its blocks
-    are cached before a later request with the same prefix is looked up. Nothing is preempted: a
-    request owns its KV buffer, and the prefix cache stores less while all its blocks are in use.
-
-    A prompt with reused chunks is filled up to its last stored chunk first, in pieces that use up
-    prefill budget; the rest is computed in ordinary steps. Once the prompt is computed, its chunks
-    are stored for later requests. A prompt with a graph is filled up to its last token.
-
-    A request whose computation fails, such as for lack of memory, fails alone. If a batch fails,
-    each of its requests is computed by itself, and those that fail again are failed.
-
-    Args:
-        max_running_tokens: maximum tokens of KV that they may need, prompts and answers. A request
-            that needs more runs by itself.
-        chunk_filler, graph_runner: fill prompts; None: no request may ask for it.
-    """
+    Prompts with reused chunks or a graph are filled first, in pieces that use up prefill budget. A
+    request whose computation fails, such as for lack of memory, fails alone. One that needs more
+    than `max_running_tokens` runs by itself."""
 
     def __init__(
         self,
@@ -98,19 +82,16 @@ class Scheduler:
         return bool(self.running) or self._next_waiting() is not None
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request."""
         self.waiting.append(request)
         self._has_queue_changed = True
         if self.chunk_filler is not None:
             self.chunk_filler.add(request)
 
     def close(self) -> None:
-        """End all fillings and close the chunk store."""
         for filler in self._fillers:
             filler.close()
 
     def abort(self, request: EngineRequest) -> None:
-        """Remove a request and release what it holds. Unknown ones are ignored."""
         if request in self.running:
             self.running.remove(request)
             for filler in self._fillers:
@@ -152,8 +133,7 @@ class Scheduler:
             filler.fill(request, rows=plan.budget)
 
     def _forward(self, scheduled: Sequence[ScheduledRows]) -> list[RowsWithLogits]:
-        """Run the model. If that fails, run each request by itself, which computes the same rows
-        again, and fail those that fail."""
+        """Run the model; if that fails, each request by itself, and fail those that fail again."""
         if len(scheduled) > 1:
             try:
                 return self._run(scheduled)
@@ -236,7 +216,6 @@ class Scheduler:
         return len(self.running) < self.max_running and num_tokens <= self.max_running_tokens
 
     def _begin(self, request: EngineRequest) -> None:
-        """Give a request its KV, and load the cached prefix that continues it."""
         if request.kv is None:
             expected = min(request.params.max_tokens, _MAX_EXPECTED_TOKENS)
             request.kv = self.runner.new_kv(request.num_prompt_tokens + expected)

@@ -1,7 +1,4 @@
-"""Convert between text and token ids: tokenizer, chat template, incremental detokenization.
-
-Knows the tokenizer. Does not know the model, requests or HTTP.
-"""
+"""Convert between text and token ids: tokenizer, chat template, incremental detokenization."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +11,7 @@ _MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so at most 4 byte-le
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer with the calls that a server needs.
-
-    One thread may encode while another decodes; concurrent encodings are not safe.
-    """
+    """A Hugging Face tokenizer. One thread may encode while another decodes, not two."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -47,16 +41,8 @@ class ChatTokenizer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render a conversation with the model's chat template.
-
-        Args:
-            documents: objects with `title`, `text` and whatever else the template reads.
-            template_kwargs: further variables of the template. `add_generation_prompt` defaults to
-                true unless the last message is continued.
-
-        Raises:
-            RequestError: the model has no chat template, or the template fails.
-        """
+        """Render a conversation with the model's chat template. `add_generation_prompt` defaults to
+        true unless the last message is continued. Raises `RequestError`."""
         names = dict(template_kwargs or {})
         names.setdefault("add_generation_prompt", not names.get("continue_final_message", False))
         if not self._tokenizer.chat_template:
@@ -78,11 +64,8 @@ class ChatTokenizer:
 
 
 class TextStream:
-    """Incremental detokenization that ends at stop strings.
-
-    Text is held back while it may belong to a stop string or an unfinished character, so that the
-    pieces joined are exactly the text decoded at once.
-    """
+    """Incremental detokenization that ends at stop strings. Text is held back while it may belong
+    to one or to an unfinished character, so that the pieces joined are the text decoded at once."""
 
     def __init__(self, tokenizer: ChatTokenizer, *, stop: Sequence[str] = ()) -> None:
         self.is_stopped = False  # a stop string was found; the text ends before it
@@ -94,7 +77,6 @@ class TextStream:
         self._held = ""
 
     def push(self, token_id: int) -> str:
-        """Add a token; return the text that is now final, possibly empty."""
         self._ids.append(token_id)
         return self._release(self._decode(is_last=False), is_last=False)
 
@@ -127,6 +109,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

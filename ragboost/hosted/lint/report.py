@@ -18,7 +18,7 @@ from ragboost.hosted.lint.varying import LoggedVarying
 from ragboost.hosted.receipts import find_price
 from ragboost.jsonl import Line, decode, read_lines
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
-from ragboost.types import RecordedRequest
+from ragboost.rewriting.recorded_request import RecordedRequest
 
 _MAX_EXAMPLES = 3
 _MAX_FINDINGS = 1000

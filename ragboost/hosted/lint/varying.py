@@ -8,9 +8,9 @@ from ragboost.errors import RagBoostError
 from ragboost.formats import make_formats
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import parse_request
+from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.rewriting.varying_piece import VaryingPieces, varying_sentence
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
-from ragboost.types import RecordedRequest
 
 _MAX_MESSAGES = 10_000
 _MAX_HEADS = 1000

@@ -1,34 +1,20 @@
-"""LangChain components: `pip install '.[langchain]'`.
+"""LangChain components; only `BoostMiddleware` needs more than `langchain-core`."""
 
-Names are imported on first use: only `BoostMiddleware` needs the package `langchain`, the others
-need `langchain-core`.
-"""
-
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ragboost.errors import import_extra
 
-if TYPE_CHECKING:
-    from ragboost.integrations.langchain.compressor import BoostCompressor as BoostCompressor
-    from ragboost.integrations.langchain.middleware import BoostMiddleware as BoostMiddleware
-    from ragboost.integrations.langchain.prompt import BoostPrompt as BoostPrompt
-    from ragboost.integrations.langchain.proxy import extra_body as extra_body
-    from ragboost.integrations.langchain.rendering import DocumentPrompt as DocumentPrompt
-    from ragboost.integrations.langchain.rendering import format_documents as format_documents
-    from ragboost.integrations.langchain.retriever import BoostRetriever as BoostRetriever
-
 import_extra("langchain_core", extra="langchain")
 
-_HOME = {
-    "BoostCompressor": "compressor",
-    "BoostMiddleware": "middleware",
-    "BoostPrompt": "prompt",
-    "BoostRetriever": "retriever",
-    "DocumentPrompt": "rendering",
-    "extra_body": "proxy",
-    "format_documents": "rendering",
-}
+from ragboost.integrations.langchain.compressor import BoostCompressor
+from ragboost.integrations.langchain.documents import extra_body
+from ragboost.integrations.langchain.prompt import BoostPrompt
+from ragboost.integrations.langchain.rendering import DocumentPrompt, format_documents
+from ragboost.integrations.langchain.retriever import BoostRetriever
+
+if TYPE_CHECKING:
+    from ragboost.integrations.langchain.middleware import BoostMiddleware as BoostMiddleware
+
 __all__ = [
     "BoostCompressor",
     "BoostMiddleware",
@@ -41,12 +27,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name != "BoostMiddleware":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "BoostMiddleware":
-        import_extra("langchain.agents", extra="langchain")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    import_extra("langchain.agents", extra="langchain")
+    from ragboost.integrations.langchain.middleware import BoostMiddleware
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return BoostMiddleware

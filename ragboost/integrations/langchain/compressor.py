@@ -26,7 +26,6 @@ class BoostCompressor(BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[LangChainDocument]:
-        """Order and de-duplicate documents that are given most relevant first."""
         return boosted_documents(self.booster, query, documents)
 
     async def acompress_documents(

@@ -1,7 +1,4 @@
-"""LangChain documents in a Booster's order.
-
-Text and metadata are kept; RAGBoost adds `metadata["ragboost"]`, see `boosted_documents`.
-"""
+"""LangChain documents in a Booster's order, with `metadata["ragboost"]`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +6,7 @@ from typing import Any
 from langchain_core.documents import Document as LangChainDocument
 
 from ragboost.booster.booster import Booster
+from ragboost.integrations.extra_body import ragboost_body
 from ragboost.integrations.placement import Placed, named_document, place
 from ragboost.types import Document
 
@@ -35,6 +33,17 @@ def boosted_documents(
     if copies and placement.hint:
         copies[-1].metadata[KEY]["hint"] = placement.hint
     return [*copies, *placement.blank]
+
+
+def extra_body(
+    documents: Sequence[LangChainDocument], *, session_id: str | None = None
+) -> dict[str, Any]:
+    """Return the `extra_body` of a call: `llm.bind(extra_body=extra_body(documents))`.
+
+    The proxy puts the documents, most relevant first, into the last user message, ordered and with
+    hints; those of earlier turns of `session_id` are not sent again.
+    """
+    return ragboost_body(map(as_document, documents), session_id=session_id)
 
 
 def _copy(placed: Placed[LangChainDocument]) -> LangChainDocument:

@@ -28,9 +28,9 @@ class BoostPrompt(BaseChatPromptTemplate):
     """Messages from `question`, `documents` (most relevant first) and optionally `history`.
 
     The last message carries the documents, the hints and the question. Keep it and the answer as
-    the history of the next turn: its documents are then referred to by location hints instead of
-    sent again. Their record is part of the message's `additional_kwargs`, so that the history can
-    be kept anywhere and shortened by whole messages.
+    the history of the next turn: its documents are then referred to by location hints. Their record
+    is part of the message's `additional_kwargs`, so that the history can be kept anywhere and
+    shortened by whole messages.
 
     `RunnableWithMessageHistory` and most LangGraph graphs keep the bare question instead. In a run
     whose configuration names the conversation (`session_id`, `thread_id`), the question is sent
@@ -76,7 +76,6 @@ class BoostPrompt(BaseChatPromptTemplate):
         return [*messages, message]
 
     def _as_sent(self, messages: list[BaseMessage], names: _Names) -> list[BaseMessage]:
-        """Put the messages that were sent in place of the questions that the history has."""
         with self._lock:
             return [
                 (self._sent.get((names, link)) if isinstance(message, HumanMessage) else None)

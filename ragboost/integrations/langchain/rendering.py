@@ -1,7 +1,6 @@
 """Write boosted documents into a prompt, with their labels and the order hint.
 
-A document's block contains its own label and text only, so that equal leading documents have equal
-bytes.
+A block contains its own label and text only, so that equal leading documents have equal bytes.
 """
 
 from collections.abc import Sequence
@@ -43,11 +42,7 @@ def format_documents(
 ) -> str:
     """Write boosted documents for a `{context}` variable: `retriever | format_documents`.
 
-    Documents that were not boosted are written without a label.
-
-    Args:
-        template: the application's format of a document, from `page_content` and metadata, such as
-            the source that answers cite; None: the text alone.
+    `template` is the application's format of a document, from `page_content` and metadata.
     """
     return "\n\n".join(
         _block(

@@ -33,8 +33,6 @@ _FIELDS = (
 
 
 class RefusedError(RequestError):
-    """Bad input, in the form that LiteLLM passes on to the client."""
-
     def __init__(self, error: RequestError) -> None:
         super().__init__(str(error), param=error.param)
         self.message = str(error)
@@ -43,11 +41,10 @@ class RefusedError(RequestError):
 
 
 class BoostHook(CustomLogger):  # type: ignore[misc]
-    """Order, de-duplicate and hint the documents of completion requests.
+    """Order, de-duplicate and hint the documents of completion requests, in the proxy's shapes.
 
-    Knows the same shapes as the proxy. A conversation is followed if the request names it
-    (`ragboost.session_id`, `x-litellm-session-id`, ...). There is one index per model: LiteLLM
-    should send requests with the same prefix to the same deployment.
+    A conversation is followed if the request names it (`ragboost.session_id`,
+    `x-litellm-session-id`, ...). There is one index per model.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -61,7 +58,6 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
-        """Return the request with its documents boosted; see LiteLLM's `CustomLogger`."""
         fields = {name: data[name] for name in _FIELDS if name in data}
         if str(getattr(call_type, "value", call_type)) not in _CALLS or not fields:
             return data

@@ -31,9 +31,9 @@ _RESERVED_TOKENS = 256
 class BoostChatEngine(BaseChatEngine):
     """Chat over a retriever that sends a document only once per conversation.
 
-    The memory, by default one of the size of the model's context window, holds the messages as
-    sent, with documents, hints and question. Their records are part of `additional_kwargs`, so that
-    it may forget whole messages. One booster serves all engines of a backend and model.
+    The memory holds the messages as sent, with documents, hints and question. Their records are
+    part of `additional_kwargs`, so that it may forget whole messages. One booster serves all
+    engines of a backend and model.
     """
 
     def __init__(
@@ -59,7 +59,6 @@ class BoostChatEngine(BaseChatEngine):
 
     @property
     def chat_history(self) -> list[ChatMessage]:
-        """The messages as sent, without the system message."""
         return self._memory.get_all()
 
     def reset(self) -> None:
@@ -131,7 +130,6 @@ class BoostChatEngine(BaseChatEngine):
         return nodes
 
     def _shown(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """Strip `additional_kwargs`, which some models would receive."""
         return [*self._prefix, *(_without_record(message) for message in messages)]
 
     def _turn(

@@ -1,7 +1,6 @@
 """LlamaIndex nodes in a Booster's order, with labels and the order hint in their content.
 
-LlamaIndex writes a node as its metadata and its text. The label becomes a line of metadata, the
-hint the end of the last node's template; texts are unchanged.
+The label becomes a line of metadata, the hint the end of the last node's template.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,4 @@
-"""`ragboost batch --ray`: the windows of a batch file in the processes of a Ray cluster.
-
-Ray Data distributes the windows; their lines are read and written by the processes themselves, in
-storage that all of them share.
-"""
+"""`ragboost batch --ray`: order the windows of a batch file in the processes of a Ray cluster."""
 
 import shutil
 from pathlib import Path
@@ -36,8 +32,7 @@ def run_batch_on_ray(
     """Order a file of requests as `run_batch` does, its windows in the processes of a Ray cluster.
 
     Joins the cluster at `RAY_ADDRESS`, or starts one here. All machines share the storage of
-    source, corpus and output. A window that failed with its machine is ordered again. The windows
-    are kept in a folder beside the output until all are there.
+    source, corpus and output. A window that failed with its machine is ordered again.
     """
     if window < 1:
         raise RequestError(f"window must be at least 1, got {window}", param="window")
@@ -76,7 +71,6 @@ def _make_folder(output: Path) -> Path:
 
 
 def _order(spans: list[WindowSpan], *, on_progress: Progress, **options: Any) -> list[BatchSummary]:
-    """Order all windows, in any order, and return their summaries in that of the file."""
     ray_data: Any = import_extra("ray.data", extra="ray")
     rows = [{"number": n, "line": at.line, "offset": at.offset, "lines": m} for n, at, m in spans]
     windows = ray_data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))

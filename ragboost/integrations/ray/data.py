@@ -1,7 +1,4 @@
-"""Plan a Ray Data job so that rows with a shared prefix follow each other.
-
-Knows datasets of questions with documents. Runs no model.
-"""
+"""Plan a Ray Data job so that rows with a shared prefix follow each other."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,19 +24,12 @@ def boosted(
 ) -> "Dataset":
     """Plan rows together and return them in release order, with the messages to send.
 
-    Without `window`, all rows are planned in the driver's memory. With it, so many rows at a time
-    are planned in Ray's tasks while the data set streams through; it may be larger than any memory.
-    Rows keep their columns and get `messages`, for `ray.data.llm.build_processor`, and
-    `request_index`, their position in `dataset` or in their window.
-
-    Args:
-        dataset: one question per row with its documents, most relevant first: texts, or objects
-            with the fields of `ragboost.Document`.
-        num_blocks: blocks of consecutive rows; the number of engine replicas. Not with `window`.
-
-    Raises:
-        InvalidDocumentError, RequestError: a row is invalid, or `window` is below 1. With `window`,
-            Ray raises its own error around that of a row, when the row is computed.
+    A row has a question and documents, most relevant first: texts, or objects with the fields of
+    `ragboost.Document`. Without `window`, all rows are planned in the driver's memory, and returned
+    in `num_blocks`, one for each engine replica. With it, so many rows at a time are planned in
+    Ray's tasks; an error of a row is then inside Ray's own. Rows keep their columns and get
+    `messages`, for `ray.data.llm.build_processor`, and `request_index`, their position in `dataset`
+    or window.
     """
     ray_data: Any = import_extra("ray.data", extra="ray")
 

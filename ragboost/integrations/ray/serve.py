@@ -13,9 +13,8 @@ def deploy(settings: Settings | None = None, *, num_replicas: int = 1) -> Any:
     """Return an application for `serve.run`: the whole proxy, streams included.
 
     Several replicas have an index each, and a conversation stays with one of them if its requests
-    name it in the header `x-session-id`: Ray hashes it consistently. They need `session.store =
-    "redis"`, or `"sqlite"` on one machine. Ray sets header limits, draining, host and port instead
-    of the settings.
+    name it in the header `x-session-id`. They need `session.store = "redis"`, or `"sqlite"` on one
+    machine. Ray sets header limits, draining, host and port instead of the settings.
     """
     serve: Any = import_extra("ray.serve", extra="ray")
     options: dict[str, Any] = {}

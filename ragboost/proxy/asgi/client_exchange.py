@@ -1,7 +1,4 @@
-"""Hold one client's exchange: its request, body and response, and whether it has left.
-
-Does not know what a request asks for.
-"""
+"""Hold one client's exchange: its request, body and response, and whether it has left."""
 
 import asyncio
 import re
@@ -139,14 +136,10 @@ class RequestContext:
 
 
 class BodyTooLargeError(RequestError):
-    """The body is larger than `proxy.max_body_bytes`."""
-
     status = 413
 
 
 class BodyTimeoutError(RequestError):
-    """The body did not arrive within `proxy.body_timeout_s`."""
-
     status = 408
 
 
@@ -157,13 +150,8 @@ class ClientDisconnectedError(Exception):
 async def read_body(receive: Receive, *, declared: str | None, settings: ProxySettings) -> bytes:
     """Receive a whole request body.
 
-    Args:
-        declared: the `content-length` header, which may be absent or wrong.
-
-    Raises:
-        BodyTooLargeError: more than `max_body_bytes` are declared or have been received.
-        BodyTimeoutError: the body is not complete after `body_timeout_s`.
-        ClientDisconnectedError: the client disconnected before the end.
+    The declared length may be absent or wrong. Raises BodyTooLargeError, BodyTimeoutError, or
+    ClientDisconnectedError.
     """
     limit = settings.max_body_bytes
     if declared is not None and declared.isdigit() and int(declared) > limit:

@@ -14,7 +14,6 @@ from ragboost.serving.errors import error_body
 def error_response(
     status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Make the response to a request that is refused or cannot be forwarded."""
     body = error_body(status, message, param=param)
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")
 
@@ -27,7 +26,6 @@ def invalid_request(errors: Sequence[Any]) -> RequestError:
 
 
 async def on_request_error(request: Request, error: Exception) -> Response:
-    """Respond to a `RequestError` of a typed route."""
     assert isinstance(error, RequestError), error
     request_id = request.headers.get("x-request-id") or new_request_id()
     headers = {"x-request-id": request_id}

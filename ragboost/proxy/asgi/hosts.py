@@ -17,11 +17,7 @@ _MAX_SEEN = 256
 
 
 class HostCheck:
-    """An ASGI app in front of another one that accepts local requests only.
-
-    Args:
-        allowed: names that are accepted beside those of this machine.
-    """
+    """An ASGI app in front of another one that accepts local requests only, and allowed names."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app
@@ -29,7 +25,6 @@ class HostCheck:
         self._accepted: set[bytes] = set()  # values of headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or run the lifespan."""
         if scope["type"] == "http":
             for name, value in scope["headers"]:
                 if name in (b"host", b"origin") and value not in self._accepted:
@@ -46,7 +41,6 @@ class HostCheck:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach an address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,4 @@
-"""Check clients' API keys.
-
-Stores hashes, compares them in constant time, and writes no key into any message.
-"""
+"""Check clients' API keys: hashed, compared in constant time, and in no message."""
 
 import hashlib
 import hmac
@@ -17,8 +14,6 @@ from ragboost.rewriting.headers import RawHeaders, get_header
 
 
 class UnauthorizedError(RequestError):
-    """The request has no API key, or a wrong one."""
-
     status = 401
 
 
@@ -35,11 +30,7 @@ class ApiKeys:
 
     @classmethod
     def watched(cls, settings: Settings, sources: list[Refreshable]) -> "ApiKeys":
-        """Return the keys of the clients; their file, if there is one, is added to the sources.
-
-        Raises:
-            ConfigError: the file cannot be used, or has the key of reports.
-        """
+        """Return the keys of the clients; their file, if there is one, is added to the sources."""
         keys, path = cls(settings.proxy.api_keys), settings.proxy.api_keys_file
         if path is None:
             return keys
@@ -58,13 +49,9 @@ class ApiKeys:
         return keys
 
     def check(self, headers: RawHeaders) -> str:
-        """Look for an accepted key in `authorization: Bearer` or `x-api-key`.
+        """Look for an accepted key in `authorization: Bearer` or `x-api-key`, and return its team.
 
-        Returns:
-            The team of the key, which shares context indexes; empty if there is one team.
-
-        Raises:
-            UnauthorizedError: there is none.
+        A team shares context indexes; it is empty if there is one team.
         """
         if not self._teams:
             return ""

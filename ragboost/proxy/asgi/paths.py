@@ -1,4 +1,4 @@
-"""Decide which paths of the backend clients may use. Does not know methods or API keys.
+"""Decide which paths of the backend clients may use.
 
 An engine has one key for inference and for administration: whoever may send a prompt through the
 proxy would also put the engine to sleep, load weights or flush its cache.
@@ -40,28 +40,18 @@ _MAX = 16  # segments of an allowed path
 
 
 class ForbiddenPathError(RequestError):
-    """The path is not forwarded to the backend."""
-
     status = 403
 
 
 class ForwardedPaths:
-    """The paths that are forwarded.
-
-    Args:
-        others: beside those for inference; `/` for all.
-    """
+    """The paths that are forwarded: those for inference, and others; `/` for all."""
 
     def __init__(self, others: Sequence[str]) -> None:
         self._has_all = "/" in others
         self._allowed = frozenset([*_INFERENCE, *(path.rstrip("/") for path in others)])
 
     def check(self, path: str) -> None:
-        """Check a path as the client encoded it; the backend must not understand another one.
-
-        Raises:
-            ForbiddenPathError: it is not allowed.
-        """
+        """Check a path as the client encoded it; the backend must not understand another one."""
         if self._has_all:
             return
         decoded = unquote(path)

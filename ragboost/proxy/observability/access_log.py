@@ -16,7 +16,6 @@ logger = logging.getLogger("ragboost.access")
 
 
 def log_access(request: RequestContext) -> None:
-    """Log a finished request: the common fields, then the endpoint's notes."""
     now = time.perf_counter()
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

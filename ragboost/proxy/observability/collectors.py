@@ -1,6 +1,6 @@
 """Show counters that other parts keep, when the metrics are read."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -8,23 +8,7 @@ from prometheus_client.registry import Collector
 from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.sync import CacheSync
 
-
-class CollectedLearner(Protocol):
-    """The counters of what is learnt from other processes."""
-
-    @property
-    def learned(self) -> int:
-        """Prompts of others that this process's indexes have taken over."""
-
-
-class CollectedWorkers(CollectedLearner, Protocol):
-    @property
-    def num_alive(self) -> int:
-        """The other workers that were heard lately."""
-
-    @property
-    def num_lost(self) -> int:
-        """Times that messages were lost, and a snapshot asked for."""
+Read = Callable[[], float]
 
 
 class StreamCollector(Collector):
@@ -55,55 +39,22 @@ class StreamCollector(Collector):
             "ragboost_kv_resident_tokens", "Tokens in the mirror of a prefix cache.", labels=labels
         )
         for backend, stream, _ in self._sync.streams:
-            values, status = [backend, stream.name], stream.status()
+            values, counts = [backend, stream.name], stream.counts
             for kind in ("stored", "removed", "cleared"):
-                events.add_metric([*values, kind], getattr(status, f"num_{kind}"))
-            gaps.add_metric(values, status.num_gaps)
+                events.add_metric([*values, kind], counts[f"num_{kind}"])
+            gaps.add_metric(values, counts["num_gaps"])
             rejected.add_metric(values, stream.num_rejected)
             for state in StreamState:
-                states.add_metric([*values, state], float(state is status.state))
-            tokens.add_metric(values, status.num_resident_tokens)
+                states.add_metric([*values, state], float(state is stream.state))
+            tokens.add_metric(values, stream.mirror.num_resident_tokens)
         return [events, gaps, rejected, states, tokens]
 
 
-class WorkerCollector(Collector):
-    """The counters that the exchange with other workers keeps."""
+class NumberCollector(Collector):
+    """A metric whose value another part keeps."""
 
-    def __init__(self, workers: CollectedWorkers) -> None:
-        self._workers = workers
-
-    def collect(self) -> list[Metric]:
-        workers = self._workers
-        return [
-            GaugeMetricFamily(
-                "ragboost_workers_alive",
-                "Other workers of this proxy that were heard lately.",
-                value=workers.num_alive,
-            ),
-            CounterMetricFamily(
-                "ragboost_worker_prompts_learned",
-                "Prompts of other workers that this worker's indexes have taken over.",
-                value=workers.learned,
-            ),
-            CounterMetricFamily(
-                "ragboost_worker_messages_lost",
-                "Times that messages of other workers were lost, and a snapshot asked for.",
-                value=workers.num_lost,
-            ),
-        ]
-
-
-class ReplicaCollector(Collector):
-    """The counters of what is learnt from other replicas."""
-
-    def __init__(self, learner: CollectedLearner) -> None:
-        self._learner = learner
+    def __init__(self, family: Callable[..., Metric], name: str, text: str, read: Read) -> None:
+        self._family, self._name, self._text, self._read = family, name, text, read
 
     def collect(self) -> list[Metric]:
-        return [
-            CounterMetricFamily(
-                "ragboost_replica_prompts_learned",
-                "Prompts of other replicas that this process's indexes have taken over.",
-                value=self._learner.learned,
-            )
-        ]
+        return [self._family(self._name, self._text, value=self._read())]

@@ -1,7 +1,4 @@
-"""Merge what several workers of a proxy report: metrics, readiness and the dashboard's figures.
-
-Knows Prometheus' text format and the JSON of these routes. Does not know how it was fetched.
-"""
+"""Merge what several workers of a proxy report: metrics, readiness and the dashboard's figures."""
 
 import re
 from bisect import bisect_right
@@ -82,12 +79,7 @@ def merge_history(
 def merge_dashboard(
     own: Mapping[str, Any], others: Sequence[Mapping[str, Any]], *, max_recent: int
 ) -> dict[str, Any]:
-    """Return the figures of all workers; the indexes stay those of one worker.
-
-    Args:
-        own: of the worker that answers; `totals` and `ttft` are those of all workers already, apart
-            from the gauges in `totals`.
-    """
+    """Return the figures of all workers, with the indexes and counters of `own`."""
     totals = dict(own["totals"])
     for name in ("sessions", "waiting"):
         totals[name] += sum(other["totals"][name] for other in others)

@@ -1,11 +1,10 @@
-"""Declare every metric of the proxy, once. Names and labels are public API.
+"""Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
-Labels hold no ids and at most `_MAX_MODELS` models.
-"""
-
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ragboost.cache_sync.fidelity import Fidelity
@@ -14,11 +13,9 @@ from ragboost.context import Context
 from ragboost.hosted.receipts import PromptCost
 from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
-    CollectedLearner,
-    CollectedWorkers,
-    ReplicaCollector,
+    NumberCollector,
+    Read,
     StreamCollector,
-    WorkerCollector,
 )
 from ragboost.proxy.observability.tallies import (
     CounterTally,
@@ -262,11 +259,9 @@ class Metrics:
     def watch_streams(self, sync: CacheSync) -> None:
         self.registry.register(StreamCollector(sync))
 
-    def watch_workers(self, workers: CollectedWorkers) -> None:
-        self.registry.register(WorkerCollector(workers))
-
-    def watch_replicas(self, learner: CollectedLearner) -> None:
-        self.registry.register(ReplicaCollector(learner))
+    def watch(self, family: Callable[..., Metric], name: str, text: str, read: Read) -> None:
+        """Show a number that another part keeps."""
+        self.registry.register(NumberCollector(family, name, text, read))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -280,19 +275,16 @@ class Metrics:
         self._duration[endpoint,].observe(seconds)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
-        """Record the time to a completion's first byte; `result` is `boosted` or `bypassed`."""
         self._ttft[endpoint, result].observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         self._overhead[stage,].observe(seconds)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
-        """Record how long a completion waited until it was sent, and why it was sent then."""
         self._queue_wait.observe(seconds)
         self._releases[release,].inc()
 
     def count_recorded(self, result: str, num: int) -> None:
-        """Count lines; may be called from any thread."""
         self._recorded.labels(result).inc(num)
 
     def count_bypass(self, reason: str) -> None:
@@ -315,13 +307,11 @@ class Metrics:
         self._passage_bytes.inc(saved_bytes)
 
     def count_orders(self, context: Context, sent: IndexEntry) -> None:
-        """Count what a request found cached, and what `sent`, the client's order, would have."""
         self._compared_tokens.inc(sum(sent.tokens))
         self._compared_cached_tokens["boosted",].inc(context.predicted_cached_tokens)
         self._compared_cached_tokens["sent",].inc(sent.cached_tokens)
 
     def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
-        """Count what boosting would have dropped."""
         self.count_context(context)
         self._shadow_dropped_tokens.inc(dropped_tokens)
 

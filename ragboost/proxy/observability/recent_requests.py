@@ -1,7 +1,4 @@
-"""Remember the last completions, with the order of their documents before and after boosting.
-
-Holds labels and numbers, bounded; never the text of documents or questions.
-"""
+"""Remember the last completions, with the labels of their documents before and after boosting."""
 
 import time
 from collections import deque
@@ -25,9 +22,7 @@ def short_name(key: str) -> str:
 class RecentRequests:
     """A bounded memory of finished completions, and of the labels of documents.
 
-    Args:
-        max_labels: labels kept, by last use: when half of them are new, those not used since the
-            last such time are dropped.
+    When half of the labels are new, those not used since the last such time are dropped.
     """
 
     def __init__(self, *, max_requests: int = MAX_RECENT, max_labels: int = 20_000) -> None:
@@ -41,10 +36,7 @@ class RecentRequests:
         return [entry for owner, entry in reversed(self._requests) if owner == team]
 
     def label(self, key: str) -> str:
-        """Return the label of a document in prompts, or digits of its key while it is unknown.
-
-        A label says no more than the key: it is the document's id, or digits.
-        """
+        """Return the label of a document in prompts, or digits of its key while it is unknown."""
         return self._labels.get(key) or self._older_labels.get(key) or short_name(key)
 
     def add(
@@ -57,11 +49,7 @@ class RecentRequests:
         bypass: str | None,
         cache_break: CacheBreak | None = None,
     ) -> None:
-        """Add a completion that has ended.
-
-        Args:
-            bypass: the reason for which nothing was boosted, or None.
-        """
+        """Add a completion that has ended; `bypass` is the reason for which nothing was boosted."""
         first_byte, bought = request.first_byte, context.bought_tokens if context else 0
         entry: dict[str, Any] = {
             "time": time.time(),

@@ -19,9 +19,9 @@ import msgspec
 from ragboost.errors import ConfigError
 from ragboost.proxy.asgi.client_exchange import RequestContext
 from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
+from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.rewriting.varying_piece import VaryingPiece, texts_before
 from ragboost.tokens import TokenCounter, num_bytes
-from ragboost.types import RecordedRequest
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,7 @@ _HEX = 16
 def describe(
     request: ParsedRequest, piece: VaryingPiece | None, tokens: TokenCounter
 ) -> RecordedRequest:
-    """Return what is logged of a request as its client sent it; `tail_tokens` are those of the
-    whole prompt until the response reports them."""
+    """Return what is logged of a request; `tail_tokens` are first the whole prompt's."""
     found, shape = request.found, request.shape
     ratio, sizes = tokens.tokens_per_byte, [memoryview(m).nbytes for m in request.body.messages]
     head, num_before, inside = "", 0, True
@@ -70,9 +69,8 @@ def _hashed(*parts: str) -> str:
 class RequestLog:
     """A log of at most `max_bytes`: the file, and the one before it with the suffix `.1`.
 
-    Args:
-        count: called, also from the writing thread, with a result, `written` or `dropped`, and a
-            number of lines.
+    `count` is called, also from the writing thread, with `written` or `dropped` and a number of
+    lines.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, count: Callable[[str, int], None]) -> None:
@@ -89,11 +87,7 @@ class RequestLog:
         self._thread = threading.Thread(target=self._run, name="ragboost-record", daemon=True)
 
     def open(self) -> None:
-        """Start to write.
-
-        Raises:
-            ConfigError: the file cannot be opened.
-        """
+        """Start to write; a ConfigError is raised if the file cannot be opened."""
         try:
             self._open()
         except OSError as error:

@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 
 class CounterTally:
-    """The amount by which a counter is behind."""
-
     __slots__ = ("_behind", "_counter")
 
     def __init__(self, counter: Counter) -> None:
@@ -24,11 +22,6 @@ class CounterTally:
         self._behind: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Add an amount.
-
-        Raises:
-            ValueError: it is negative.
-        """
         if amount < 0:
             raise ValueError(f"a counter cannot be increased by {amount}")
         self._behind += amount
@@ -59,13 +52,7 @@ class HistogramTally:
 
 
 class TalliesByLabels(dict[tuple[str, ...], T]):
-    """The tallies of a metric's children by their labels, made on first use.
-
-    The caller bounds their number.
-
-    Args:
-        tally: returns the tally of the child with these labels.
-    """
+    """The tallies of a metric's children by their labels, made on first use."""
 
     def __init__(self, tally: Callable[..., T]) -> None:
         self._tally = tally
@@ -95,7 +82,6 @@ class Tallies(Collector):
         return tally
 
     def collect(self) -> Iterable[Metric]:
-        """Flush all tallies; there are no metrics of their own."""
         for tally in self._all:
             tally.flush()
         return ()

@@ -1,7 +1,7 @@
 """Make OpenTelemetry spans of completions, named by the GenAI conventions where these exist.
 
 Uses the API only: the operator brings an SDK and its exporters, for example by starting the proxy
-with `opentelemetry-instrument`. Sees no body.
+with `opentelemetry-instrument`.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,7 @@ _CONTEXT_HEADERS = ("traceparent", "tracestate", "baggage")
 
 
 class Tracing:
-    """Makes a span per completion, a child of the client's span and the parent of the backend's.
-
-    Raises:
-        MissingExtraError: opentelemetry-api is not installed.
-    """
+    """Makes a span per completion, a child of the client's span and the parent of the backend's."""
 
     def __init__(self) -> None:
         self._trace = import_extra("opentelemetry.trace", extra="otel")
@@ -32,7 +28,6 @@ class Tracing:
         self._tracer = self._trace.get_tracer("ragboost")
 
     def start(self, request: RequestContext) -> Any:
-        """Start the span of a request; None if it is not a completion."""
         operation = _OPERATIONS.get(request.endpoint)
         if operation is None:
             return None

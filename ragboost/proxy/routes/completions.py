@@ -1,7 +1,4 @@
-"""Relay requests: completions boosted, others unchanged.
-
-Plain ASGI: no routing or dependency injection.
-"""
+"""Relay requests, completions boosted, others unchanged, as plain ASGI."""
 
 import logging
 import time
@@ -36,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Passthrough:
-    """Relay any request unchanged.
-
-    Args:
-        paths: those that are forwarded; None: the path is one of the proxy's own.
-    """
+    """Relay any request unchanged; without `paths`, the path is one of the proxy's own."""
 
     endpoint = "other"
 
@@ -54,7 +47,6 @@ class Passthrough:
         self._metrics = state.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and count it however it ends."""
         exchange = RequestContext(scope, receive, send, endpoint=self.endpoint)
         span = self._tracing.start(exchange) if self._tracing else None
         has_ended = False
@@ -156,8 +148,7 @@ class Completions(Passthrough):
     ) -> bool:
         """Let another worker answer; return False if it died before its response began.
 
-        The backend may then compute the request twice. Nothing was stored: a worker stores a turn
-        only while its client waits for the response's end.
+        The backend may then compute the request twice. Nothing was stored.
         """
         try:
             await relay(exchange, watch, WorkerSlot(worker), upstream)

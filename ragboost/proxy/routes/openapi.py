@@ -1,8 +1,4 @@
-"""Describe the completion routes in the OpenAPI document.
-
-For speed they are plain ASGI endpoints, which FastAPI cannot describe: their bodies are the
-backend's, with RAGBoost's `ragboost` object and headers added.
-"""
+"""Describe the completion routes, which are plain ASGI for speed, in the OpenAPI document."""
 
 from typing import Any
 

@@ -22,17 +22,11 @@ _LOCAL = ("127.", "::1", "::ffff:127.")
 
 
 class ReportsForbiddenError(RequestError):
-    """Reports need a key, and the proxy has none for them."""
-
     status = 403
 
 
 class _ReportKey:
-    """Admits the hook and no client.
-
-    Raises:
-        ConfigError: a client has the same key.
-    """
+    """Admits the hook and no client, whose key must be another one."""
 
     def __init__(self, settings: Settings) -> None:
         key = settings.engine_hooks.report_key
@@ -42,13 +36,7 @@ class _ReportKey:
         self._is_open = not settings.proxy.has_keys
 
     def check(self, request: Request) -> None:
-        """Check the key of a report; without one configured, that it comes from this machine.
-
-        Raises:
-            UnauthorizedError: no key, or a wrong one.
-            ReportsForbiddenError: no key is configured, and clients have keys, or the report comes
-                from another machine.
-        """
+        """Check the key of a report; without one configured, that it comes from this machine."""
         if self._keys is None:
             host = request.client.host if request.client else ""
             if not self._is_open or not host.startswith(_LOCAL):
@@ -63,11 +51,6 @@ class _ReportKey:
 
 
 def report_route(state: ProxyState) -> TypedRoute:
-    """Make the route.
-
-    Raises:
-        ConfigError: a client has the key of reports.
-    """
     settings = state.settings.proxy
     key = _ReportKey(state.settings)
 

@@ -20,12 +20,7 @@ class RunningTurn:
         self._release = release
 
     def end(self, commit: Coroutine[None, None, None] | None) -> None:
-        """End the turn when its response is complete.
-
-        Args:
-            commit: stores it, in a task of its own: the client may leave meanwhile. None: there is
-                nothing to store.
-        """
+        """End the turn; its `commit` stores it even if the client leaves meanwhile."""
         if commit is None:
             self._release(self)
             return
@@ -33,28 +28,18 @@ class RunningTurn:
         self.commit.add_done_callback(lambda _: self._release(self))
 
     async def stored(self) -> None:
-        """Wait until the turn is stored, if it is to be.
-
-        Raises:
-            RequestError: it could not be stored.
-        """
+        """Wait until the turn is stored; raise the RequestError of one that cannot be."""
         if self.commit is not None:
             await asyncio.shield(self.commit)
 
 
 class RunningTurns:
-    """The turns that are being answered, at most one per session."""
-
     def __init__(self) -> None:
         self._turns: dict[str, RunningTurn] = {}
 
     @asynccontextmanager
     async def hold(self, session_id: str, *, owner: str) -> AsyncIterator[RunningTurn]:
-        """Reserve a session for a turn until the turn has ended and is stored.
-
-        Raises:
-            SessionConflictError: another turn of the session is being answered.
-        """
+        """Reserve a session for a turn until the turn has ended and is stored."""
         if session_id in self._turns:
             raise SessionConflictError(
                 f"session {session_id} is answering another turn; retry when that has ended",
@@ -68,10 +53,7 @@ class RunningTurns:
                 self._release(session_id, turn)
 
     def delete(self, owner: str, session_id: str) -> bool:
-        """Note that a session was deleted; return False if no turn of it is being answered.
-
-        Its turn would else bring it back, if the store has dropped it for others meanwhile.
-        """
+        """Note that a session was deleted, whose running turn would else bring it back."""
         turn = self._turns.get(session_id)
         if turn is None or turn.owner != owner:
             return False

@@ -1,7 +1,4 @@
-"""A session's messages, and what the engine was sent for them, as bytes for a store.
-
-Knows JSON messages as the client and the backend wrote them. Does not know stores or HTTP.
-"""
+"""A session's messages, and what the engine was sent for them, as bytes for a store."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -40,11 +37,6 @@ _DECODER = msgspec.msgpack.Decoder(SessionTurn)
 
 
 def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistory:
-    """Decode the turns of a session.
-
-    Raises:
-        SessionUnreadableError: one of them cannot be decoded.
-    """
     messages: list[bytes] = []
     if system is not None:
         messages.append(encode_message({"role": "system", "content": system}))

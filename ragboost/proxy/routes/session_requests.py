@@ -1,7 +1,4 @@
-"""Check a turn of a chat session and turn it into a chat completion request.
-
-Knows JSON bodies. Does not know stores or HTTP.
-"""
+"""Check a turn of a chat session and turn it into a chat completion request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,15 +22,10 @@ class TurnRequest(NamedTuple):
 
 
 def make_turn(raw: bytes, history: Sequence[bytes], *, model: str | None) -> TurnRequest:
-    """Append a turn to its session's history.
+    """Append a turn to its session's history, whose `model` is used if the body names none.
 
-    Args:
-        raw: the client's body: `query` or `messages`, optionally `documents` or a `ragboost`
-            object; its other fields are kept.
-        model: used if the body names none.
-
-    Raises:
-        RequestError: names the field that is wrong.
+    The body has `query` or `messages`, optionally `documents` or a `ragboost` object; its other
+    fields are kept. A RequestError names the field that is wrong.
     """
     try:
         payload = JsonBody(raw)

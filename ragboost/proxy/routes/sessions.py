@@ -1,7 +1,7 @@
 """The chat-session API: the client sends only new turns, the proxy keeps the history.
 
 A turn is added when its response is complete, and before the client gets the response's end; until
-then the session does not change. Does not know how histories are rewritten or stored.
+then the session does not change.
 """
 
 import uuid
@@ -66,7 +66,6 @@ class SessionRoutes:
         self._chat = SessionTurns(state)
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
         route = partial(TypedRoute, tag=_TAG, wrap=self._guard)
         new = {"application/json": {"schema": {"$ref": "#/components/schemas/NewSession"}}}
         return [

@@ -28,7 +28,6 @@ class StatusRoutes:
         self._state = state
 
     def routes(self) -> Sequence[TypedRoute]:
-        """Return the routes."""
         return [
             TypedRoute("/health", self.health, tag=_TAG),
             TypedRoute(

@@ -13,8 +13,7 @@ from ragboost.proxy.routes.schemas import ProxyErrorResponse
 class TypedRoute(APIRoute):
     """A FastAPI route that also serves HEAD where it serves GET, as Starlette's routes do.
 
-    Args:
-        endpoint: typed handler; the first line of its docstring is the summary.
+    The first line of the endpoint's docstring is the summary.
     """
 
     def __init__(
@@ -45,11 +44,9 @@ class TypedRoute(APIRoute):
             self.app = wrap(self.app)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a HEAD request like a GET request."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         return super().matches(scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request that `matches` has matched."""
         await self.app(scope, receive, send)

@@ -1,7 +1,4 @@
-"""One request's place in a backend's queue, what routing knows about it, and the load that it adds.
-
-Does not know how a backend is chosen.
-"""
+"""One request's place in a backend's queue, and the load that it adds."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
@@ -25,8 +22,6 @@ _MAX_PLANNED_DOCUMENTS = 500
 
 
 class MessagePrefix(NamedTuple):
-    """The messages up to one of them, and their length in bytes as the client gave them."""
-
     link: Link
     num_bytes: int
 
@@ -115,12 +110,10 @@ class Admission:
 
     @property
     def uncached_tokens(self) -> int:
-        """Tokens of its prompt that the backend has to compute, as far as is known."""
         return max(0, self.prompt_tokens - self.cached_tokens)
 
     @property
     def notes(self) -> dict[str, str | int | float | None]:
-        """Facts for the access log and the span."""
         if self._backend is None:
             return {}
         return {
@@ -156,7 +149,6 @@ class Admission:
             self.start()
 
     def fail_over(self, error: BackendError) -> bool:
-        """Move to a backend that was not tried; see `Dispatcher.fail_over`."""
         return self._control.fail_over(self, error)
 
     def prefill_done(self, *, is_stream: bool = False) -> None:
@@ -169,7 +161,6 @@ class Admission:
         self.is_prefilling = False
 
     def close(self) -> None:
-        """Remove its load: the response has ended, or the request will not be sent."""
         if not self._is_closed:
             self._is_closed = True
             self._remove_load()

@@ -1,7 +1,4 @@
-"""The requests that wait for one backend, and the one of them that is sent next.
-
-Knows when the backend has room. Does not know how the next request is chosen.
-"""
+"""The requests that wait for one backend, and the one of them that is sent next."""
 
 import asyncio
 import math
@@ -29,11 +26,9 @@ class QueuedRequest:
 
 
 class BackendQueue:
-    """One backend's queue.
+    """One backend's queue; without a pace it is busy only at its `max_concurrency`.
 
-    Args:
-        pace: of the backend; None: it is busy only at its `max_concurrency`.
-        plan: chooses the request to send next, and calls `set_next` with it; None: the first one.
+    `plan` calls `set_next` with the request to send next; without it, that is the first one.
     """
 
     def __init__(
@@ -78,21 +73,16 @@ class BackendQueue:
                     other.place = other.place.moved_up(queued.place.span)
 
     def receive(self, queued: QueuedRequest) -> None:
-        """Let a request wait here that has been taken from another backend's queue."""
         queued.place = self.places.enter(queued.place.team, queued.admission.uncached_tokens)
         in_order = sorted((*self.waiting, queued), key=lambda waiting: waiting.since)
         self.waiting = dict.fromkeys(in_order)
 
     def set_next(self, queued: QueuedRequest, *, how: str) -> None:
-        """Send this request next, unless it has gone meanwhile."""
         if queued in self.waiting:
             self._next = queued, how
 
     def eligible(self) -> list[QueuedRequest]:
-        """Return the requests that may be sent next, the most urgent one first.
-
-        Of a conversation only the first one may.
-        """
+        """Return the requests that may be next, of a conversation the first, by urgency."""
         first: dict[str, QueuedRequest] = {}
         for queued in self.waiting:
             if name := queued.admission.conversation:
@@ -134,7 +124,6 @@ class BackendQueue:
             queued.released.set_result(None)
 
     def next_update(self, now: float, *, max_wait_s: float) -> float:
-        """Return when to look again without any event; infinite: never."""
         if self.pace is None or not self.waiting or not self.backend.has_room:
             return math.inf
         return min(next(iter(self.waiting)).since + max_wait_s, self.pace.next_expiry(now))
@@ -155,7 +144,6 @@ class BackendQueue:
         return None
 
     def close(self) -> None:
-        """Cancel planning, and send everybody."""
         if self._planning is not None:
             self._planning.cancel()
         for queued in list(self.waiting):

@@ -1,7 +1,6 @@
 """Announce the documents of a waiting request to its backend, which loads their KV meanwhile.
 
-An announcement delays nothing and may be lost. Knows parsed requests. Does not know which requests
-wait.
+An announcement delays nothing and may be lost.
 """
 
 import asyncio
@@ -31,11 +30,7 @@ _PATHS: Mapping[str, str] = {"messages": "/v1/chat/completions", "prompt": "/v1/
 
 
 class ChunkAnnouncer:
-    """Announces to the backends that load chunks ahead; used on one event loop.
-
-    Args:
-        count: called with what became of each announcement: sent, dropped or failed.
-    """
+    """Announces to the backends that load chunks ahead, and counts what became of it."""
 
     def __init__(
         self, probe: ChunkReuseProbe, hints: HintSettings, *, count: Callable[[str], None]
@@ -91,8 +86,7 @@ class ChunkAnnouncer:
         self._count("sent" if status == 202 else "failed")
 
     def _body(self, request: ParsedRequest) -> bytes | None:
-        """Return the request with its documents in the order given, and their positions; None if
-        they cannot be found in it."""
+        """Return the request with its documents' positions; None if they are not found."""
         found, template = request.found, self._label_template
         assert found is not None, "a request without documents is not announced"
         documents = found.documents

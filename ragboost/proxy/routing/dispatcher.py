@@ -1,7 +1,4 @@
-"""Admit requests: estimate what routing must know, wait for a place, and give it back in the end.
-
-Joins bodies with the router and the waiting room. Does not rewrite or send requests.
-"""
+"""Admit requests: estimate what routing must know, wait for a place, give it back in the end."""
 
 import time
 from collections.abc import Mapping
@@ -47,15 +44,11 @@ class Dispatcher:
 
     @property
     def hold_limits(self) -> Mapping[str, float]:
-        """By name of the backend: tokens being computed there from which requests are held.
-
-        Infinite while they never are; empty unless the waiting room is adaptive.
-        """
+        """By name of the backend, tokens being computed there from which requests are held."""
         paces = self.room.paces if self.room is not None else {}
         return {backend.name: pace.limit_tokens for backend, pace in paces.items()}
 
     def close(self) -> None:
-        """Stop admitting: the event loop ends."""
         if self.room is not None:
             self.room.close()
 
@@ -63,11 +56,7 @@ class Dispatcher:
         return Admission(self)
 
     def assign(self, admission: Admission) -> None:
-        """Assign a request to the backend with the least load, without waiting; it is started.
-
-        Raises:
-            NoBackendError: there are no backends.
-        """
+        """Assign a request to the backend with the least load, without waiting; it is started."""
         backends = self.backends.all
         if len(backends) == 1:
             backend: Backend | None = backends[0]
@@ -87,15 +76,10 @@ class Dispatcher:
         conversation: Conversation | None = None,
         history: Link = b"",
     ) -> None:
-        """Wait until a completion may be sent.
+        """Wait until a completion may be sent; without a `tenant`, nothing will be boosted.
 
-        Args:
-            tenant: whose context indexes will be used; None: nothing will be boosted.
-            conversation: the request's, if it is known.
-            history: hash of what the engine was sent for its history; empty if unknown.
-
-        Raises:
-            TooManyWaitingError: the queue is full.
+        `history` is the hash of what the engine was sent for the request's history; empty if
+        unknown.
         """
         if tenant is not None:
             admission.parsed = request
@@ -117,17 +101,12 @@ class Dispatcher:
     async def admit_unparsed(
         self, admission: Admission, num_bytes: int, *, model: str = ""
     ) -> None:
-        """As `admit`, for a body of which nothing but the length is looked at."""
         admission.tokens_per_byte = self._tenants.tokens_per_byte(model)
         admission.prompt_tokens = int(num_bytes * admission.tokens_per_byte)
         await self.enter(admission)
 
     async def enter(self, admission: Admission) -> Admission:
-        """Wait until a request may be sent; return its admission, which is started.
-
-        Raises:
-            TooManyWaitingError: the queue is full.
-        """
+        """Wait until a request may be sent; return its admission, which is started."""
         started = time.perf_counter()
         if self.room is not None:
             await self.room.enter(admission)
@@ -144,9 +123,8 @@ class Dispatcher:
     ) -> None:
         """Note what a request was rewritten to, which is the history of the next one.
 
-        Args:
-            cached_tokens: tokens that the context index expects in the backend's prefix cache.
-            history: hash of the rewritten history, if it has no session; or empty.
+        The cached tokens are those that the context index expects. The hash `history` is empty for
+        a request with a session.
         """
         admission.cached_tokens = max(admission.cached_tokens, cached_tokens)
         if self.router.looks_at_caches:
@@ -164,15 +142,13 @@ class Dispatcher:
         self.update()
 
     def update(self) -> None:
-        """Look for requests that may be sent: a response has begun, or a request has ended."""
         if self.room is not None:
             self.room.update()
 
     def fail_over(self, admission: Admission, error: BackendError) -> bool:
         """Move a request that failed before its response to a backend that was not tried.
 
-        Returns:
-            False if there is none, or if its backend may have begun to compute it.
+        False if there is none, or if its backend may have begun to compute it.
         """
         admission.tried.append(admission.backend)
         self.backends.note_failure(admission.backend, error)

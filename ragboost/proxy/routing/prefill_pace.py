@@ -21,8 +21,6 @@ _MIN_PROMPTS = 2  # one is computed, and one is there when that is done
 
 
 class PrefillPace:
-    """The prompts that one backend is computing, and how fast it is."""
-
     def __init__(self) -> None:
         self._sent: dict[Admission, _Sent] = {}
         self._own = _Line()
@@ -46,16 +44,13 @@ class PrefillPace:
         return self._own.mean_y / self._own.mean_x
 
     def outstanding(self) -> Collection[Admission]:
-        """Return the requests sent whose prompts the backend still computes."""
         return self._sent.keys()
 
     def outstanding_tokens(self, now: float) -> int:
-        """Return the tokens that the backend still computes for prompts sent."""
         self._drop_computed(now)
         return sum(admission.uncached_tokens for admission in self._sent)
 
     def is_busy(self, now: float) -> bool:
-        """Return True if a prompt that is sent now would queue in the backend for long."""
         limit = self.limit_tokens
         if limit == math.inf or len(self._sent) < _MIN_PROMPTS:
             return False

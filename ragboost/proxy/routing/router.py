@@ -1,7 +1,7 @@
 """Choose a backend for each request.
 
 Scores a backend in tokens: those to be computed for the request and before it, so that a cached
-prefix and a long queue can be compared. Does not know bodies, sockets or time.
+prefix and a long queue can be compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,6 @@ class Router:
 
     A choice takes hardly longer for hundreds of backends than for a few: loads are read when they
     change, and each signal says in one reading what all caches hold.
-
-    Args:
-        kept_s: see `PrefixAffinity`.
     """
 
     def __init__(
@@ -70,16 +67,11 @@ class Router:
         cached_tokens: Mapping[str, int],
         exclude: Sequence[Backend] = (),
     ) -> Backend | None:
-        """Return the backend with the lowest cost for a request; None if all are excluded.
-
-        Args:
-            cached_tokens: how many of these each backend's prefix cache holds, by its name.
-        """
+        """Return the backend with the lowest cost for a request; None if all are excluded."""
         cached = np.array([float(cached_tokens.get(name, 0)) for name in self._names])
         return self._cheapest(prompt_tokens, CacheReading(cached, cached * 0), exclude)
 
     async def place(self, admission: Admission) -> None:
-        """Assign a request to the backend with the lowest cost."""
         while True:
             names = self._names
             backend, cached_tokens = await self._choose(admission)
@@ -91,11 +83,7 @@ class Router:
             self.prefixes.remember(backend.name, admission.prefixes, num_bytes=num_bytes)
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
-        """Return the backend with the lowest cost, and what its cache should hold of a request.
-
-        Raises:
-            NoBackendError: there are no backends.
-        """
+        """Return the backend with the lowest cost, and what its cache should hold of a request."""
         width, names = self.backends.width, self._names
         cached, affinity = np.zeros(width), np.zeros(width)
         readings: list[tuple[RoutingSignal, CacheReading]] = []

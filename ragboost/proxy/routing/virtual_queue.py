@@ -18,7 +18,6 @@ class Place(NamedTuple):
     span: int  # what it adds to `begin` of its team's next request
 
     def is_behind(self, other: "Place") -> bool:
-        """Return True if another request of the same team arrived earlier."""
         return self.team == other.team and self.number > other.number
 
     def moved_up(self, span: int) -> "Place":
@@ -36,7 +35,6 @@ class VirtualQueue:
         return sum(self._waiting.values())
 
     def enter(self, team: str, tokens: int) -> Place:
-        """Add a request that begins to wait."""
         self._waiting[team] = self._waiting.get(team, 0) + 1
         begin = max(self._sent, self._ends.get(team, 0.0))
         # While others wait, a team gets an equal share of the backend.

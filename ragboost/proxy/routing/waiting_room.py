@@ -76,9 +76,6 @@ class WaitingRoom:
 
         The caller must call `begun` when the backend begins its response, and `update` when that
         has ended. A caller that is cancelled leaves the queue.
-
-        Raises:
-            TooManyWaitingError: the room is full, and the backend at its `max_concurrency`.
         """
         try:
             await self._router.place(admission)
@@ -89,13 +86,11 @@ class WaitingRoom:
             raise
 
     def begun(self, admission: Admission, *, is_stream: bool) -> None:
-        """Note that a response has begun, before it counts as computed."""
         if self._is_adaptive:
             now = asyncio.get_running_loop().time()
             self.paces[admission.backend].begun(admission, now, is_stream=is_stream)
 
     def update(self) -> None:
-        """Release the requests that may be sent, and plan the next ones."""
         now = asyncio.get_running_loop().time()
         for queue in self._queues.values():
             if self._is_adaptive:
@@ -187,10 +182,7 @@ class WaitingRoom:
                 queue.let_go(queued, now, how="alone")
 
     def _better_off(self, queue: BackendQueue, now: float) -> QueuedRequest | None:
-        """Return a request of another queue that would begin sooner in this one.
-
-        With `off`, the one that has waited longest.
-        """
+        """Return a request that would begin sooner here; with `off`, the longest wait."""
         others = (other for other in self._queues.values() if other.waiting)
         better_off = (queued for other in others if (queued := other.better_off(queue, now)))
         if self._is_adaptive:
@@ -250,10 +242,7 @@ def _is_awaited(other: Admission, admission: Admission) -> bool:
 
 
 def _expected_tokens(admission: Admission) -> int:
-    """Return the tokens of a request that its backend has to compute, by its documents if possible.
-
-    Does not wait: while the context index is in use, what is known so far has to do.
-    """
+    """Return the tokens that a backend has to compute, as far as is known without waiting."""
     leading, tenant = admission.plannable, admission.tenant
     if leading is not None and tenant is not None and not tenant.lock.locked():
         booster = tenant.booster(admission.backend.name)
@@ -264,12 +253,7 @@ def _expected_tokens(admission: Admission) -> int:
 
 
 async def _plan_next(admissions: Sequence[Admission], *, budget_tokens: float) -> Admission:
-    """Choose which request of a tenant on a backend to send next, and plan its documents.
-
-    Args:
-        admissions: not empty, the most urgent one first; all are plannable.
-        budget_tokens: that may be computed before the most urgent one.
-    """
+    """Choose which of a tenant's requests to send next, the most urgent first, and plan it."""
     tenant = admissions[0].tenant
     assert tenant is not None, "a plannable request has a tenant"
     requests = [admission.plannable for admission in admissions]

@@ -1,7 +1,4 @@
-"""One upstream server: requests to it, the one safe retry, and its load.
-
-Knows HTTP. Does not know what a request means, and never parses a body.
-"""
+"""One upstream server: requests to it, the one safe retry, and its load."""
 
 import asyncio
 from base64 import b64encode
@@ -68,11 +65,7 @@ class BackendLoad:
 
 
 class Backend:
-    """One upstream server, or one data-parallel rank of its engine; used on one event loop.
-
-    Attributes:
-        max_concurrency: completions that may run on it at a time; None: unlimited.
-    """
+    """One upstream server, or one data-parallel rank of its engine; used on one event loop."""
 
     def __init__(
         self,
@@ -129,7 +122,6 @@ class Backend:
 
     @property
     def has_room(self) -> bool:
-        """One more completion may run on the backend."""
         if self.max_concurrency is None:
             return True
         return self.load.running + self.load.elsewhere.running < self.max_concurrency
@@ -147,14 +139,8 @@ class Backend:
         pooled connection was closed before the response and the request may be repeated: its method
         is idempotent, or it has an `idempotency-key`.
 
-        Args:
-            target: path and query, encoded as the client sent them.
-            headers: all but host, content-length and the backend's own API key.
-
-        Raises:
-            BackendRefusedError: no connection could be made; nothing was sent.
-            BackendConnectionError: the connection was lost before the response began.
-            BackendTimeoutError: no connection or no response in time.
+        `headers` are all but host, content-length and the backend's own API key. A
+        BackendRefusedError means that nothing was sent.
         """
         head = self._head(method, target, self.with_key(headers), len(body))
         is_head_request = method == "HEAD"
@@ -210,12 +196,7 @@ class Backend:
         headers: RawHeaders = (),
         timeout_s: float = _READY_TIMEOUT_S,
     ) -> tuple[int, bytes]:
-        """Send a request of the proxy's own on a new connection; return its status and body.
-
-        Raises:
-            BackendConnectionError: no connection, or a truncated response.
-            BackendTimeoutError: no complete response within `timeout_s`.
-        """
+        """Send a request of the proxy's own on a new connection; return its status and body."""
         method = "GET" if body is None else "POST"
         own = [(b"content-type", b"application/json"), (b"connection", b"close"), *headers]
         head = self._head(method, path, self.with_key(own), len(body or b""))
@@ -246,11 +227,7 @@ class Backend:
         return target if target == "*" else self._path + target  # `OPTIONS *` is about the server
 
     def _head(self, method: str, target: str, headers: RawHeaders, num_bytes: int) -> bytes:
-        """Render a request's head.
-
-        Raises:
-            BackendConnectionError: a header has a line break, which could smuggle a request in.
-        """
+        """Render a request's head; a line break in a header could smuggle a request in."""
         lines = [
             b"%b %b HTTP/1.1" % (method.encode(), self._target(target).encode()),
             b"host: " + self._host,
@@ -278,7 +255,6 @@ def _basic(name: str | None, password: str | None) -> bytes | None:
 
 
 async def _read_small(response: UpstreamResponse) -> bytes:
-    """Read a whole body; return an empty one if it is too long."""
     body = bytearray()
     while chunk := await response.read():
         body += chunk

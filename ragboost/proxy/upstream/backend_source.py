@@ -1,7 +1,4 @@
-"""Find the URLs of backends that come and go: in DNS, or in a file.
-
-An empty list is none: without one that can be used, the last one counts.
-"""
+"""Find the URLs of backends that come and go, in DNS or in a file; never none."""
 
 import asyncio
 import logging
@@ -25,14 +22,7 @@ _URLS = TypeAdapter(list[BaseUrl])
 
 
 def backend_source(settings: Settings, follow: Follow) -> Refreshable:
-    """Return the source that the settings name; a file is read now.
-
-    Args:
-        follow: is called with every list.
-
-    Raises:
-        ConfigError: the file cannot be used, or the URL whose host is looked up has another scheme.
-    """
+    """Return the source that the settings name, which calls `follow` with every list."""
     backend = settings.backend
     if backend.file is None:
         return _Addresses(backend.url, follow)
@@ -42,11 +32,7 @@ def backend_source(settings: Settings, follow: Follow) -> Refreshable:
 
 
 class _Addresses:
-    """All addresses of a host, in one family: two of one server would be two backends.
-
-    Raises:
-        ConfigError: not http: certificates name hosts, not addresses.
-    """
+    """All addresses of a host, in one family: two of one server would be two backends."""
 
     def __init__(self, url: str, follow: Follow) -> None:
         self._parts = urlsplit(url)

@@ -1,7 +1,4 @@
-"""The upstream servers and their health.
-
-Knows which there are. Does not know how a request is sent, or what it means.
-"""
+"""The upstream servers and their health."""
 
 import asyncio
 import logging
@@ -77,11 +74,7 @@ class Backends:
 
     @classmethod
     def of(cls, settings: Settings) -> "Backends":
-        """Make the backends that the settings name.
-
-        Raises:
-            ConfigError: two have the same name, or a file of the settings cannot be used.
-        """
+        """Make the backends that the settings name."""
         router, backend, own = settings.router, settings.backend, settings.backends
         made = cls(
             [] if backend.is_dynamic else _make(settings, own or (None,)),
@@ -106,7 +99,6 @@ class Backends:
         return made
 
     def inform(self, *parts: _BackendUser) -> None:
-        """Let parts of the proxy hear of backends that come and go."""
         self.on_added += [part.add for part in parts]
         self.on_removed += [part.remove for part in parts]
 
@@ -215,7 +207,6 @@ class Backends:
         return [backend for backend in candidates if backend.is_healthy] or candidates
 
     def note_failure(self, backend: Backend, error: BackendError) -> None:
-        """Record that a request failed before its response began."""
         if isinstance(error, BackendTimeoutError):
             return  # a slow backend is not unhealthy
         backend.num_failures += 1
@@ -223,10 +214,7 @@ class Backends:
             self._set_problem(backend, str(error))
 
     async def find_problems(self) -> dict[str, str]:
-        """Return what is wrong with backends by their names; not ready if that is all of them.
-
-        The unhealthy ones are not asked again, unless all are.
-        """
+        """Return what is wrong with backends by name; the unhealthy are asked if all are."""
 
         async def find(backend: Backend) -> str | None:
             return await backend.find_problem() or await backend.find_refusal()

@@ -52,7 +52,6 @@ _REFUSALS: Mapping[str, str] = MappingProxyType(
 
 
 def explain_refusal(refusal: str) -> str:
-    """Return the sentence for an engine's reason, which may have details behind a colon."""
     code, colon, details = refusal.partition(":")
     return f"{_REFUSALS.get(code, code)}{colon}{details}"
 
@@ -60,9 +59,8 @@ def explain_refusal(refusal: str) -> str:
 class ChunkReuseProbe:
     """Know whether the backends reuse chunks. `open` and `close` belong to the event loop.
 
-    Args:
-        settings: `reuse_chunks` answers for all backends, and leaves their recompute ratio unknown;
-            None: ask them. Whether they read graphs is asked in any case.
+    The setting `reuse_chunks` answers for all backends, and leaves their recompute ratio unknown;
+    whether they read graphs is asked in any case.
     """
 
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:
@@ -87,17 +85,15 @@ class ChunkReuseProbe:
 
     @property
     def reads_graphs(self) -> bool:
-        """Return True if all backends read `ragboost.graph`."""
         reports = self._reports
         return all(b.name in reports and reports[b.name].graphs for b in self._backends)
 
     def recompute_ratio(self, reuse: Any, is_told: bool = True) -> float | None:
-        """Return the share of reused tokens that a request computes again; None if it computes all
-        exactly, or if that is unknown.
+        """Return the share of reused tokens that a request with this `ragboost.reuse` computes
+        again.
 
-        Args:
-            reuse: its `ragboost.reuse`; None: it has none.
-            is_told: the backend gets the positions of its chunks.
+        None if it computes all exactly, as without the positions of its chunks, or if that is
+        unknown.
         """
         is_default = self._report.default == "approx"  # requests that do not ask for it have it
         if not (self.is_supported and is_told) or (reuse is None and not is_default):
@@ -113,29 +109,23 @@ class ChunkReuseProbe:
     def readable(self, raw: bytes, *, has_chunks: bool) -> bytes:
         """Return a request's body with documents in place of a graph, unless the backends read it.
 
-        Args:
-            has_chunks: the request is sent with positions of documents where they are reused.
-
-        Raises:
-            RequestError: the graph is malformed, or the backends cannot compute what it asks for.
+        A RequestError is raised if the graph is malformed, or asks for more than the backends can
+        do.
         """
         if self.reads_graphs:
             return raw
         return graph_as_documents(raw, can_reuse=self.is_supported and has_chunks)
 
     def loads_ahead(self, backend: Backend) -> bool:
-        """Return True if a backend has more than memory, and loads the chunks of requests to come
-        when it is told."""
+        """Return True if a backend loads the chunks of requests to come when it is told."""
         report = self._reports.get(backend.name)
         return self.is_supported and report is not None and report.prefetch
 
     def note_no_prefetch(self, backend: Backend) -> None:
-        """Note that a backend has no such route, until it is asked again."""
         if backend.name in self._reports:
             self._reports[backend.name].prefetch = False
 
     async def open(self) -> None:
-        """Start to ask, without waiting for an answer."""
         for backend in self._backends:
             if backend.name not in self._tasks:
                 self._tasks[backend.name] = asyncio.create_task(self._watch(backend))
@@ -161,8 +151,6 @@ class ChunkReuseProbe:
 
 
 class ReuseReport(msgspec.Struct):
-    """A backend's answer at `/chunk_reuse`."""
-
     is_possible: bool = False
     default: str = ""  # of requests that do not say: exact or approx
     ratio: float | None = None  # recompute ratio of these; None: unknown

@@ -1,8 +1,4 @@
-"""HTTP/1.1 client for one upstream server: a pool of connections, one request at a time on each.
-
-Knows framing, flow control and timeouts. Does not know what a request means, nor whether it may be
-sent again.
-"""
+"""HTTP/1.1 client for one upstream server: a pool of connections, one request at a time on each."""
 
 import asyncio
 import fcntl
@@ -62,9 +58,7 @@ class UpstreamResponse:
     async def read(self) -> bytes:
         """Wait for bytes of the body and return all that have arrived; empty at its end.
 
-        Raises:
-            BackendConnectionError: the body is truncated.
-            BackendTimeoutError: nothing arrived within the read timeout.
+        A BackendConnectionError is a truncated body, a BackendTimeoutError a read timeout.
         """
         if not (self._chunks or self.is_complete or self._error):
             self._waiter = asyncio.get_running_loop().create_future()
@@ -91,7 +85,6 @@ class UpstreamResponse:
         self._wake()
 
     def finish(self, error: BackendConnectionError | BackendTimeoutError | None = None) -> None:
-        """End the body, with an error if it is truncated; called by the connection."""
         self.is_complete, self._error = error is None, error
         self._wake()
 
@@ -137,17 +130,10 @@ class Connection(asyncio.Protocol):
     async def exchange(
         self, head: bytes, body: bytes, *, is_head_request: bool
     ) -> UpstreamResponse:
-        """Send a request and wait for the head of its response.
+        """Send a request, its head with the empty line, and wait for the head of its response.
 
-        Args:
-            head: request line and headers, with the empty line.
-            is_head_request: the response has no body, whatever its headers say.
-
-        Raises:
-            UnreadRequestError: a reused connection was closed before the request arrived.
-            StaleConnectionError: a reused connection was closed before the response began.
-            BackendConnectionError: the connection was lost, or the response is invalid.
-            BackendTimeoutError: no response within the read timeout.
+        A reused connection that was closed before the request arrived, or before the response
+        began, is an UnreadRequestError or a StaleConnectionError.
         """
         assert self._transport is not None, "not connected"
         self._is_head_request, self._has_ended = is_head_request, False
@@ -325,11 +311,6 @@ class ConnectionPool:
     """A pool of connections to one server, used on one event loop.
 
     Their number is unlimited: concurrency is limited where requests are scheduled.
-
-    Args:
-        url: scheme, host and port; the rest is ignored.
-        connect_timeout_s: to open a connection, TLS handshake included.
-        read_timeout_s: before the first byte of a response, and between two reads.
     """
 
     def __init__(self, url: str, *, connect_timeout_s: float, read_timeout_s: float) -> None:
@@ -344,12 +325,7 @@ class ConnectionPool:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def connect(self) -> Connection:
-        """Open a new connection.
-
-        Raises:
-            BackendRefusedError: no connection could be made.
-            BackendTimeoutError: no connection within `connect_timeout_s`.
-        """
+        """Open a new connection; a BackendRefusedError says that none could be made."""
         loop = asyncio.get_running_loop()
         if self.is_tls and self._tls is None:
             self._tls = create_default_context()
@@ -369,7 +345,6 @@ class ConnectionPool:
         return connection
 
     def take(self) -> Connection | None:
-        """Return the idle connection that was used last, or None."""
         limit = asyncio.get_running_loop().time() - _KEEPALIVE_S
         while self._idle:
             connection = self._idle.pop()

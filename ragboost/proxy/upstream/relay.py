@@ -1,7 +1,7 @@
 """Relay one response from the backend to the client, byte for byte.
 
 Flow control is left to the sockets: while the client does not read, nothing is read from the
-backend. Does not know the meaning of the bytes.
+backend.
 """
 
 import logging
@@ -19,10 +19,10 @@ from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.rewriting.parsed_request import Bypass
+from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.rewriting.sent_history import HistoryDelta
 from ragboost.rewriting.varying_piece import VaryingPiece
 from ragboost.serving.errors import error_body
-from ragboost.types import RecordedRequest
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,6 @@ class UpstreamRequest:
 
     @property
     def notes(self) -> dict[str, str | int | float | None]:
-        """Facts for the access log and the span."""
         return {
             "documents": self.num_documents,
             "documents_dropped": self.num_dropped,
@@ -87,15 +86,10 @@ class UpstreamRequest:
 
 
 class BackendSlot(Protocol):
-    """A request's place at a backend, which moves to another one if the backend refuses it.
-
-    Attributes:
-        cached_tokens: tokens expected in the backend's prefix cache.
-    """
+    """A request's place at a backend, which moves to another one if the backend refuses it."""
 
     @property
-    def backend(self) -> Backend:
-        """The backend that the request is assigned to."""
+    def backend(self) -> Backend: ...
 
     @property
     def cached_tokens(self) -> int: ...
@@ -115,15 +109,12 @@ async def relay(
     *,
     reader: ResponseReader | None = None,
 ) -> Usage | None:
-    """Send a request to its backend and the response to the client.
+    """Send a request to its backend and the response to the client; return the usage, if reported.
 
     If the backend refuses the connection, others are tried. A backend that fails before its
     response begins is an error of the proxy's own (502, 504). One that fails later truncates the
     response: a stream of events ends with an error event where one can be placed, anything else
     ends early, so that the client sees that it is incomplete.
-
-    Returns:
-        The usage that a complete response reports, or None.
     """
     response = await _request(exchange, watch, slot, upstream)
     if response is None:

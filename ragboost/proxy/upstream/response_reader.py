@@ -1,7 +1,4 @@
-"""Read the usage and the assistant's messages of a response while it is relayed.
-
-Knows completions as JSON and as server-sent events. Does not know sockets or sessions.
-"""
+"""Read the usage and the assistant's messages of a response while it is relayed."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -32,14 +29,11 @@ _DECODER = msgspec.json.Decoder()
 class ResponseReader:
     """Reads one response: call `start` when its head has arrived, then `feed`, then `finish`.
 
-    Args:
-        strips_usage: remove a stream's usage event, which only the proxy has asked for.
-        on_messages: called once, when the response is complete and before the client can know
-            that it is, with the assistant's message of each choice: an empty list if the response
-            is too long, an error, or of another shape. Not called for a truncated response.
-        before_end: to be awaited by `settle`.
-        write_receipt: returns the JSON object of a receipt for the usage that was read. It is
-            added to the last event with usage of a stream whose client asked for usage.
+    `on_messages` is called once, when the response is complete and before the client can know that
+    it is, with the assistant's message of each choice: an empty list if the response is too long,
+    an error, or of another shape. `settle` then awaits `before_end`. `write_receipt` returns a
+    receipt's JSON object, added to the last event with usage of a stream whose client asked for
+    usage.
     """
 
     def __init__(
@@ -75,10 +69,7 @@ class ResponseReader:
         return self._write_receipt(self.usage)
 
     def start(self, *, is_stream: bool) -> bool:
-        """Begin a response; return True if the client may get other bytes than the backend sends.
-
-        A stream is of server-sent events, all else is JSON.
-        """
+        """Begin a response; return True if the client may get other bytes than were sent."""
         self._is_stream = is_stream
         return is_stream and self._edits
 
@@ -112,11 +103,7 @@ class ResponseReader:
         return held if self._edits else b""
 
     async def settle(self) -> None:
-        """Wait until the end of the response may be sent.
-
-        Raises:
-            RequestError: it must not be sent.
-        """
+        """Wait until the end may be sent; raise the RequestError of one that must not."""
         assert self._before_end is not None, "nothing to wait for"
         self.must_settle = False
         await self._before_end()
@@ -139,10 +126,7 @@ class ResponseReader:
         return events
 
     def _read_event(self, event: bytes) -> bytes:
-        """Read one event and return it as the client gets it.
-
-        Nothing of an event with usage that only the proxy asked for; others may get a receipt.
-        """
+        """Read one event and return it for the client: empty if only the proxy asked for it."""
         may_have_usage = has_usage(event)
         if not may_have_usage and self._on_messages is None:
             return event

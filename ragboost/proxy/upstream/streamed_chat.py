@@ -1,7 +1,4 @@
-"""Ask a chat server for one streamed answer, and note its usage and when it began.
-
-Knows the OpenAI API over real HTTP. Does not know what is asked.
-"""
+"""Ask a chat server for one streamed answer, and note its usage and when it began."""
 
 import json
 import time
@@ -29,12 +26,7 @@ class StreamedAnswer(NamedTuple):
 
 
 async def ask_streamed(client: Backend, body: Mapping[str, Any]) -> StreamedAnswer:
-    """Send a chat completion, which must be `STREAMED`, and read its answer.
-
-    Raises:
-        BackendError: the server is unreachable, answers with another status than 200, or sends no
-            usage.
-    """
+    """Send a chat completion, which must be `STREAMED`, and read its answer."""
     started = time.perf_counter()
     ttft_s, usage = 0.0, None
     answer: list[str] = []

@@ -1,7 +1,4 @@
-"""The load that other processes put on the backends, with a lifetime.
-
-Knows counts by process and backend. Does not know how they arrive.
-"""
+"""The load that other processes put on the backends, with a lifetime."""
 
 import asyncio
 import time
@@ -15,11 +12,7 @@ _NONE = Load()
 
 
 class LoadBoard:
-    """The last loads of other processes, summed up in each backend's `load.elsewhere`.
-
-    Loads of other backends than `backends` are ignored. `on_change` is called when the sums have
-    changed.
-    """
+    """The last loads of other processes, summed up in each backend's `load.elsewhere`."""
 
     def __init__(
         self,
@@ -37,7 +30,6 @@ class LoadBoard:
         self._backends[backend.key] = backend
 
     def remove(self, backend: Backend) -> None:
-        """Ignore a backend from now on."""
         del self._backends[backend.key]
         for source, (until, loads) in self._loads.items():
             others = {key: load for key, load in loads.items() if key != backend.key}
@@ -61,7 +53,6 @@ class LoadBoard:
             self._change(before, now)
 
     def expire(self) -> None:
-        """Forget the processes that were silent for too long."""
         now = self._clock()
         silent = [source for source, (until, _) in self._loads.items() if until < now]
         for source in silent:
@@ -70,7 +61,6 @@ class LoadBoard:
                 self._change(loads, {})
 
     async def open(self) -> None:
-        """Begin to expire loads, whoever else has died."""
         self._expiry = asyncio.create_task(self._expire_often(), name="expiring loads")
 
     async def close(self) -> None:

@@ -22,12 +22,7 @@ _PER_PASS, _DOCUMENTS_PER_PASS = 32, 1_000  # before the event loop goes on
 
 
 class MessageHandler:
-    """Takes over loads at once and prompts in the background; used on one event loop.
-
-    Args:
-        followers: of the prefix caches, by name of the backend; prompts of others are ignored.
-        board: has this process's loads, and takes the others'.
-    """
+    """Takes over loads at once and prompts in the background; used on one event loop."""
 
     def __init__(
         self,
@@ -72,7 +67,6 @@ class MessageHandler:
         return LoadReport(self._board.own())
 
     def watch(self, publish: Callable[[SentPrompt], None]) -> None:
-        """Call a function with every prompt that this process sends to a backend."""
         self._watchers.append(publish)
         for key, follower in self._followers.items():
             _watch(key, follower, publish)
@@ -90,7 +84,6 @@ class MessageHandler:
                 self.keepers.put(message.link, source)
 
     def forget_histories(self, source: str) -> None:
-        """Forget which histories a process keeps: it has restarted."""
         for link in [link for link, keeper in self.keepers.items() if keeper == source]:
             self.keepers.pop(link)
 

@@ -1,8 +1,4 @@
-"""The messages between the processes of a proxy, in msgpack.
-
-Knows their fields. Does not know sockets, and trusts no sender beyond the types: what cannot be
-decoded is dropped.
-"""
+"""The messages between the processes of a proxy, in msgpack; what cannot be decoded is dropped."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -64,8 +60,7 @@ class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 def _decode_document(_kind: type, value: Any) -> Hashable:
     """Decode a document's name in a context index: its key, `(key, copy)` or `(prefix, either)`.
 
-    Raises:
-        ValueError: it is none of them; a list or a NaN among them would break an index.
+    A list or a NaN among them would break an index.
     """
     match value:
         case str():

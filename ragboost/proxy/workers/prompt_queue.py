@@ -6,10 +6,7 @@ from ragboost.proxy.workers.messages import SentPrompt
 
 
 class PromptQueue:
-    """A queue bounded by prompts and by their documents; the oldest are dropped, which costs hits.
-
-    A prompt with more than `max_documents` is not kept.
-    """
+    """A queue bounded by prompts and by their documents; the oldest are dropped."""
 
     def __init__(self, *, max_prompts: int, max_documents: int) -> None:
         self._max_prompts = max_prompts

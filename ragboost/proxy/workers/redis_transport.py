@@ -38,9 +38,7 @@ _FIELD = b"message"
 class RedisTransport:
     """One process's side of the exchange with replicas. Never fails.
 
-    Args:
-        name: of this process among all of all replicas: `GROUP/ID` for a worker, whose group is
-            told in another way.
+    A worker's name is `GROUP/ID`: those of its group are told in another way.
     """
 
     def __init__(self, settings: SessionSettings, handler: MessageHandler, *, name: str) -> None:
@@ -60,7 +58,6 @@ class RedisTransport:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Begin, without waiting for the server."""
         self.handler.watch(self._waiting.add)
         await self.handler.open()
         for work, name in ((self._publish, "telling"), (self._subscribe, "hearing")):

@@ -48,11 +48,7 @@ class WorkerPool:
         self._transport = ZmqTransport(identity, self, report=handler.report)
 
     async def open(self) -> None:
-        """Begin to exchange messages.
-
-        Raises:
-            ConfigError: the folder of the sockets cannot be used.
-        """
+        """Begin to exchange messages."""
         self.handler.watch(self._transport.publish)
         await self.handler.open()
         try:
@@ -72,14 +68,6 @@ class WorkerPool:
     @property
     def num_alive(self) -> int:
         return sum(map(self._transport.is_alive, self.identity.others))
-
-    @property
-    def learned(self) -> int:
-        return self.handler.learned
-
-    @property
-    def num_lost(self) -> int:
-        return self._transport.num_lost
 
     def keep(self, link: Link) -> None:
         """Tell the others that this worker keeps the rewritten form of a message."""
@@ -138,8 +126,7 @@ class WorkerPool:
     ) -> dict[int, bytes | None]:
         """GET a path from every other worker at the same time, or POST a body to it.
 
-        `headers` are those of the client's request, if they matter. Returns the body of each
-        response, by id of the worker; None without one.
+        Returns the body of each response, by id of the worker; None without one.
         """
         headers, others = self.handed_over(headers), self.identity.others
         responses = (self._ask(worker_id, path, headers, body) for worker_id in others)
@@ -162,14 +149,11 @@ class WorkerPool:
 
 
 class WorkerLostError(BackendConnectionError):
-    """Another worker died, or closed the connection, before its response began."""
+    pass
 
 
 class WorkerSlot:
-    """A request's place at another worker, as `relay` sees it.
-
-    It moves to no other backend, since the request can be served here.
-    """
+    """A request's place at another worker, as `relay` sees it; it moves to no other backend."""
 
     cached_tokens = 0  # unknown here
 
@@ -181,11 +165,7 @@ class WorkerSlot:
         return self._worker
 
     def fail_over(self, error: BackendError) -> bool:
-        """Give up a worker that is lost.
-
-        Raises:
-            WorkerLostError: it is; one that is slow is left to answer with an error.
-        """
+        """Give up a worker that is lost; one that is slow is left to answer with an error."""
         if isinstance(error, BackendConnectionError):
             raise WorkerLostError(str(error)) from error
         return False
@@ -195,7 +175,6 @@ class WorkerSlot:
 
 
 def _client(worker_id: int, port: int, settings: BackendSettings) -> Backend:
-    """Make the client of a worker; its requests may take as long as the backends'."""
     own = BackendSettings(
         url=f"http://127.0.0.1:{port}",
         connect_timeout_s=settings.connect_timeout_s,

@@ -54,18 +54,13 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Peer:
-    """State of another worker as it is known here."""
-
     epoch: str = ""
     alive_until: float = 0.0
     next: int | None = None  # number of its next message; None while its snapshot is awaited
 
 
 class ZmqTransport:
-    """One worker's side of the exchange; used on one event loop between `open` and `close`.
-
-    `report` returns this worker's load, for its signs of life.
-    """
+    """One worker's side of the exchange; used on one event loop between `open` and `close`."""
 
     def __init__(
         self, identity: WorkerIdentity, listener: Listener, *, report: Callable[[], LoadReport]
@@ -86,11 +81,7 @@ class ZmqTransport:
         self._is_closed = True
 
     def open(self) -> None:
-        """Open the sockets and begin.
-
-        Raises:
-            zmq.ZMQError: the folder cannot be used.
-        """
+        """Open the sockets and begin; a zmq.ZMQError is raised if the folder cannot be used."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._pub = self._context.socket(zmq.PUB)
         self._sub = self._context.socket(zmq.SUB)

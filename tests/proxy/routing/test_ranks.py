@@ -66,7 +66,7 @@ def test_an_index_holds_what_the_events_of_its_rank_say(
 
     def resident() -> list[int]:
         streams = proxy.app.state.cache_sync.streams
-        return [view.stream.status().num_resident_tokens for view in streams]
+        return [view.stream.mirror.num_resident_tokens for view in streams]
 
     eventually(resident, equals=[16 * len(cache.blocks) for cache in engine.caches])
 

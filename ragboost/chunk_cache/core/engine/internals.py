@@ -6,11 +6,7 @@ from types import SimpleNamespace
 
 
 def import_internals(names_of: Mapping[str, str]) -> SimpleNamespace:
-    """Return names, separated by spaces, of modules.
-
-    Raises:
-        ImportError: one is not where it was.
-    """
+    """Return names, separated by spaces, of modules. Raises `ImportError` if one has moved."""
     found = {}
     for module, names in names_of.items():
         for name in names.split():

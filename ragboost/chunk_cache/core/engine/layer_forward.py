@@ -10,7 +10,6 @@ from ragboost.chunk_cache.model.plan import ForwardPlan
 
 @contextmanager
 def replaced_forward(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Let modules run these instead of their own."""
     for layer, forward in forwards.items():
         layer.forward = forward
     try:
@@ -23,14 +22,9 @@ def replaced_forward(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[Non
 def resuming_forwards(
     decoder: Sequence[Any], plan: ForwardPlan, *, record: Any, resume: Any
 ) -> dict[Any, Callable[..., Any]]:
-    """Return the forwards that record the input of the layer `plan.keep` and begin at the layer of
-    `plan.begin`.
-
-    Args:
-        decoder: decoder layers; none if the model cannot resume.
-        record: called with `plan`, the layer's own forward, the layer and its arguments.
-        resume: called likewise, with the layer's number before the arguments.
-    """
+    """Return the forwards of decoder layers that record the input of `plan.keep` and begin at that
+    of `plan.begin`. `record` is called with `plan`, the layer's own forward, the layer and its
+    arguments; `resume` likewise, with the layer's number before the arguments."""
     # 0 ............. begin.layer ............. keep ............. num_layers
     # |   skipped    | takes states |  as ever  | records its input  | as ever
     last = -1 if plan.begin is None else plan.begin.layer

@@ -1,8 +1,5 @@
-"""An unfinished request that mentions chunks, as the scheduler of any engine tracks it.
-
-Knows options, positions and stored chunks. Does not know an engine, whose scheduler adds its own
-states.
-"""
+"""An unfinished request that mentions chunks, as the scheduler of any engine tracks it. Does not
+know an engine, whose scheduler adds its own states."""
 
 import time
 from collections.abc import Sequence
@@ -33,8 +30,6 @@ class ChunkCapture(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ReusingRequest:
-    """One unfinished request that mentions chunks."""
-
     request_id: str
     options: EngineChunkRequest
     tokens: list[int]
@@ -58,14 +53,9 @@ class ReusingRequest:
         defaults: EngineChunkRequest,
         measurable_tokens: int | None,
     ) -> Self:
-        """Read a request as it arrives. Chunks that are not in memory start loading.
-
-        Args:
-            tokens: of its prompt; None if it has no tokens.
-            refusal: why the engine computes it exactly, whatever it asks for.
-            namespace: what keeps it apart from other requests in the engine's prefix cache.
-            measurable_tokens: length of the longest chunk that can be measured; None: none can.
-        """
+        """Read a request as it arrives; chunks that are not in memory start loading. `refusal`: why
+        it is computed exactly, whatever it asks for. `namespace`: what keeps it apart in the prefix
+        cache. `measurable_tokens`: of the longest chunk that can be measured; None: none can."""
         tokens = list(tokens or ())
         options = read_request({PARAMS_KEY: entry}, num_tokens=len(tokens), defaults=defaults)
         assert options is not None, "the entry is there"
@@ -87,8 +77,7 @@ class ReusingRequest:
 
     def awaits_chunks(self, library: ChunkLibrary, *, prefix_tokens: int) -> bool:
         """Return True while chunks behind the prefix are on their way into memory, and waiting is
-        expected to be faster than computing. Later requests may start new loads of the same chunks:
-        it does not wait for those too."""
+        faster than computing; not for loads that later requests have started."""
         if time.monotonic() - self.arrived_at > MAX_WAIT_S:
             return False
         chunks = self.options.chunks
@@ -101,13 +90,8 @@ class ReusingRequest:
     def take_captures(
         self, library: ChunkLibrary, *, num_computed: int, exact_stop: int | None
     ) -> list[ChunkCapture]:
-        """Return the chunks that are computed and not stored, each of them once.
-
-        Args:
-            num_computed: leading tokens whose KV the engine holds.
-            exact_stop: tokens before the engine's first block with approximate KV; None if there is
-                none.
-        """
+        """Return the chunks that are computed and not stored, once each. `exact_stop`: tokens
+        before the engine's first block with approximate KV."""
         # 0                  exact_stop           prefix_tokens             num_computed
         # |  exact chunks:   |  blocks of an      |  computed over           |  later steps
         # |  captured        |  equal request:    |  approximate KV:         |
@@ -130,11 +114,7 @@ class ReusingRequest:
         return found
 
     def report(self, origins: TokenOrigins | None, *, num_tokens: int) -> PromptReport:
-        """Return what became of the prompt.
-
-        Args:
-            origins: of a prompt that was filled; None: it was computed.
-        """
+        """Return what became of the prompt; without `origins` of a filling it was computed."""
         if origins is None:
             # After a preemption the prefix may cover generated tokens.
             exact = min(self.prefix_tokens, num_tokens)

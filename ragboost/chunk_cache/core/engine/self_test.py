@@ -1,8 +1,5 @@
-"""Compare reuse with an engine's own forward pass, once, before the first request.
-
-Any difference beyond rounding keeps reuse off: a new version, kernel or model that breaks an
-assumption must never give wrong KV.
-"""
+"""Compare reuse with an engine's own forward pass, once, before the first request. Any difference
+beyond rounding keeps reuse off: a new version or kernel must never give wrong KV."""
 
 import logging
 import math
@@ -49,11 +46,7 @@ def self_test_engine(
     *,
     vocabulary: int,
 ) -> EngineSelfTest:
-    """Run the comparison in unused slots, twice `LENGTH`.
-
-    Raises:
-        UnsupportedModelError: an error exceeds its limit; the message names it.
-    """
+    """Run the comparison in unused slots, twice `LENGTH`. Raises `UnsupportedModelError`."""
     model = filler.model
     tokens = probe_tokens(LENGTH, vocabulary)
     ordinary = forward(tokens, 0, slots)
@@ -76,8 +69,7 @@ def self_test_engine(
 
 
 def _filled_error(filler: SlotFiller, tokens: list[int], read: ChunkKV) -> float:
-    """Return the error of filling, with the attention backend that every device has if the filler's
-    own fails on one of the ranks."""
+    """Return the error of filling; by another backend if the filler's own fails on a rank."""
     model, error = filler.model, math.nan
     try:
         error = filled_error(model, tokens, read, backend=filler.backend)

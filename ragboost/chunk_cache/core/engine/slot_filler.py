@@ -1,8 +1,5 @@
-"""Fill an engine's KV cache from stored chunks, and take chunks out of it.
-
-The cache is an array of slots, one token each, whatever the engine's kernels make of them. Knows
-the model and the store. Does not know an engine: a subclass reads and writes its slots.
-"""
+"""Fill an engine's KV cache from stored chunks, and take chunks out of it. The cache is an array of
+slots, one token each. Does not know an engine: a subclass reads and writes its slots."""
 
 import logging
 import time
@@ -30,11 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class SlotFiller(ABC):
-    """Chunk reuse over one engine's KV cache.
-
-    Args:
-        rows: tokens that one nested pass may compute.
-    """
+    """Chunk reuse over one engine's KV cache; a nested pass may compute `rows` tokens."""
 
     def __init__(
         self, model: NestedModel, store: KVStore, *, settings: EngineChunkSettings, rows: int
@@ -48,12 +41,10 @@ class SlotFiller(ABC):
 
     @abstractmethod
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
-        """Return keys and values of slots, (1, kv heads, slots, head_dim), not shared with the
-        cache."""
+        """Return copies of keys and values, (1, kv heads, slots, head_dim)."""
 
     @abstractmethod
-    def write_layer(self, number: int, kv: KV, slots: torch.Tensor) -> None:
-        """Write keys and values, (1, kv heads, slots, head_dim), into slots."""
+    def write_layer(self, number: int, kv: KV, slots: torch.Tensor) -> None: ...
 
     def ordered(self) -> AbstractContextManager[None]:
         """Return a context whose work on the device runs between the engine's forward passes."""
@@ -63,7 +54,6 @@ class SlotFiller(ABC):
     def read(
         self, tokens: Sequence[int], slots: torch.Tensor, *, is_exact: bool = False
     ) -> ChunkKV:
-        """Return the KV of the last tokens of a prompt, as many as there are slots."""
         start = len(tokens) - len(slots)
         return ChunkKV(
             tuple(tokens[start:]),
@@ -83,12 +73,8 @@ class SlotFiller(ABC):
             self.write_layer(number, kv, slots)
 
     def begin(self, plan: PromptPlan, prefix_slots: torch.Tensor) -> FillSteps:
-        """Return the filling of a prompt. Its first step reads the prefix, and nothing is written
-        before `finish`: until then the prompt needs no other slots.
-
-        Args:
-            prefix_slots: slots of the tokens that the engine holds.
-        """
+        """Return the filling of a prompt. Its first step reads the prefix from its slots; until
+        `finish` nothing is written, and the prompt needs no other slots."""
         prefix = (
             self.read(plan.tokens[: plan.prefix_tokens], prefix_slots)
             if plan.prefix_tokens
@@ -111,8 +97,7 @@ class SlotFiller(ABC):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def finish(self, plan: PromptPlan, filled: FilledPrompt, slots: torch.Tensor) -> None:
-        """Write a filled prompt's last tokens before `plan.stop` into as many slots, and what was
-        measured into the store."""
+        """Write a filled prompt's last tokens into slots, and measurements into the store."""
         with self.ordered():
             self.write(filled.cache.layers, slots, start=plan.stop - len(slots))
             filled.cache.layers.clear()
@@ -122,13 +107,11 @@ class SlotFiller(ABC):
                 self.library.measure(key, filled.measure)
 
     def note_pass(self, num_tokens: int, *, began: float) -> None:
-        """Note how many tokens the engine computes, and since when, before some are captured."""
         self._pass_began, self._pass_tokens = began, num_tokens
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self, chunk: ChunkCapture, slots: torch.Tensor) -> ChunkKV:
-        """Copy a chunk's KV from its slots into the store, with the time that computing it took:
-        its share of the pass, which the copy has waited for."""
+        """Copy a chunk into the store, with its share of the time of the engine's pass."""
         with self.ordered():
             kv: ChunkKV = self.read(chunk.tokens, slots, is_exact=chunk.is_exact)
             kv = kv.to(torch.device("cpu"))
@@ -141,13 +124,11 @@ class SlotFiller(ABC):
             return kv
 
     def check_weights(self) -> bool:
-        """After new weights, find what was stored with these only; return True on every rank if all
-        have the weights that they had."""
+        """After new weights, find only what they compute; return True if no rank has any."""
         old, self.library = self.library, self.library.renewed(self.model)
         if self.library is not old:
             logger.info("the model has new weights: chunks of the old ones are not reused")
         return self.model.ranks.agree(self.library is old)
 
     def close(self) -> None:
-        """Write what is only in memory to disk, if there is a disk tier."""
         self.library.store.close()

@@ -1,8 +1,5 @@
-"""Attention of scattered query rows: backends by name, imported on demand.
-
-Every backend is exact: a row at position p sees keys at positions <= p, whatever its index among
-the rows. Compacting the rows under a plain causal mask would show them the future.
-"""
+"""Attention of scattered query rows: backends by name, imported on demand. All are exact: a row at
+position p sees keys at positions <= p, whatever its index among the rows."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -33,15 +33,12 @@ class AttentionInputs:
 
 
 class AttentionBackend(Protocol):
-    """Exact attention of rows at scattered positions."""
-
     def attend(self, inputs: AttentionInputs) -> torch.Tensor:
         """Return (1, heads, rows, head_dim), equal for all backends up to rounding."""
         ...
 
     def supports(self, inputs: AttentionInputs) -> bool:
-        """Return True if `attend` accepts these inputs: a kernel may lack windows, caps or
-        sinks."""
+        """Return True if `attend` accepts these inputs: a kernel may lack windows or caps."""
         ...
 
 
@@ -53,12 +50,7 @@ def exact_mask(
     visible: torch.Tensor | None = None,
     first_key: int = 0,
 ) -> torch.Tensor:
-    """Return the mask of the keys each row sees, (rows, num_keys) bool, causal by position.
-
-    Args:
-        num_keys: number of keys from `first_key` on.
-        visible: as in `AttentionInputs`, over all keys.
-    """
+    """Return the mask of the keys from `first_key` on that each row sees, (rows, num_keys) bool."""
     keys = torch.arange(first_key, first_key + num_keys, device=positions.device)
     mask = keys[None, :] <= positions[:, None]
     if window is not None:

@@ -1,5 +1,4 @@
-"""One attention call over all rows and keys with a dense mask: accepts all inputs, saves
-nothing."""
+"""One attention call over all rows and keys with a dense mask: accepts all inputs."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,8 +26,8 @@ def masked_attention(
     value: torch.Tensor,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention of some rows over some keys under a (rows, keys) mask, with scaling,
-    softcap and sinks of `inputs`. Without a mask, every row sees all keys."""
+    """Return the attention of some rows over some keys under a (rows, keys) mask, or all of them,
+    with scaling, softcap and sinks of `inputs`."""
     if inputs.softcap is not None or inputs.sinks is not None:
         if mask is None:
             mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
@@ -49,11 +48,8 @@ def folded_attention(
     *,
     scale: float,
 ) -> torch.Tensor:
-    """Return SDPA in which the heads that share a KV head become rows of it.
-
-    On CUDA, flash attention takes no mask and the memory-efficient kernel no shared heads, so that
-    both together would run in the math kernel, which writes out all scores.
-    """
+    """Return SDPA in which the heads that share a KV head become rows of it. CUDA's fast kernels
+    take a mask or shared heads, not both: the math kernel would write out all scores."""
     groups = query.shape[1] // key.shape[1]
     rows = query.reshape(1, key.shape[1], -1, query.shape[-1])
     folded = None if mask is None else mask.repeat(groups, 1)
@@ -64,8 +60,7 @@ def folded_attention(
 def attention_weights(
     inputs: AttentionInputs, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Return softmax weights in float32, (1, heads, rows, keys); with sinks they sum to less than
-    1."""
+    """Return softmax weights in float32, (1, heads, rows, keys); with sinks they sum to less."""
     # Heads that share a KV head become rows of it, so that no key is copied.
     heads, rows, dim = query.shape[1:]
     shared = query.float().reshape(1, key.shape[1], -1, dim)
@@ -80,7 +75,6 @@ def attention_weights(
 
 
 def weighted_values(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sums of the values, (1, heads, rows, head_dim)."""
     heads, rows, keys = weights.shape[1:]
     shared = weights.view(1, value.shape[1], -1, keys)
     # In float32, as the weights are: batched products in bfloat16 are up to 40 times slower on CPUs

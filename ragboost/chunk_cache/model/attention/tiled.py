@@ -1,9 +1,6 @@
-"""SDPA over tiles of sorted rows, each cut to the keys that its last row sees.
-
-The best choice on a CPU: the work is within a few per cent of the causal area. Only the keys from a
-tile's first row on need a mask. Where torch returns the log-sum-exp, the keys before are attended
-to without a mask, and the two results are merged.
-"""
+"""SDPA over tiles of sorted rows, each cut to the keys that its last row sees: the best choice on a
+CPU. Where torch returns the log-sum-exp, the keys before a tile's first row are attended to without
+a mask, and the two results are merged."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -38,8 +35,6 @@ class RowTile(NamedTuple):
 
 
 class TiledAttention:
-    """Tiled SDPA, for all inputs of the dense backend."""
-
     def supports(self, inputs: AttentionInputs) -> bool:
         return True
 
@@ -65,8 +60,7 @@ class TiledAttention:
 
 
 def find_flash(inputs: AttentionInputs) -> Flash | None:
-    """Return the kernel that SDPA calls on a CPU; None if torch lacks it or it does not accept
-    these inputs."""
+    """Return the kernel that SDPA calls on a CPU, if torch has it and it accepts these inputs."""
     if inputs.query.device.type != "cpu" or inputs.query.shape[-1] != inputs.value.shape[-1]:
         return None
     if inputs.window is not None or inputs.softcap is not None:
@@ -93,7 +87,6 @@ def _attend_split(inputs: AttentionInputs, tile: RowTile, flash: Flash) -> torch
 
 
 def _tiles(inputs: AttentionInputs, *, is_split: bool) -> list[RowTile]:
-    """Return the tiles, cached for all layers with the same window."""
     memo = ("tiled", inputs.window, is_split)
     if memo in inputs.memo:
         cached: list[RowTile] = inputs.memo[memo]

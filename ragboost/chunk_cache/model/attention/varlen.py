@@ -1,9 +1,5 @@
-"""FlashAttention over runs: every run of adjacent rows becomes a sequence that shares the keys.
-
-A run [a, b) is the last b - a tokens of a sequence with b keys, so a bottom-right causal mask is
-exact for it. Worthwhile for runs of 16 tokens and more: select in blocks. On a CPU the same
-decomposition runs through SDPA.
-"""
+"""FlashAttention over runs of adjacent rows: a run [a, b) is the last b - a tokens of a sequence of
+b keys, so a bottom-right causal mask is exact. Pays from 16 tokens on: select in blocks."""
 
 from typing import NamedTuple
 
@@ -28,7 +24,6 @@ class Runs(NamedTuple):
 
 
 def find_runs(positions: torch.Tensor) -> Runs:
-    """Split ascending positions, (rows,), into runs of consecutive ones."""
     breaks = torch.nonzero(positions[1:] - positions[:-1] != 1).flatten() + 1
     last = torch.tensor([len(positions)], device=positions.device)
     offsets = torch.cat((torch.zeros_like(last), breaks, last))

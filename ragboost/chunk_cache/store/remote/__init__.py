@@ -22,11 +22,7 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
 
 
 def check_address(address: str) -> str:
-    """Return an address of a known scheme.
-
-    Raises:
-        ConfigError: any other text, which the message does not quote: it may hold a password.
-    """
+    """Return an address's scheme. The `ConfigError` quotes nothing: it may hold a password."""
     scheme, separator, rest = address.partition("://")
     if scheme not in SCHEMES or not separator or not rest:
         raise ConfigError(
@@ -36,13 +32,9 @@ def check_address(address: str) -> str:
 
 
 def join_remote(address: str) -> RemoteTier | None:
-    """Return the store at an address such as redis://HOST:6379 or mooncake://HOST:50051; None if
-    the address is empty, or the store cannot be joined and will not be later.
-
-    Raises:
-        ConfigError: an invalid address.
-        MissingExtraError: the store's client is not installed.
-    """
+    """Return the store at an address such as redis://HOST:6379 or mooncake://HOST:50051; None
+    without one, or if it cannot be joined until the next start. Raises `ConfigError`,
+    `MissingExtraError`."""
     if not address:
         return None
     module, _, name = SCHEMES[check_address(address)].partition(":")

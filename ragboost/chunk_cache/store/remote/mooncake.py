@@ -1,8 +1,5 @@
-"""Values in a Mooncake Store, which pools the memory of several machines.
-
-The client keeps nothing itself: what an engine has stored outlives it in the store's own pools. A
-deletion may be refused while a value was just read.
-"""
+"""Values in a Mooncake Store, which pools the memory of several machines. The client keeps nothing
+itself. A deletion may be refused while a value was just read."""
 
 import os
 import socket
@@ -19,13 +16,9 @@ _DEFAULTS = {"metadata": "P2PHANDSHAKE", "protocol": "tcp", "device": "", "host"
 
 
 class MooncakeDriver:
-    """A `RemoteDriver` for mooncake://HOST:PORT, the address of the master.
-
-    Options in the address: `protocol` (tcp or rdma), `device`, `metadata` (P2PHANDSHAKE or the
-    address of a metadata server), and `host`, this machine's name for others. The store is joined
-    here, once: joining holds Python's lock for as long as the master takes. A master that starts
-    again is found again.
-    """
+    """A `RemoteDriver` for mooncake://HOST:PORT, the address of the master, with the options
+    `protocol` (tcp or rdma), `device`, `metadata` (P2PHANDSHAKE or an address), and `host`, this
+    machine's name for others. Joins once, for which it holds Python's lock."""
 
     max_bytes = _BUFFER_BYTES // 2
 
@@ -99,7 +92,6 @@ def _parts(address: str) -> tuple[str, int, dict[str, str]]:
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return the address by which the master's machine reaches this one."""
     try:
         with socket.create_connection((host, port), timeout=_TIMEOUT_S) as connection:
             own: str = connection.getsockname()[0]

@@ -1,8 +1,5 @@
-"""Values in a Redis or Valkey server, written and read in parts.
-
-A value is written under a name of its own, which expires, and renamed when it is whole. Values that
-nobody reads expire; the server's `maxmemory` bounds them all.
-"""
+"""Values in a Redis or Valkey server, in parts: written under a name that expires, and renamed when
+whole. Values that nobody reads expire; the server's `maxmemory` bounds them all."""
 
 import uuid
 from collections.abc import Iterator

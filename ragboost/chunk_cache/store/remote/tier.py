@@ -1,9 +1,6 @@
-"""Chunk KV in a store outside this process and machine, as the files that a disk holds.
-
-Objects are named after a generation, which the store itself keeps: emptying the store is a new
-generation, whatever the store thinks of deleting. If it loses the generation, all is lost: never is
-something found that was removed. Knows files and keys. Does not know a protocol.
-"""
+"""Chunk KV in a store outside this machine, as the files that a disk holds. Values are named after
+a generation that the store keeps: emptying it begins another, and if it is lost, all is, so that
+nothing removed is ever found. Knows files and keys. Does not know a protocol."""
 
 import logging
 import threading
@@ -25,34 +22,26 @@ _MAX_GENERATION_BYTES = 64
 
 
 class RemoteDriver(Protocol):
-    """The four verbs of a store of bytes; safe to use from several threads.
-
-    Each may raise `StoreUnavailableError`, and takes a bounded time unless the store hangs.
-    """
+    """The four verbs of a store of bytes, safe to use from several threads. Each may raise
+    `StoreUnavailableError`, in a bounded time unless the store hangs."""
 
     max_bytes: int  # of a value
 
-    def has(self, name: str) -> bool:
-        """Return True if there is a value."""
-        ...
+    def has(self, name: str) -> bool: ...
 
     def get(self, name: str, *, max_bytes: int) -> bytearray | None:
-        """Return a value; None if there is none, or one longer than this limit or the store's,
-        which is not read."""
+        """Return a value; None if there is none, or it is longer, and so not read."""
         ...
 
     def put(self, name: str, value: bytes) -> bool:
-        """Keep a value, which appears as a whole or not at all, and replaces an older one; return
-        False if the store has no room."""
+        """Replace a value, as a whole or not at all; return False if there is no room."""
         ...
 
     def remove(self, name: str) -> None:
         """Remove a value, unless the store refuses to. An absent one is no error."""
         ...
 
-    def close(self) -> None:
-        """Release connections."""
-        ...
+    def close(self) -> None: ...
 
 
 class RemoteTier:
@@ -91,8 +80,7 @@ class RemoteTier:
         self._driver.remove(self._name(key))
 
     def clear(self) -> None:
-        """Begin a new generation, for all engines that share the store. The values of the old one
-        stay until the store evicts them."""
+        """Begin a new generation for all engines; the store evicts the old one's values in time."""
         with self._lock:
             self._generation = self._new_generation()
 

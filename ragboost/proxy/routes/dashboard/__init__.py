@@ -1,7 +1,4 @@
-"""The page at `/dashboard`: what the proxy saves, now and over the last hour.
-
-Changes nothing, and keeps no text of documents.
-"""
+"""The page at `/dashboard`: what the proxy saves, now and over the last hour."""
 
 from ragboost.proxy.routes.dashboard.routes import Dashboard
 

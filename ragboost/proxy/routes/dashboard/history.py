@@ -1,7 +1,4 @@
-"""Sample the counters of the last hour for the dashboard.
-
-Knows the names of metrics. Does not know HTTP.
-"""
+"""Sample the counters of the last hour for the dashboard."""
 
 import asyncio
 import time
@@ -50,10 +47,7 @@ def read_cache_breaks(families: Iterable[Metric]) -> dict[str, dict[str, float |
 
 
 def read_totals(families: Sequence[Metric]) -> dict[str, float]:
-    """Return the counters that the page shows, as `/metrics` has them now.
-
-    A request that one worker handed over to another counts there.
-    """
+    """Return the page's counters as `/metrics` has them, without what was handed over."""
     totals = {
         "requests": 0.0,
         "errors": sum(
@@ -125,10 +119,8 @@ def _read_times(
 ) -> dict[str, dict[str, float | None]]:
     """Return the figures of a histogram of seconds by the values of a label.
 
-    Percentiles are interpolated within the histogram's buckets, as Prometheus does.
-
-    Args:
-        counts: is filled with cumulative counts by upper bound.
+    Percentiles are interpolated within the buckets, as Prometheus does. `counts` is filled with
+    cumulative counts by upper bound.
     """
     for family in families:
         for sample in family.samples:
@@ -147,11 +139,7 @@ def _read_times(
 
 
 def _quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """Return a quantile in milliseconds; None without a count.
-
-    Args:
-        buckets: cumulative counts by upper bound, in seconds.
-    """
+    """Return a quantile of cumulative counts by upper bound, in ms; None without a count."""
     total = max(buckets.values(), default=0.0)
     if not total:
         return None
@@ -166,8 +154,6 @@ def _quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 class TotalsHistory:
-    """One hour of samples of the totals, one every five seconds."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._samples: deque[tuple[float, ...]] = deque(maxlen=_MAX_SAMPLES)
@@ -183,7 +169,6 @@ class TotalsHistory:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def as_json(self, now: Mapping[str, float]) -> dict[str, list[float]]:
-        """Return the samples in columns; `now` are the current totals, for the last row."""
         columns = zip(*self._samples, _sample(now), strict=True)
         return dict(zip(("time", *_COLUMNS), map(list, columns), strict=True))
 

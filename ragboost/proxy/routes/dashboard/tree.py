@@ -14,11 +14,7 @@ _MAX_DOCUMENTS = 12
 
 
 def hot_prefixes(index: ContextIndex, recent: RecentRequests) -> list[dict[str, Any]]:
-    """Return the most recently used nodes below the root and below each of them, four levels deep.
-
-    Returns:
-        The fields of `HotPrefix`.
-    """
+    """Return the most recently used nodes below the root and each of them, four levels deep."""
     return _children(index.root, index.tick, recent, depth=1)
 
 
@@ -41,8 +37,7 @@ def _children(node: Node, tick: int, recent: RecentRequests, *, depth: int) -> l
 
 
 def _key(element: Hashable) -> str:
-    """Return a document's key in an index: alone, with the number of its copy, or behind the name
-    of the text before the documents."""
+    """Return a document's key: alone, with a copy's number, or behind a prompt prefix."""
     while isinstance(element, tuple):
         first, second = element
         element = first if isinstance(second, int) else second

@@ -5,8 +5,6 @@ from ragboost.proxy.upstream.backend import Backend
 
 
 class QueuedWork(RoutingSignal):
-    """The prompts that a backend has to compute, and the requests that it runs."""
-
     def waiting_tokens(self, backend: Backend) -> int:
         load, elsewhere = backend.load, backend.load.elsewhere
         assigned = load.assigned + elsewhere.assigned

@@ -1,7 +1,6 @@
 """Track the message prefixes recently sent to the backends, for cache-affinity routing.
 
-Knows hashes of the client's messages, not documents. Lengths of what was sent for them are in
-bytes: a model's tokens per byte change as its documents are counted.
+Lengths of what was sent are in bytes: a model's tokens per byte change as documents are counted.
 """
 
 import time
@@ -35,9 +34,7 @@ class _Sent(NamedTuple):
 class PrefixAffinity(RoutingSignal):
     """The prefixes sent to all backends; the least recently used are evicted.
 
-    Attributes:
-        kept_s: seconds for which a conversation stays with the backends of its last turn, whatever
-            their load.
+    For `kept_s`, a conversation stays with the backends of its last turn, whatever their load.
     """
 
     reads_caches = True
@@ -76,11 +73,7 @@ class PrefixAffinity(RoutingSignal):
         return CacheReading(cached, spread(kept, columns))
 
     def longest(self, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
-        """Find the longest prefix that a backend was sent.
-
-        Returns:
-            Its bytes as they were sent, and as the client gave them; 0, 0 if there is none.
-        """
+        """Find the longest prefix that a backend was sent: its bytes as sent, and as given."""
         for link, original in reversed(prefixes):
             if num_bytes := self.num_bytes(link):
                 return num_bytes, original
@@ -115,7 +108,6 @@ class PrefixAffinity(RoutingSignal):
             self._forgotten.add(1 << number, self._tick)
 
     def remove(self, backend: str) -> None:
-        """Forget a backend that does not come back; another one may get its number."""
         self.forget(backend)
         self._numbers.pop(backend, None)
 
@@ -124,11 +116,7 @@ class PrefixAffinity(RoutingSignal):
 
 
 def prefixes_of(body: JsonBody, *, seed: bytes) -> tuple[MessagePrefix, ...]:
-    """Return the prefixes of a body's messages.
-
-    Args:
-        seed: everything that precedes the messages in the prompt, or separates caches.
-    """
+    """Return the prefixes of a body's messages; `seed` stands for all that precedes them."""
     prefixes, num_bytes = [], 0
     links = chain_links(body.message_digests, seed=seed)
     for message, link in zip(body.messages, links, strict=True):

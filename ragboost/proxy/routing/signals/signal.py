@@ -40,18 +40,13 @@ class RoutingSignal:
         self._columns = np.zeros(0, np.int64)
 
     def columns(self, names: Sequence[str], numbers: dict[str, int]) -> Columns:
-        """Return the bit of each backend, after giving one to those that have none.
-
-        Args:
-            names: another list whenever backends came or went; empty where there is none.
-        """
+        """Return the bit of each backend; `names` is another list when backends come or go."""
         if names is not self._names:
             self._names = names
             self._columns = np.array([number_of(name, numbers) if name else 0 for name in names])
         return self._columns
 
     async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
-        """Say what all prefix caches should hold of a request, in the order of `names`."""
         return None
 
     async def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:
@@ -59,21 +54,12 @@ class RoutingSignal:
         return int(reading.cached[backend.number])
 
     def waiting_tokens(self, backend: Backend) -> int:
-        """Return the tokens to compute before a request that is assigned to the backend now.
-
-        They may change only with the backend's `load`.
-        """
+        """Return the tokens to compute before a new request; they change only with `load`."""
         return 0
 
 
 def spread(holders: Sequence[Holders], columns: Columns) -> Tokens:
-    """Add up the tokens for each backend whose bit is in `members`.
-
-    Takes hardly longer for hundreds of backends than for a few.
-
-    Args:
-        columns: the bit of each backend. (backends,)
-    """
+    """Add up the tokens for each backend whose bit (`columns`) is in `members`. (backends,)"""
     if not holders:
         return np.zeros(len(columns))
     width = int(columns.max()) // 8 + 1
