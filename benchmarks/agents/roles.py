@@ -30,8 +30,7 @@ class Arm(NamedTuple):
     policy: Literal["cache_aware", "least_loaded"]  # of the proxy's router
     is_boosted: bool = False  # the proxy may order and place the documents
     returns: bool = False  # a document goes to the agent that has read it
-    is_role_last: bool = False  # the agent's instructions follow its document
-    is_work_shared: bool = False  # what all agents are told is in front, and only who it is follows
+    is_work_shared: bool = False  # what all agents are told is in front; who it is follows
 
 
 ARMS = {
@@ -40,7 +39,7 @@ ARMS = {
         Arm("plain", "least_loaded"),
         Arm("prefix_routing", "cache_aware"),
         Arm("agent_routing", "cache_aware", is_boosted=True, returns=True),
-        Arm("ragboost", "cache_aware", is_boosted=True, is_role_last=True),
+        Arm("ragboost", "cache_aware", is_boosted=True, is_work_shared=True),
     )
 }
 
@@ -85,6 +84,7 @@ class Team:
         self._arm = arm
         self._note_tokens = note_tokens
         self._readers = Readers(num_agents)
+        self._by_engine: Counter[str] = Counter()  # prompt tokens
         self._lock = threading.Lock()
 
     def assign(self, documents: Sequence[Document]) -> list[int]:
@@ -101,8 +101,6 @@ class Team:
         if self._arm.is_work_shared:
             role, task = _WORK, f"{who}\n{task}"
         messages = [{"role": "system", "content": role}, {"role": "user", "content": task}]
-        if self._arm.is_role_last:
-            messages = [{"role": "user", "content": f"{role}\n{task}"}]
         ours = {
             "documents": [{"id": document.id, "text": document.text}],
             "options": {"boost": self._arm.is_boosted},
@@ -114,12 +112,15 @@ class Team:
         text = _JOIN.format(notes="\n".join(notes), question=question)
         return self._complete({"messages": [{"role": "user", "content": text}]})
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """Return the counts over all requests."""
+        total = max(self.prompt_tokens, 1)
         return {
             "requests": self.num_requests,
             "prompt_tokens": self.prompt_tokens,
             "prefill_tokens": self.prompt_tokens - self.cached_tokens,
+            "hit_rate": round(self.cached_tokens / total, 4),
+            "engine_shares": [round(n / total, 3) for _, n in sorted(self._by_engine.items())],
         }
 
     def _complete(self, body: dict[str, Any]) -> str:
@@ -128,6 +129,7 @@ class Team:
             self.num_requests += 1
             self.prompt_tokens += sample.prompt_tokens
             self.cached_tokens += sample.cached_tokens
+            self._by_engine[sample.headers["x-ragboost-backend"]] += sample.prompt_tokens
         return sample.text or "-"
 
 

@@ -1,7 +1,7 @@
-"""Measure a chain and a tree of agents over shared documents on a real engine (section 7.1).
+"""Measure a chain and a tree of agents over shared documents (RAGBoost section 7.1).
 
-    python -m benchmarks.agents.teams --engine vllm --data PATH --json
-    python -m benchmarks.agents.teams --engine embedded --data PATH --questions 10 --engines 1
+    python -m benchmarks.agents.teams --engine simulated --data PATH --json
+    python -m benchmarks.agents.teams --engine vllm --data PATH --questions 12
 
 Of the 15 documents retrieved for a question, each is read by one agent. In the chain an agent gets
 the note of the one before it, in the tree all agents read at once; a manager joins the notes. Four
@@ -11,9 +11,11 @@ arms on the same engines, one after another, each with an empty cache and a prox
   proxy balances load without regard to caches;
 - `prefix_routing`: the same requests, each sent to the engine that caches most of it;
 - `agent_routing`: a document returns to the agent that has read it, as in the paper;
-- `ragboost`: the agent's instructions follow the document, so that any agent's prefix serves all.
+- `ragboost`: what all agents are told is in front of the document, who reads it behind it, so that
+  any agent's prefix serves all.
 
-`hit_rate` is from the engines' own metrics, `prefill_tokens` from `usage`. docs/lab/agents.md.
+Tokens are those that the engines report in `usage`. A simulated engine (`FakeEngine`) has an exact
+prefix cache and computes so many tokens a second. docs/lab/agents.md.
 """
 
 import argparse
@@ -21,26 +23,29 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.agents.roles import ARMS, Arm, Team, chain, tree
+from benchmarks.agents.simulated_engine import SimulatedEngine
 from benchmarks.command import make_parser, report, show_columns
 from benchmarks.datasets.retrieval import load_requests
-from benchmarks.engines.served import Counted, Served, start_all, wait_until_ready
+from benchmarks.engines.served import start_all, wait_until_ready
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from ragboost.types import Request
+from scripts.http_client import Answer, Body, ask
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import EngineServer, missing
 
 MAX_MODEL_LEN = 8_192
 TOPOLOGIES = {"chain": chain, "tree": tree}
 SHAPE = ("agents", "at_once", "note_tokens", "cache_tokens", "model")
+Engine = EngineServer | SimulatedEngine
 
 
 def main() -> None:
@@ -55,7 +60,9 @@ def main() -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; exit with an error if the engine is not installed."""
     parser = make_parser(__doc__)
-    parser.add_argument("--engine", choices=["vllm", "sglang", "embedded"], required=True)
+    parser.add_argument(
+        "--engine", choices=["simulated", "vllm", "sglang", "embedded"], required=True
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval workload")
     parser.add_argument(
         "--corpus", choices=["extracts", "padded"], default="extracts", help="document texts"
@@ -70,7 +77,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cache-tokens", type=int, default=400_000, help="of each engine")
     parser.add_argument("--model", choices=["tiny", "wide"], default="tiny")
     options = parser.parse_args(arguments)
-    if reason := missing(options.engine):
+    if options.engine != "simulated" and (reason := missing(options.engine)):
         parser.error(reason)
     for name in ("questions", "agents", "engines", "at_once", "note_tokens"):
         if getattr(options, name) < 1:
@@ -87,23 +94,30 @@ def load(options: argparse.Namespace) -> list[Request]:
 
 
 @contextmanager
-def start_engines(options: argparse.Namespace) -> Iterator[list[EngineServer]]:
+def start_engines(options: argparse.Namespace) -> Iterator[Sequence[Engine]]:
     """Start the engines that all arms use; stop them on exit."""
-    engines = [
-        EngineServer(
-            options.engine,
-            cache_tokens=options.cache_tokens,
-            max_model_len=MAX_MODEL_LEN,
-            shape=options.model,
-        )
-        for _ in range(options.engines)
-    ]
-    with start_all(engines):
+    with ExitStack() as stack:
+        if options.engine == "simulated":
+            yield [
+                stack.enter_context(SimulatedEngine(capacity_tokens=options.cache_tokens))
+                for _ in range(options.engines)
+            ]
+            return
+        engines = [
+            EngineServer(
+                options.engine,
+                cache_tokens=options.cache_tokens,
+                max_model_len=MAX_MODEL_LEN,
+                shape=options.model,
+            )
+            for _ in range(options.engines)
+        ]
+        stack.enter_context(start_all(engines))
         yield engines
 
 
 def measure(
-    engines: Sequence[EngineServer], requests: Sequence[Request], options: argparse.Namespace
+    engines: Sequence[Engine], requests: Sequence[Request], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Answer the questions in every arm and return the figures."""
     chosen = list(TOPOLOGIES) if options.topology == "both" else [options.topology]
@@ -125,7 +139,7 @@ def measure(
 
 
 def run_arm(
-    engines: Sequence[EngineServer],
+    engines: Sequence[Engine],
     requests: Sequence[Request],
     options: argparse.Namespace,
     *,
@@ -134,43 +148,36 @@ def run_arm(
 ) -> dict[str, Any]:
     """Answer all questions through a new proxy, on engines with empty caches."""
     answer = TOPOLOGIES[topology]
-    with behind_proxy(engines, arm) as served:
-        before = [each.counters() for each in served]
-        team = Team(
-            served[0].send, num_agents=options.agents, arm=arm, note_tokens=options.note_tokens
-        )
+    with behind_proxy(engines, arm) as client:
+
+        def send(path: str, body: Body) -> Answer:
+            return ask(client, path, {"model": "tiny", **body})
+
+        team = Team(send, num_agents=options.agents, arm=arm, note_tokens=options.note_tokens)
         started = time.monotonic()
         with ThreadPoolExecutor(options.at_once) as pool:
             list(pool.map(lambda request: answer(team, request), requests))
         seconds = time.monotonic() - started
-        counted = [each.counters().since(was) for each, was in zip(served, before, strict=True)]
     print(f"{topology}, {arm.name}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    return {**team.figures(), **engine_figures(counted), **rates(team, len(requests), seconds)}
+    return {**team.figures(), **rates(team, len(requests), seconds)}
 
 
 @contextmanager
-def behind_proxy(engines: Sequence[EngineServer], arm: Arm) -> Iterator[list[Served]]:
-    """Serve the engines, with empty caches, behind one proxy; one `Served` for each engine."""
+def behind_proxy(engines: Sequence[Engine], arm: Arm) -> Iterator[httpx.Client]:
+    """Serve the engines, with empty caches, behind one proxy; yield its client."""
     backends = [{"url": engine.url, "name": f"engine-{i}"} for i, engine in enumerate(engines)]
     settings = Settings(backends=backends, router={"policy": arm.policy})
     app = create_app(settings)
     with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
         for engine in engines:
-            engine.complete([7] * 40, "warm up")
+            if isinstance(engine, EngineServer):
+                engine.complete([7] * 40, "warm up")
             engine.clear_cache()
-            # NOTE: vLLM publishes the cleared cache with its next step only.
-            engine.complete([7] * 4, "one more step")
+            if isinstance(engine, EngineServer):
+                # NOTE: vLLM publishes the cleared cache with its next step only.
+                engine.complete([7] * 4, "one more step")
         wait_until_ready(app)
-        yield [Served(engine, client) for engine in engines]
-
-
-def engine_figures(counted: Sequence[Counted]) -> dict[str, Any]:
-    """Return the hit rate over all engines, and each one's share of the prompt tokens."""
-    prompt = sum(each.prompt for each in counted)
-    return {
-        "hit_rate": round(sum(each.cached for each in counted) / max(prompt, 1), 4),
-        "engine_shares": [round(each.prompt / max(prompt, 1), 3) for each in counted],
-    }
+        yield client
 
 
 def rates(team: Team, questions: int, seconds: float) -> dict[str, Any]:

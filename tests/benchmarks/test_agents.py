@@ -1,4 +1,4 @@
-"""The benchmarks of agents: who reads what, a small run on real engines, and generated sessions."""
+"""The benchmarks of agents: who reads what, a simulated engine, and generated sessions."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from benchmarks.agents.coding_traces import STYLES, generate_session, read_files
-from benchmarks.agents.layouts import LAYOUTS, count
 from benchmarks.agents.reads import measure as measure_reads
 from benchmarks.agents.reads import parse as parse_reads
 from benchmarks.agents.roles import ARMS, Readers
+from benchmarks.agents.simulated_engine import SimulatedEngine
 from benchmarks.agents.teams import load, measure, parse, start_engines
-from ragboost.types import Document, Request
+from ragboost.types import Document
 from tests.benchmarks.test_end_to_end import write
 
 SOURCES = Path(__file__).parents[2] / "ragboost" / "rewriting"
@@ -31,40 +31,26 @@ def test_a_document_returns_to_the_agent_that_has_read_it() -> None:
 
 
 def test_agents_share_the_prefixes_of_documents_read_before(tmp_path: Path) -> None:
-    texts = ({"id": f"d{i}", "text": f"Document {i} tells of {i}. " * 20} for i in range(4))
-    write(tmp_path / "corpus.jsonl", texts)
+    texts = {f"d{i}": f"Document {i} tells of {i}. " * 20 for i in range(4)}
+    write(tmp_path / "corpus.jsonl", ({"id": name, "text": text} for name, text in texts.items()))
     orders = ("012", "120", "201")
     rows = [{"id": order, "doc_ids": [f"d{digit}" for digit in order]} for order in orders]
     write(tmp_path / "retrieved_dense.jsonl", rows)
     write(tmp_path / "queries.jsonl", ({"id": o, "question": f"What of {o}?"} for o in orders))
-    flags = [
-        "--topology",
-        "tree",
-        "--engine",
-        "embedded",
-        "--data",
-        str(tmp_path),
-        "--agents",
-        "3",
-        "--engines",
-        "1",
-    ]
-    options = parse([*flags, "--at-once", "1", "--note-tokens", "1", "--cache-tokens", "8000"])
+    flags = ["--topology", "tree", "--engine", "simulated", "--data", str(tmp_path)]
+    options = parse([*flags, "--agents", "3", "--engines", "1", "--at-once", "1"])
     with start_engines(options) as engines:
         result = measure(engines, load(options), options)
+        (engine,) = engines
+        assert isinstance(engine, SimulatedEngine)
+        reads = [sent.prompt for sent in engine.completions if "Write your note." in sent.prompt]
     figures: dict[str, Any] = result["tree"]
     assert set(ARMS) <= figures.keys()
+    assert len(reads) == len(ARMS) * 9
+    assert all(sum(text in prompt for text in texts.values()) == 1 for prompt in reads)
     for arm in ("agent_routing", "ragboost"):
         assert figures[arm]["prefill_tokens"] < figures["plain"]["prefill_tokens"]
         assert figures[arm]["hit_rate"] > figures["plain"]["hit_rate"]
-
-
-def test_layouts_share_documents_that_return_to_other_agents() -> None:
-    texts = {name: Document(f"{name} tells of {name}. " * 40, id=name) for name in "abcd"}
-    requests = [Request("why?", tuple(texts[name] for name in order)) for order in ("abc", "bcd")]
-    figures = {layout: count(requests, layout=layout, num_agents=3) for layout in LAYOUTS}
-    assert figures["plain"]["hit_rate"] < figures["ragboost"]["hit_rate"]
-    assert figures["ragboost"]["hit_rate"] < figures["shared_work"]["hit_rate"]
 
 
 @pytest.mark.parametrize("style", STYLES)
