@@ -64,11 +64,13 @@ class ArmRunner:
         *,
         stored: Stored,
         is_question_first: bool = False,
+        num_bought: int = 0,  # leading documents computed exactly, in all arms
         answer_tokens: int = MAX_ANSWER_TOKENS,
     ) -> None:
         assert loaded.adapter is not None, loaded.reuse_refusal
         self._loaded, self._adapter, self._stored = loaded, loaded.adapter, stored
         self._is_question_first, self._answer_tokens = is_question_first, answer_tokens
+        self._num_bought = num_bought
         # The engine's attention is for its packed batches; what is decoded here is one sequence.
         self._adapter.model.set_attn_implementation("sdpa")
         self._adapter.install()
@@ -197,7 +199,7 @@ class ArmRunner:
         library, start = reuse.library, chunks[0][0] if chunks else 0
         prefix = library.find_beginning(tokens, start)
         prefix_tokens = 0 if prefix is None else start
-        request = EngineChunkRequest(chunks, *arm)
+        request = EngineChunkRequest(chunks[self._num_bought :], *arm)
         if arm == FULL:
             regime, request = library.regime_at(len(tokens)), EngineChunkRequest()
             plan = plan_stored(

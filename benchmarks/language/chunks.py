@@ -119,6 +119,7 @@ def measure(args: Namespace) -> dict[str, Any]:
     task = args.task or args.data.resolve().name
     drawn = f"-{args.data.resolve().name}-{args.seed}" if args.task else ""
     first = "-question-first" if args.question_first else ""
+    first += f"-bought-{args.bought}" if args.bought else ""
     shape = f"{args.documents}x{args.longest}-{args.answer_tokens}-{args.stored}{first}"
     path = args.parts / f"{loaded.name}-{task}{drawn}-{shape}.jsonl" if args.parts else None
     outcomes = OutcomeFile(path, Outcome)
@@ -126,6 +127,7 @@ def measure(args: Namespace) -> dict[str, Any]:
         loaded,
         stored=args.stored,
         is_question_first=args.question_first,
+        num_bought=args.bought,
         answer_tokens=args.answer_tokens,
     )
     for number, case in enumerate(cases, 1):
@@ -203,6 +205,7 @@ def main() -> None:
     parser.add_argument(
         "--no-answers", action="store_true", help="no F1: decode full attention's answers only"
     )
+    parser.add_argument("--bought", type=int, default=0, help="leading documents computed exactly")
     parser.add_argument("--limit", type=int, help="most cases")
     parser.add_argument("--parts", type=Path, help="folder of finished cases, to resume from")
     parser.add_argument("--threads", type=int, default=1, help="torch's")

@@ -141,11 +141,7 @@ class Messages:
 
     def _is_leading(self, place: _Place) -> bool:
         is_numbered = place.group.blocks[0].number is not None
-        return (
-            place.slot.is_leading
-            and self._settings.ordering.enabled
-            and (self._has_numbers or not is_numbered)
-        )
+        return place.slot.is_leading and (self._has_numbers or not is_numbered)
 
     def _references(
         self, leading: _Place | None, later: Sequence[_Place]

@@ -141,6 +141,17 @@ def test_where_it_is_configured_any_backend_is_supported(
         assert any(passage in text for passage in TEXTS)
 
 
+def test_documents_in_texts_are_reused_without_being_ordered(
+    engine: FakeEngine, start_proxy: Callable[..., ProxyServer]
+) -> None:
+    proxy = start_proxy(backend={"reuse_chunks": True}, ordering={"enabled": False})
+    for _ in range(2):
+        httpx.post(f"{proxy.url}/v1/chat/completions", json=SHAPES["xml"])
+    for request in engine.completions:
+        assert request.json["messages"] == SHAPES["xml"]["messages"]
+        assert len(request.json["ragboost"]["chunks"]) in (3, 4)
+
+
 def test_it_can_be_switched_off(engine_url: str) -> None:
     settings = proxy_settings(engine_url, backend={"reuse_chunks": False})
     with ProxyServer(settings) as proxy:
