@@ -36,12 +36,13 @@ _LOWERED = (
     "cache_sync.in_flight._MAX_REQUESTS",
     "hosted.lint.live._MAX_BYTES",
     "hosted.lint.varying._MAX_HEADS",
-    "booster.tenants._MAX_MODELS",
     "index.directory._MAX_RECENT",
     "proxy.observability.metrics._MAX_MODELS",
     "proxy.routes.dashboard.history._MAX_SAMPLES",
     "rewriting.varying_piece._MAX_BEGINNINGS",
     "tokens.counter._MAX_IDS",
+    "tokens.counter._MAX_WANTED",
+    "tokens.counter._MAX_WANTED_BYTES",
 )
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
