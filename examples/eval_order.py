@@ -42,7 +42,7 @@ def main() -> None:
         command = [sys.executable, "-m", "ragboost", "eval-order", str(path), "--yes"]
         command += ["--endpoint", BASE_URL, "--model", "ragboost-small", "--max-tokens", "8"]
         command += ["--arm", "boosted", "--arm", "boosted-no-hints", "--arm", "keep-last-2"]
-        subprocess.run(command, check=True)
+        sys.exit(subprocess.run(command).returncode)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from ragboost.config import Settings, field_paths, load_settings
+from ragboost.config.proxy import ReplicaSettings
 from ragboost.errors import ConfigError
 
 
@@ -110,6 +111,12 @@ def test_a_value_of_another_shape_is_named_in_the_words_of_the_file(
 
     with pytest.raises(ConfigError, match=message):
         load_settings()
+
+
+@pytest.mark.parametrize("host", ["a..b", "a b", "a\0", "\u2028a", "a" * 300])
+def test_a_host_that_no_connection_can_name_is_no_url(host: str) -> None:
+    with pytest.raises(ValidationError, match="must be a URL such as"):
+        ReplicaSettings(url=f"http://{host}:8000")
 
 
 def test_a_folder_in_place_of_the_file_is_an_error() -> None:

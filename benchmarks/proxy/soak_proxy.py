@@ -26,6 +26,7 @@ from typing import Any
 from ragboost.bounded_map import BoundedMap
 from ragboost.cli import main
 from ragboost.formats.documents import DocumentPool
+from ragboost.proxy.observability.recent_requests import RecentRequests
 
 _MB = 1e6
 _PART = 50
@@ -36,9 +37,12 @@ _LOWERED = (
     "hosted.lint.live._MAX_BYTES",
     "hosted.lint.varying._MAX_HEADS",
     "index.directory._MAX_RECENT",
+    "proxy.observability.metrics._MAX_MODELS",
     "proxy.routes.dashboard.history._MAX_SAMPLES",
     "rewriting.varying_piece._MAX_BEGINNINGS",
     "tokens.counter._MAX_IDS",
+    "tokens.counter._MAX_WANTED",
+    "tokens.counter._MAX_WANTED_BYTES",
 )
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
@@ -122,8 +126,8 @@ def _lower_bounds() -> None:
         module, _, name = path.rpartition(".")
         room = importlib.import_module(f"ragboost.{module}")
         setattr(room, name, getattr(room, name) // _PART)
-    defaults = DocumentPool.__init__.__kwdefaults__
-    defaults["max_bytes"] //= _PART
+    for kind, name in ((DocumentPool, "max_bytes"), (RecentRequests, "max_labels")):
+        kind.__init__.__kwdefaults__[name] //= _PART
 
 
 def _tell(listener: socket.socket) -> None:

@@ -13,7 +13,9 @@ from ragboost.wires.providers import PROMPT_CACHES, MarkStyle
 def _check_url(value: str) -> str:
     try:
         parts = urlsplit(value)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        host = (parts.hostname or "").encode("idna")  # as a connection does
+        is_valid = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+        is_valid = is_valid and value.isprintable() and " " not in value
     except ValueError:  # it quotes the URL's parts, of which one may be a password
         is_valid = False
     if not is_valid:
