@@ -15,7 +15,7 @@ from ragboost.types import Document
 
 DEFAULT_TOKENS_PER_BYTE = 0.25  # until documents are counted
 _MAX_WANTED = 4096
-_MAX_WANTED_BYTES = 64 * 1024 * 1024
+_MAX_WANTED_BYTES = 64 * 1024 * 1024  # of all counters together, beside a 64th for each
 _MAX_IDS = 4_000_000  # token ids kept, 4 bytes each
 _MIN_RATIO_CHANGE = 0.05  # relative; smaller changes keep the estimates
 _MIN_SAMPLE_TOKENS = 1024  # a ratio of fewer tokens means nothing
@@ -31,12 +31,20 @@ class TokenCounter:
     """A bounded cache of lengths by document key. Thread-safe.
 
     Without `count_tokens`, lengths are estimates until `learn` provides the true ones.
+
+    Args:
+        others: returns the counters with which this one shares the bytes of waiting texts.
     """
 
     def __init__(
-        self, count_tokens: Callable[[str], int] | None = None, *, max_documents: int = 200_000
+        self,
+        count_tokens: Callable[[str], int] | None = None,
+        *,
+        max_documents: int = 200_000,
+        others: Callable[[], Iterable["TokenCounter"]] = tuple,
     ) -> None:
         self.max_documents = max_documents
+        self._others = others
         self._is_counted = False  # somebody calls `take_wanted`
         self.has_wanted = Event()  # set while documents are queued to be counted
         self._count = count_tokens
@@ -164,11 +172,17 @@ class TokenCounter:
     def _want(self, key: str, text: str) -> None:
         self._wanted[key] = text
         self._wanted_bytes += len(text)
-        while len(self._wanted) > _MAX_WANTED or self._wanted_bytes > _MAX_WANTED_BYTES:
+        while len(self._wanted) > _MAX_WANTED or self._has_too_many_bytes():
             dropped, lost = self._wanted.popitem(last=False)
             self._wanted_bytes -= len(lost)
             self._estimates.pop(dropped, None)  # so that it is queued again
         self.has_wanted.set()
+
+    def _has_too_many_bytes(self) -> bool:
+        own = self._wanted_bytes
+        if own <= _MAX_WANTED_BYTES // 64:
+            return False
+        return own + sum(c._wanted_bytes for c in self._others() if c is not self) > _MAX_WANTED_BYTES
 
     def _update_ratio(self, tokens: int, size: int) -> None:
         if self._sample_bytes > 1 << 20:
