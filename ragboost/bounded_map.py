@@ -42,7 +42,7 @@ class BoundedMap(Generic[K, V]):
         return iter(self._entries)
 
     def values(self) -> list[V]:
-        return [value for _, _, value in self._entries.values()]
+        return [value for _, _, value in list(self._entries.values())]  # a thread may add some
 
     def items(self) -> list[tuple[K, V]]:
         return [(key, value) for key, (_, _, value) in self._entries.items()]

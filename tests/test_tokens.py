@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from ragboost import Booster, Document
+from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings, TokenSettings
 from ragboost.errors import ConfigError
 from ragboost.tokens import TokenCounter, make_counter
@@ -96,6 +97,19 @@ def test_what_is_wanted_is_bounded_and_what_is_dropped_is_wanted_again() -> None
     assert len(counter.take_wanted(10_000)) == 4096
     counter.count_documents(documents[:1])
     assert counter.take_wanted(1)[0].key == documents[0].key
+
+
+def test_counters_share_the_memory_for_texts_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragboost.tokens.counter._MAX_WANTED_BYTES", 6400)
+    tenants = Tenants(Settings())
+    tenants.is_counting = True
+    counters = [tenants.get(TenantKey(f"model-{i}", "")).tokens for i in range(2)]
+    for i in range(100):
+        for counter in counters:
+            counter.count_documents([Document(f"{i:0200}")])
+    texts = [len(counter.take_wanted(1000)) for counter in counters]
+    assert min(texts) > 0
+    assert 20 < sum(texts) <= 33, "all together, and a 64th of that for each"
 
 
 def test_counted_documents_correct_the_estimates_of_others() -> None:

@@ -259,6 +259,7 @@ class Tenants:
         if counter is None:
             counter = make_counter(self._settings.tokens)
             counter.is_counted = counter.is_counted or self.is_counting
+            counter.all_counters = self.counters.values
             self.counters.put(name, counter)
         return counter
 

@@ -31,20 +31,14 @@ class TokenCounter:
     """A bounded cache of lengths by document key. Thread-safe.
 
     Without `count_tokens`, lengths are estimates until `learn` provides the true ones.
-
-    Args:
-        others: returns the counters with which this one shares the bytes of waiting texts.
     """
 
     def __init__(
-        self,
-        count_tokens: Callable[[str], int] | None = None,
-        *,
-        max_documents: int = 200_000,
-        others: Callable[[], Iterable["TokenCounter"]] = tuple,
+        self, count_tokens: Callable[[str], int] | None = None, *, max_documents: int = 200_000
     ) -> None:
         self.max_documents = max_documents
-        self._others = others
+        # Returns all counters of the process, which share the memory for texts that wait.
+        self.all_counters: Callable[[], Iterable[TokenCounter]] | None = None
         self._is_counted = False  # somebody calls `take_wanted`
         self.has_wanted = Event()  # set while documents are queued to be counted
         self._count = count_tokens
@@ -179,10 +173,10 @@ class TokenCounter:
         self.has_wanted.set()
 
     def _has_too_many_bytes(self) -> bool:
-        own = self._wanted_bytes
-        if own <= _MAX_WANTED_BYTES // 64:
+        if self._wanted_bytes <= _MAX_WANTED_BYTES // 64:
             return False
-        return own + sum(c._wanted_bytes for c in self._others() if c is not self) > _MAX_WANTED_BYTES
+        counters = [self] if self.all_counters is None else self.all_counters()
+        return sum(each._wanted_bytes for each in counters) > _MAX_WANTED_BYTES
 
     def _update_ratio(self, tokens: int, size: int) -> None:
         if self._sample_bytes > 1 << 20:
