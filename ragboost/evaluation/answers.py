@@ -1,21 +1,18 @@
 """Keep answers in a file and ask for those that are missing. An answer is found by the content of
 its request, so that a run goes on where it stopped and equal prompts are asked once."""
 
+import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ragboost.errors import BackendConnectionError, BackendError, RequestError
-from ragboost.evaluation.endpoint import (
-    ChatEndpoint,
-    ModelAnswer,
-    RefusedEndpointError,
-    RefusedPromptError,
-)
+from ragboost.evaluation.endpoint import ChatEndpoint, RefusedEndpointError, RefusedPromptError
 from ragboost.evaluation.prompts import Messages
 from ragboost.jsonl import decode, read_lines
 
@@ -32,14 +29,13 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._answers: dict[str, ModelAnswer] = {}
+        self._answers: dict[str, str] = {}
         if path.is_file():
             for line in read_lines(path):
                 try:
                     row = decode(line.raw)
-                    key, values = row.pop("key"), row
-                    self._answers[key] = ModelAnswer(**values)
-                except (RequestError, TypeError, AttributeError, KeyError):
+                    self._answers[row["key"]] = str(row["text"])
+                except (RequestError, TypeError, KeyError):
                     continue
         try:
             self._file = path.open("ab")
@@ -51,14 +47,13 @@ class AnswerFile:
     def __contains__(self, key: str) -> bool:
         return key in self._answers
 
-    def __getitem__(self, key: str) -> ModelAnswer:
+    def __getitem__(self, key: str) -> str:
         return self._answers[key]
 
-    def add(self, key: str, answer: ModelAnswer) -> None:
+    def add(self, key: str, answer: str) -> None:
         self._answers[key] = answer
-        row = {"key": key, **answer._asdict()}
         try:
-            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.write(json.dumps({"key": key, "text": answer}).encode() + b"\n")
             self._file.flush()
         except OSError as error:
             raise RequestError(f"cannot write {self.path}: {error.strerror}") from None
@@ -73,7 +68,7 @@ def _ends_a_line(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def ask_all(
+async def ask_all(
     endpoint: ChatEndpoint,
     wanted: Mapping[str, Messages],
     answers: AnswerFile,
@@ -81,60 +76,38 @@ def ask_all(
     concurrency: int,
     on_answer: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, str]:
-    """Ask for all answers that are missing, and return the error of each that failed, by key. Stops
-    and closes the endpoint. Raises `BackendError` if the first request failed, twenty in a row did,
-    or the endpoint refuses all."""
+    """Ask for all answers that are missing, and return the error of each that failed, by key.
+    Closes the endpoint. Raises `BackendError` if the first request failed, twenty in a row did, or
+    the endpoint refuses all."""
     missing = {key: messages for key, messages in wanted.items() if key not in answers}
-    if not missing:
-        return {}
-    endpoint.probe()
     failures: dict[str, str] = {}
-    in_a_row = 0
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="eval-order")
-    try:
-        requests = _ended_requests(endpoint, missing, pool, concurrency=concurrency)
-        for done, (key, request) in enumerate(requests, start=1):
-            try:
-                answers.add(key, request.result())
-                in_a_row = 0
-            except BackendError as error:
-                failures[key] = str(error)
-                in_a_row += 1
-                is_first = done == 1 and not isinstance(error, RefusedPromptError)
-                if is_first or isinstance(error, RefusedEndpointError):
-                    raise
-                if in_a_row >= _MAX_FAILURES_IN_A_ROW:
-                    raise BackendConnectionError(
-                        f"{in_a_row} requests in a row failed, the last one: {error}. Answers "
-                        f"so far are in {answers.path}; run again to go on"
-                    ) from None
-            on_answer(done, len(missing))
-        return failures
-    finally:
-        endpoint.stop()
-        pool.shutdown(cancel_futures=True)
-        endpoint.close()
-
-
-def _ended_requests(
-    endpoint: ChatEndpoint,
-    missing: Mapping[str, Messages],
-    pool: ThreadPoolExecutor,
-    *,
-    concurrency: int,
-) -> Iterator[tuple[str, Future[ModelAnswer]]]:
-    """Ask, and yield each request with its key when it has ended. The first one is alone: its
-    answer shows that the endpoint, key and model are right."""
-    running: dict[Future[ModelAnswer], str] = {}
     queue = iter(missing.items())
-    limit = 1
-    while True:
-        while len(running) < limit and (following := next(queue, None)) is not None:
-            key, messages = following
-            running[pool.submit(endpoint.ask, messages)] = key
-        if not running:
-            return
-        ended, _ = wait(running, return_when=FIRST_COMPLETED)
-        for request in ended:
-            yield running.pop(request), request
-        limit = concurrency
+    done = in_a_row = 0
+
+    async def ask(key: str, messages: Messages) -> None:
+        nonlocal done, in_a_row
+        try:
+            answers.add(key, await endpoint.ask(messages))
+            in_a_row = 0
+        except BackendError as error:
+            failures[key] = str(error)
+            in_a_row += 1
+            is_first = not done and not isinstance(error, RefusedPromptError)
+            if is_first or isinstance(error, RefusedEndpointError):
+                raise
+            if in_a_row >= _MAX_FAILURES_IN_A_ROW:
+                raise BackendConnectionError(
+                    f"{in_a_row} requests in a row failed, the last one: {error}. Answers so far "
+                    f"are in {answers.path}; run again to go on"
+                ) from None
+        done += 1
+        on_answer(done, len(missing))
+
+    async def ask_from_queue(limit: int | None = None) -> None:
+        for key, messages in islice(queue, limit):
+            await ask(key, messages)
+
+    with closing(endpoint):
+        await ask_from_queue(1)  # shows that the endpoint, key and model are right
+        await asyncio.gather(*[ask_from_queue() for _ in range(concurrency)])
+    return failures

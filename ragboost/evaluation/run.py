@@ -1,6 +1,8 @@
 """Run an evaluation: render the arms, ask for the answers, have them judged, compare."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ragboost.config import Settings
@@ -88,22 +90,18 @@ class OrderRun:
 
     def ask(self, *, concurrency: int, on_progress: StageProgress) -> None:
         """Ask for all missing answers, then for the judge's verdicts; each one is kept."""
-        wanted = {one.key: one.prompt.messages for one in self._all()}
-        self.failures |= ask_all(
-            self._endpoint,
-            wanted,
-            self._answers,
-            concurrency=concurrency,
-            on_answer=lambda done, total: on_progress("asking", done, total),
-        )
-        if self._judge is not None:
-            self.failures |= ask_all(
-                self._judge,
-                self._verdicts_wanted(),
-                self._answers,
-                concurrency=concurrency,
-                on_answer=lambda done, total: on_progress("judging", done, total),
+
+        def ask(endpoint: ChatEndpoint, wanted: Mapping[str, Messages], stage: str) -> None:
+            report = partial(on_progress, stage)
+            asking = ask_all(
+                endpoint, wanted, self._answers, concurrency=concurrency, on_answer=report
             )
+            self.failures |= asyncio.run(asking)
+
+        wanted = {asked.key: asked.prompt.messages for asked in self._all()}
+        ask(self._endpoint, wanted, "asking")
+        if self._judge is not None:
+            ask(self._judge, self._verdicts_wanted(), "judging")
 
     def result(self, *, metric: str) -> OrderEvaluation:
         metrics = [*METRICS, *([JUDGE] if self._judge is not None else [])]
@@ -142,18 +140,18 @@ class OrderRun:
         for asked in self._asked.values():
             for question, one in zip(self._questions, asked, strict=True):
                 if one.key in self._answers:
-                    messages = judge_messages(question, self._answers[one.key].text)
+                    messages = judge_messages(question, self._answers[one.key])
                     wanted[answer_key(self._judge.payload(messages))] = messages
         return wanted
 
     def _score(self, question: EvalQuestion, key: str) -> dict[str, float] | None:
         if key not in self._answers:
             return None
-        text = self._answers[key].text
+        text = self._answers[key]
         scores = {name: metric(text, question.answers) for name, metric in METRICS.items()}
         if self._judge is not None:
             asked = answer_key(self._judge.payload(judge_messages(question, text)))
-            found = verdict(self._answers[asked].text) if asked in self._answers else None
+            found = verdict(self._answers[asked]) if asked in self._answers else None
             if found is None:
                 return None
             scores[JUDGE] = found

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ragboost.chunk_cache.http.fields import Fields, Text, read_fields
+from ragboost.chunk_cache.http.fields import Fields, Text
 from ragboost.errors import RequestError
 from ragboost.graph.retrieve import paths_of
 from ragboost.graph.triplets import RelationPath, as_triplet
@@ -66,7 +66,3 @@ class GraphFields(Fields):
                 param=FIELD,
             )
         return GraphRequest(tuple(paths), self.attention, self.recompute_ratio)
-
-
-def parse_graph(value: Any) -> GraphRequest:
-    return read_fields(GraphFields, value, name=FIELD).request()

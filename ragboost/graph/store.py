@@ -46,7 +46,7 @@ class GraphStore:
         new = [as_triplet(t, where=f"triplets[{i}]") for i, t in enumerate(triplets)]
         names = dict.fromkeys(name for t in new for name in (t.head, t.tail))
         with self._lock, self._db:
-            before = self._count("edge")
+            before = self._count()
             self._db.executemany(
                 "INSERT OR IGNORE INTO entity (name, folded) VALUES (?, ?)",
                 ((name, name.casefold()) for name in names),
@@ -56,7 +56,7 @@ class GraphStore:
                 "WHERE h.name = ? AND t.name = ?",
                 ((t.relation, t.head, t.tail) for t in new),
             )
-            return self._count("edge") - before
+            return self._count() - before
 
     def edges_from(self, entity: str, *, limit: int = -1) -> list[Triplet]:
         """Return at most `limit` triplets with this head, in insertion order; all if negative."""
@@ -73,14 +73,9 @@ class GraphStore:
         )
         return rows[0][0] if rows else None
 
-    @property
-    def num_entities(self) -> int:
-        with self._lock:
-            return self._count("entity")
-
     def __len__(self) -> int:
         with self._lock:
-            return self._count("edge")
+            return self._count()
 
     def __iter__(self) -> Iterator[Triplet]:
         return iter(self._triplets("ORDER BY e.rowid"))
@@ -96,6 +91,6 @@ class GraphStore:
         with self._lock:
             return self._db.execute(query, values).fetchall()
 
-    def _count(self, table: str) -> int:
-        count: int = self._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    def _count(self) -> int:
+        count: int = self._db.execute("SELECT count(*) FROM edge").fetchone()[0]
         return count

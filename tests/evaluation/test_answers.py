@@ -1,6 +1,6 @@
 """Answers are asked for once, kept, and asked again where they failed or changed."""
 
-import threading
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,14 +15,8 @@ from ragboost.errors import (
     RequestError,
 )
 from ragboost.evaluation.answers import AnswerFile, answer_key, ask_all
-from ragboost.evaluation.endpoint import (
-    ChatEndpoint,
-    ModelAnswer,
-    RefusedEndpointError,
-    RefusedPromptError,
-)
+from ragboost.evaluation.endpoint import ChatEndpoint, RefusedEndpointError, RefusedPromptError
 from ragboost.evaluation.prompts import Messages
-from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.scripted import Reply, ScriptedEndpoint
 
@@ -44,16 +38,21 @@ def answers(tmp_path: Path) -> Iterator[AnswerFile]:
     file.close()
 
 
+def ask(endpoint: ChatEndpoint) -> str:
+    async def ask_and_close() -> str:
+        with closing(endpoint):
+            return await endpoint.ask(HELLO)
+
+    return asyncio.run(ask_and_close())
+
+
 def wanted(endpoint: ChatEndpoint, count: int) -> dict[str, Messages]:
     return {answer_key(endpoint.payload(question(n))): question(n) for n in range(count)}
 
 
-def test_an_answer_comes_with_the_usage(engine: FakeEngine) -> None:
+def test_an_endpoint_is_named_with_or_without_its_path(engine: FakeEngine) -> None:
     for url in (engine.url, f"{engine.url}/v1/", f"{engine.url}/v1/chat/completions"):
-        with closing(ChatEndpoint(url, model="m", max_tokens=3)) as endpoint:
-            found = endpoint.ask(HELLO)
-        assert found.text
-        assert found.prompt_tokens > 0
+        assert ask(ChatEndpoint(url, model="m", max_tokens=3))
     body = engine.completions[0].json
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("m", 3, 0)
 
@@ -61,8 +60,7 @@ def test_an_answer_comes_with_the_usage(engine: FakeEngine) -> None:
 def test_fields_of_the_body_are_added_changed_and_removed_and_the_key_is_sent() -> None:
     with ScriptedEndpoint(lambda body: "yes") as server:
         changes = {"max_tokens": None, "max_completion_tokens": 9, "temperature": 1}
-        with closing(ChatEndpoint(server.url, model="m", api_key="k", body=changes)) as endpoint:
-            endpoint.ask(HELLO)
+        ask(ChatEndpoint(server.url, model="m", api_key="k", body=changes))
 
     (body,) = server.bodies
     assert body == {
@@ -77,11 +75,8 @@ def test_fields_of_the_body_are_added_changed_and_removed_and_the_key_is_sent() 
 @pytest.mark.parametrize("headers", [{"retry-after": "0"}, {"retry-after": "soon"}, {}])
 def test_a_busy_endpoint_is_asked_again(headers: dict[str, str]) -> None:
     replies: list[str | Reply] = [Reply(429, headers), Reply(503, {"retry-after": "0"}), "yes"]
-    with (
-        ScriptedEndpoint(lambda body: replies.pop(0)) as server,
-        closing(ChatEndpoint(server.url, model="m")) as endpoint,
-    ):
-        assert endpoint.ask(HELLO).text == "yes"
+    with ScriptedEndpoint(lambda body: replies.pop(0)) as server:
+        assert ask(ChatEndpoint(server.url, model="m")) == "yes"
     assert len(server.bodies) == 3
 
 
@@ -89,31 +84,24 @@ def test_a_busy_endpoint_is_asked_so_many_times_and_no_more() -> None:
     busy = Reply(429, {"retry-after": "0"}, b'{"error": {"message": "slow down"}}')
     with (
         ScriptedEndpoint(lambda body: busy) as server,
-        closing(ChatEndpoint(server.url, model="m", attempts=3)) as endpoint,
         pytest.raises(BackendStatusError, match="answered 429: slow down"),
     ):
-        endpoint.ask(HELLO)
+        ask(ChatEndpoint(server.url, model="m", attempts=3))
     assert len(server.bodies) == 3
 
 
-def test_a_long_wait_ends_when_the_endpoint_is_stopped() -> None:
+def test_a_long_wait_can_be_cancelled() -> None:
+    async def cancel_while_it_waits() -> None:
+        with closing(ChatEndpoint(server.url, model="m")) as endpoint:
+            asking = asyncio.create_task(endpoint.ask(HELLO))
+            while not server.bodies:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled()
+
     with ScriptedEndpoint(lambda body: Reply(429, {"retry-after": "3600"})) as server:
-        endpoint = ChatEndpoint(server.url, model="m")
-        errors: list[Exception] = []
-
-        def ask() -> None:
-            try:
-                endpoint.ask(HELLO)
-            except BackendStatusError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        eventually(lambda: len(server.bodies) == 1)
-        endpoint.stop()
-        thread.join()
-        endpoint.close()
-    assert len(errors) == 1
+        asyncio.run(cancel_while_it_waits())
 
 
 @pytest.mark.parametrize(
@@ -133,10 +121,9 @@ def test_a_long_wait_ends_when_the_endpoint_is_stopped() -> None:
 def test_a_refusal_is_not_repeated(reply: Reply, error: type[Exception], problem: str) -> None:
     with (
         ScriptedEndpoint(lambda body: reply) as server,
-        closing(ChatEndpoint(server.url, model="m")) as endpoint,
         pytest.raises(error, match=problem),
     ):
-        endpoint.ask(HELLO)
+        ask(ChatEndpoint(server.url, model="m"))
     assert len(server.bodies) == 1
 
 
@@ -149,18 +136,21 @@ def test_a_run_goes_on_where_it_stopped_and_asks_equal_prompts_once(
     engine: FakeEngine, tmp_path: Path
 ) -> None:
     path, endpoint = tmp_path / "a.jsonl", ChatEndpoint(engine.url, model="m")
+    steps: list[tuple[int, int]] = []
     for count, asked in ((3, 3), (5, 5), (5, 5)):
         file = AnswerFile(path)
-        steps: list[tuple[int, int]] = []
-        assert not ask_all(
-            ChatEndpoint(engine.url, model="m"),
-            wanted(endpoint, count),
-            file,
-            concurrency=2,
-            on_answer=lambda done, total, steps=steps: steps.append((done, total)),
+        assert not asyncio.run(
+            ask_all(
+                ChatEndpoint(engine.url, model="m"),
+                wanted(endpoint, count),
+                file,
+                concurrency=2,
+                on_answer=lambda done, total: steps.append((done, total)),
+            )
         )
         file.close()
         assert len(engine.completions) == asked
+    assert steps == [(1, 3), (2, 3), (3, 3), (1, 2), (2, 2)]
     other = ChatEndpoint(engine.url, model="m", max_tokens=5)
     assert not wanted(other, 5).keys() & wanted(endpoint, 5).keys()
 
@@ -170,11 +160,11 @@ def test_a_torn_or_foreign_line_is_ignored_and_nothing_is_glued_to_it(tmp_path: 
     path.write_text('[]\n{"key": "k", "text": "yes"}\n{"key": "t", "te')
 
     file = AnswerFile(path)
-    file.add("new", ModelAnswer("no"))
+    file.add("new", "no")
     file.close()
 
     again = AnswerFile(path)
-    assert ("k" in again, "t" in again, again["new"].text) == (True, False, "no")
+    assert ("k" in again, "t" in again, again["new"]) == (True, False, "no")
     again.close()
 
 
@@ -190,7 +180,7 @@ def test_one_refused_prompt_is_reported_and_the_others_are_answered(answers: Ans
     with ScriptedEndpoint(reply) as server:
         endpoint = ChatEndpoint(server.url, model="m")
         asked = wanted(endpoint, 6)
-        failures = ask_all(endpoint, asked, answers, concurrency=3)
+        failures = asyncio.run(ask_all(endpoint, asked, answers, concurrency=3))
 
     assert [asked[key] for key in failures] == [question(2)]
     assert sum(key in answers for key in asked) == 5
@@ -202,14 +192,14 @@ def test_an_endpoint_that_nobody_serves_is_told_at_once(
     endpoint = ChatEndpoint(f"http://127.0.0.1:{unused_port}", model="m")
 
     with pytest.raises(BackendConnectionError, match=r"cannot reach http://127\.0\.0\.1"):
-        ask_all(endpoint, wanted(endpoint, 3), answers, concurrency=2)
+        asyncio.run(ask_all(endpoint, wanted(endpoint, 3), answers, concurrency=2))
 
 
 def test_a_wrong_key_costs_one_request(answers: AnswerFile) -> None:
     with ScriptedEndpoint(lambda body: Reply(401)) as server:
         endpoint = ChatEndpoint(server.url, model="m")
         with pytest.raises(RefusedEndpointError):
-            ask_all(endpoint, wanted(endpoint, 9), answers, concurrency=4)
+            asyncio.run(ask_all(endpoint, wanted(endpoint, 9), answers, concurrency=4))
     assert len(server.bodies) == 1
 
 
@@ -223,7 +213,7 @@ def test_an_endpoint_that_breaks_down_ends_the_run_and_keeps_the_answers(
         endpoint = ChatEndpoint(server.url, model="m")
         asked = wanted(endpoint, 100)
         with pytest.raises(BackendConnectionError, match=r"20 requests in a row failed.*run again"):
-            ask_all(endpoint, asked, answers, concurrency=1)
+            asyncio.run(ask_all(endpoint, asked, answers, concurrency=1))
 
     assert sum(key in answers for key in asked) == 10
     assert len(server.bodies) == 30

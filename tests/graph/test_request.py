@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from ragboost.chunk_cache.http.fields import read_fields
 from ragboost.errors import RequestError
-from ragboost.graph.request import parse_graph
+from ragboost.graph.request import FIELD, GraphFields
 
 PATHS = [["Elon Musk", "founded", "SpaceX", "located in", "Texas"]]
 
@@ -31,5 +32,5 @@ PATHS = [["Elon Musk", "founded", "SpaceX", "located in", "Texas"]]
 )
 def test_what_is_wrong_in_a_graph_is_named(graph: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_graph(json.loads(json.dumps(graph)))
+        read_fields(GraphFields, json.loads(json.dumps(graph)), name=FIELD).request()
     assert caught.value.param == param

@@ -17,7 +17,13 @@ import zmq
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest, in_namespace
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
-from ragboost.chunk_cache.http.reports import ReplyTo, ReportSender
+from ragboost.chunk_cache.http.reports import (
+    ReplyTo,
+    ReportSender,
+    connect_to_inbox,
+    inbox_address,
+    send_to_inbox,
+)
 from ragboost.chunk_cache.http.store_commands import StoreCommand, Token, run_command
 from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix
 from ragboost.chunk_cache.store.retention import Retention
@@ -62,7 +68,7 @@ class AnnouncementInbox:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
         self._socket.setsockopt(zmq.RCVHWM, _MAX_QUEUED)
-        self._socket.bind(_address(self._directory))
+        self._socket.bind(inbox_address(self._directory))
         self._thread = threading.Thread(target=self._run, name="ragboost-announced", daemon=True)
         self._thread.start()
 
@@ -114,17 +120,8 @@ class Announcer:
     """Announces chunks to each process of an engine; never blocks: what is not taken is lost."""
 
     def __init__(self, engine: str, *, num_ranks: int) -> None:
-        self._sockets = []
-        for rank in range(num_ranks):
-            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, _MAX_QUEUED)
-            socket.connect(_address(_directory(engine, rank)))
-            self._sockets.append(socket)
-
-    @property
-    def num_ranks(self) -> int:
-        return len(self._sockets)
+        self._sockets = [connect_to_inbox(_directory(engine, n)) for n in range(num_ranks)]
+        self.num_ranks = num_ranks
 
     def send(
         self,
@@ -135,18 +132,13 @@ class Announcer:
         replies_to: Sequence[ReplyTo] = (),
     ) -> None:
         """Announce chunks by their token ids; `replies_to` is where each rank answers."""
-        for rank in range(self.num_ranks):
+        for rank, socket in enumerate(self._sockets):
             reply_to = replies_to[rank] if replies_to else None
-            self._send(rank, Announcement([*map(list, chunks)], tenant, [*namespace], reply_to))
+            message = Announcement([*map(list, chunks)], tenant, [*namespace], reply_to)
+            send_to_inbox(socket, message)
 
     def command(self, command: StoreCommand) -> None:
-        self._send(0, command)
-
-    def _send(self, rank: int, message: Announcement | StoreCommand) -> None:
-        try:
-            self._sockets[rank].send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            logger.debug("the engine does not take announcements: %s", error)
+        send_to_inbox(self._sockets[0], command)
 
     def close(self) -> None:
         for socket in self._sockets:
@@ -155,7 +147,3 @@ class Announcer:
 
 def _directory(engine: str, rank: int) -> Path:
     return Path(tempfile.gettempdir(), f"ragboost-chunks-{engine}-{rank}")
-
-
-def _address(directory: Path) -> str:
-    return f"ipc://{directory / 'announced'}"

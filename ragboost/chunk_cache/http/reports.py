@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,16 +80,12 @@ class ReportInbox:
         self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
-        self._socket.bind(_address(self.name))
+        self._socket.bind(inbox_address(self._directory))
         self._expected: BoundedMap[int, asyncio.Future[dict[str, Any]]] = BoundedMap(
             max_entries=_MAX_EXPECTED
         )
         self._last_ticket = 0
         self._task = asyncio.create_task(self._receive())
-
-    @property
-    def num_expected(self) -> int:
-        return len(self._expected)
 
     def expect(self) -> int:
         """Return a ticket for a request whose report will be asked for."""
@@ -146,28 +143,37 @@ class ReportSender:
             return
         if not _INBOX.fullmatch(name) or not Path(tempfile.gettempdir(), name).is_dir():
             return
-        try:
-            socket = self._sockets.get(name) or self._connect(name)
-            socket.send(msgspec.msgpack.encode((ticket, fields)), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            logger.debug("the API server does not take reports of chunk reuse: %s", error)
-
-    def _connect(self, name: str) -> "zmq.Socket[bytes]":
-        if len(self._sockets) >= _MAX_SENDERS:
-            oldest = self._sockets.pop(next(iter(self._sockets)))
-            if oldest is not None:
-                oldest.close()
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._sockets.put(name, socket)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, _MAX_QUEUED)
-        socket.connect(_address(name))
-        return socket
+        socket = self._sockets.get(name)
+        if socket is None:
+            if len(self._sockets) >= _MAX_SENDERS:
+                oldest = self._sockets.pop(next(iter(self._sockets)))
+                if oldest is not None:
+                    oldest.close()
+            socket = connect_to_inbox(Path(tempfile.gettempdir(), name))
+            self._sockets.put(name, socket)
+        send_to_inbox(socket, (ticket, fields))
 
     def close(self) -> None:
         for socket in self._sockets.values():
             socket.close()
 
 
-def _address(name: str) -> str:
-    return f"ipc://{Path(tempfile.gettempdir(), name, 'replies')}"
+def inbox_address(directory: Path) -> str:
+    return f"ipc://{directory / 'inbox'}"
+
+
+def connect_to_inbox(directory: Path) -> "zmq.Socket[bytes]":
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, _MAX_QUEUED)
+    with suppress(zmq.ZMQError):  # its name is too long; then nothing is sent
+        socket.connect(inbox_address(directory))
+    return socket
+
+
+def send_to_inbox(socket: "zmq.Socket[bytes]", message: object) -> None:
+    """Send a message, or drop it if the queue is full."""
+    try:
+        socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
+    except zmq.ZMQError as error:
+        logger.debug("another process does not take messages about chunks: %s", error)

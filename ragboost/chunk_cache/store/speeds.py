@@ -31,9 +31,6 @@ class Speeds:
         with self._lock:
             self._compute_s = _mix(self._compute_s, seconds / max(1, num_tokens))
 
-    def load_s(self, num_tokens: int) -> float | None:
-        return None if self._load_s is None else num_tokens * self._load_s
-
     def compute_s(self, num_tokens: int) -> float | None:
         """Return the expected seconds to compute; None before the first prefill."""
         return None if self._compute_s is None else num_tokens * self._compute_s

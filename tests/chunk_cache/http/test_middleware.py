@@ -263,7 +263,7 @@ def test_a_client_with_kv_transfer_parameters_of_its_own_is_left_alone(served: S
 
     assert served.engine.bodies == [fields]
     assert served.exact("other_kv_transfer") == 1
-    assert served.inbox.num_expected == 0
+    assert not served.inbox._expected
 
 
 @pytest.mark.parametrize("name", [b"ragboost", b"rag\\u0062oost"])

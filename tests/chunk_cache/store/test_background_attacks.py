@@ -253,7 +253,7 @@ def test_slow_misses_teach_that_asking_is_not_worth_it() -> None:
     speeds.computed(100, 1.0)
     speeds.missed(100, 0.001)
     assert speeds.is_worth_loading()
-    assert speeds.load_s(1) is None, "a quick miss says nothing about loading"
+    assert speeds._load_s is None, "a quick miss says nothing about loading"
     speeds.missed(100, 5.0)
     assert not speeds.is_worth_loading()
 

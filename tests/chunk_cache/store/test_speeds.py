@@ -7,12 +7,12 @@ from ragboost.chunk_cache.store.speeds import Speeds
 
 def test_speeds_are_moving_averages() -> None:
     speeds = Speeds()
-    assert speeds.load_s(100) is None
+    assert speeds._load_s is None
     assert speeds.compute_s(100) is None
     speeds.loaded(100, 1.0)
     speeds.loaded(100, 2.0)  # 0.01 + 0.2 * (0.02 - 0.01)
     speeds.computed(10, 5.0)
-    assert speeds.load_s(1000) == pytest.approx(12.0)
+    assert speeds._load_s == pytest.approx(0.012)
     assert speeds.compute_s(4) == pytest.approx(2.0)
 
 

@@ -16,7 +16,7 @@ from ragboost.graph.conversation import PromptWriter, with_facts
 from ragboost.graph.depcache import DepCache
 from ragboost.graph.layout import LinearNode
 from ragboost.graph.pool import TokenPool
-from ragboost.graph.request import parse_graph
+from ragboost.graph.request import GraphFields
 from ragboost.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
 
@@ -97,7 +97,7 @@ def test_the_answer_is_that_of_the_library(dependency: Served) -> None:
 
     tokenizer = ChatTokenizer(builtin.build_tokenizer())
     prompt = PromptWriter(tokenizer).prompt(
-        parse_graph({"paths": PATHS}).paths,
+        GraphFields(paths=PATHS).request().paths,
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}],
     )
     depcache = DepCache(ModelAdapter(builtin.build_model("tiny", seed=0)))
@@ -273,7 +273,7 @@ def test_written_out_subgraphs_are_reused_without_tuning() -> None:
 def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:
     tokenizer = ChatTokenizer(builtin.build_tokenizer())
     messages = [{"role": "user", "content": QUESTION}]
-    request = parse_graph({"paths": [PATHS[0], PATHS[3], PATHS[1]]})
+    request = GraphFields(paths=[PATHS[0], PATHS[3], PATHS[1]]).request()
     writer = PromptWriter(tokenizer)
 
     nodes = writer.prompt(request.paths, messages, is_tree=False).nodes
