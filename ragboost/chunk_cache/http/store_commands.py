@@ -20,15 +20,16 @@ from ragboost.errors import RequestError
 MAX_KEYS = 1000
 """Maximum chunks of one command, and of one answer."""
 Action = Literal["list", "pin", "unpin", "evict", "expire"]
+Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{48}\Z")]
 Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _FIELD = f"{FIELD}.store"
 
 
 class StoreOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: Action = "list"
-    keys: Annotated[list[str], msgspec.Meta(max_length=MAX_KEYS)] = []
+    keys: Annotated[list[Key], msgspec.Meta(max_length=MAX_KEYS)] = []
     ttl_s: Annotated[float, msgspec.Meta(ge=0)] | None = None  # `expire`; None: never
-    after: str = ""  # `list`: keys behind this one
+    after: Annotated[str, msgspec.Meta(max_length=48)] = ""  # `list`: keys behind this one
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_KEYS)] = MAX_KEYS
 
 

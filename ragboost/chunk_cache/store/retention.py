@@ -1,8 +1,10 @@
 """Pins and expiries of chunks by key, for as long as the process runs. Does not know tenants."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -19,6 +21,7 @@ class Retention:
     def __init__(self, store: TieredStore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock, self._lock = store, clock, threading.Lock()
         self._expiries: dict[str, float] = {}
+        self._next_due = math.inf  # no expiry is earlier
         # Chunks to pin once they are in memory, with their tokens, those that are loading first.
         self._awaited: dict[str, int] = {}
         self._loading: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_LOADING)
@@ -47,14 +50,17 @@ class Retention:
         self._store.discard(key)
 
     def expire(self, key: str, seconds: float | None) -> bool:
-        """Remove a chunk after some time; None: never. Return False if too many have an expiry."""
+        """Remove a chunk after some time; None: never. Return False if it is not stored, or too
+        many have an expiry."""
+        is_stored = key in self._store
         with self._lock:
             if seconds is None:
                 self._expiries.pop(key, None)
-            elif key not in self._expiries and len(self._expiries) >= MAX_ENTRIES:
+            elif not is_stored or not self._has_place(key):
                 return False
             else:
-                self._expiries[key] = self._clock() + min(seconds, MAX_SECONDS)
+                at = self._expiries[key] = self._clock() + min(seconds, MAX_SECONDS)
+                self._next_due = min(self._next_due, at)
         return True
 
     def expires_in(self, key: str) -> float | None:
@@ -65,12 +71,22 @@ class Retention:
     def tend(self) -> None:
         now = self._clock()
         with self._lock:
-            due = [key for key, at in self._expiries.items() if at <= now]
-            awaited = dict(list(self._awaited.items())[:_MAX_LOADING])
+            due = []
+            if now >= self._next_due:
+                due = [key for key, at in self._expiries.items() if at <= now]
+                later = (at for at in self._expiries.values() if at > now)
+                self._next_due = min(later, default=math.inf)
+            awaited = dict(islice(self._awaited.items(), _MAX_LOADING))
         for key in due:
             self.evict(key)
         for key in awaited:
             self._advance(key, awaited)
+
+    def _has_place(self, key: str) -> bool:
+        """Return True if one more key may have an expiry, once evicted ones have none."""
+        if key not in self._expiries and len(self._expiries) >= MAX_ENTRIES:
+            self._expiries = {k: at for k, at in self._expiries.items() if k in self._store}
+        return key in self._expiries or len(self._expiries) < MAX_ENTRIES
 
     def _advance(self, key: str, awaited: Mapping[str, int]) -> None:
         if self._store.keep(key):

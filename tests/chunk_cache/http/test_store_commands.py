@@ -106,6 +106,10 @@ def test_a_long_list_comes_in_parts(library: ChunkLibrary) -> None:
         {"action": "expire", "ttl_s": "soon"},
         {"keys": ["a"] * 1001},
         {"keys": [1]},
+        {"keys": [owner_prefix("a") + "/../../another.safetensors"]},  # its place would fail
+        {"keys": [owner_prefix("a") + "0" * 32 + "\n"]},
+        {"keys": [owner_prefix("a") + "0" * 100_000]},  # its answer would be too long
+        {"after": "0" * 49},
         {"keys": "a"},
         {"limit": 0},
         {"limit": 1001},

@@ -91,6 +91,35 @@ def test_an_expiry_can_be_taken_back() -> None:
     assert "a" in store
 
 
+def test_what_is_not_stored_takes_no_place_among_expiries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ENTRIES", 2)
+    store = TieredStore(host_bytes=8 * SIZE)
+    kept = Retention(store)
+    assert not kept.expire("nowhere", 60)
+    for key in ("a", "b", "c"):
+        store.put(key, make_chunk())
+    assert [kept.expire(key, 60) for key in ("a", "b", "c", "a")] == [True, True, False, True]
+    store.discard("a")  # as an eviction does
+    assert kept.expire("c", 60)
+    assert kept.expires_in("a") is None
+
+
+def test_expiries_are_looked_through_only_when_one_is_due() -> None:
+    now = [0.0]
+    store = TieredStore(host_bytes=8 * SIZE)
+    kept = Retention(store, clock=lambda: now[0])
+    for key in ("a", "b"):
+        store.put(key, make_chunk())
+    kept.expire("a", 2)
+    kept.expire("b", 1)
+    due = []
+    for now[0] in (0.5, 1.0, 1.5, 2.0):
+        due.append(now[0] >= kept._next_due)
+        kept.tend()
+    assert due == [False, True, False, True]
+    assert not store.keys("")
+
+
 def test_a_hundred_thousand_pins_and_expiries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ENTRIES", 100)
     place = HungPlace()
