@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.core.selftest import SelfTest, self_test
+from ragboost.chunk_cache.core.self_test import SelfTest, self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.errors import ConfigError, import_extra
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.core.engine.self_test import LENGTH, self_test_engine
 from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
+from ragboost.chunk_cache.core.self_test import LENGTH, self_test_engine
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.ranks import Ranks, together
 from ragboost.chunk_cache.sglang.compat import (

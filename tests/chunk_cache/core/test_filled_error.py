@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.engine.self_test import _filled_error
 from ragboost.chunk_cache.core.fill import filled_error
+from ragboost.chunk_cache.core.self_test import _filled_error
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.core.selftest import self_test
+from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
 from ragboost.chunk_cache.model.pace import at_once

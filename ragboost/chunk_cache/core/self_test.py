@@ -1,19 +1,29 @@
-"""A self-test on the loaded model that compares chunk reuse with ordinary forward passes."""
+"""Compare reuse with ordinary forward passes, once, before the first request. Any difference beyond
+rounding keeps reuse off: a new version or kernel must never give wrong KV."""
 
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
+from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
+from ragboost.chunk_cache.core.fill import filled_error
 from ragboost.chunk_cache.core.measure import largest_error
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.reusable_model import ReusableModel, probe_tokens
+from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import UnsupportedModelError
 
+logger = logging.getLogger(__name__)
+
 LENGTH = 64
+_PREFIX = 40
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Maximum errors by dtype; 0.05 for lower precisions."""
 
@@ -73,3 +83,55 @@ def _moved_error(
         [layer.keys[:, :, start : start + len(chunk)] for layer in moved.layers],
         [layer.keys[:, :, len(system) :] for layer in cache.layers],
     )
+
+
+EngineForward = Callable[[Sequence[int], int, torch.Tensor], torch.Tensor]
+"""The engine's pass over the tokens of a prompt from a position on, whose KV is in slots; returns
+the last row's output as `NestedModel.run` does."""
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def self_test_engine(
+    filler: SlotFiller,
+    forward: EngineForward,
+    slots: torch.Tensor,
+    other_slots: torch.Tensor,
+    *,
+    vocabulary: int,
+) -> dict[str, float]:
+    """Compare a nested pass with the engine's own, in unused slots, twice `LENGTH`, and return the
+    errors relative to the largest value. Raises `UnsupportedModelError`."""
+    model = filler.model
+    tokens = probe_tokens(LENGTH, vocabulary)
+    ordinary = forward(tokens, 0, slots)
+    cache = model.empty_cache(LENGTH)
+    full = model.forward(tokens, cache, plan=ForwardPlan(torch.arange(LENGTH, device=model.device)))
+    assert full is not None, "no observer stops this pass"
+    read = filler.read(tokens, slots)
+    filler.write(cache.layers, other_slots[:_PREFIX], start=0)
+    resumed = forward(tokens, _PREFIX, other_slots)
+    computed = [(layer.keys, layer.values) for layer in cache.layers]
+    errors = {
+        "full_error": largest_error([full], [ordinary]),  # of the last row
+        "read_error": max(map(largest_error, read.layers, computed)),  # of KV out of the slots
+        "written_error": largest_error([resumed], [ordinary]),  # over KV written to other slots
+        "filled_error": _filled_error(filler, tokens, read),  # through store, plan and filling
+    }
+    check_errors(model, errors)
+    return errors
+
+
+def _filled_error(filler: SlotFiller, tokens: list[int], read: ChunkKV) -> float:
+    """Return the error of filling; by another backend if the filler's own fails on a rank."""
+    model, error = filler.model, math.nan
+    try:
+        error = filled_error(model, tokens, read, backend=filler.backend)
+        check_errors(model, {"filled_error": error})
+        is_fine = True
+    except (UnsupportedModelError, ImportError, RuntimeError):
+        logger.warning("the attention backend of chunk reuse is replaced", exc_info=True)
+        is_fine = False
+    if model.ranks.agree(is_fine):
+        return error
+    filler.backend = make_backend("tiled")
+    return filled_error(model, tokens, read, backend=filler.backend)
