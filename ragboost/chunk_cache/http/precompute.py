@@ -1,13 +1,14 @@
 """Let a running engine store and measure the documents of a corpus: each alone behind the system
 prompt, then behind its neighbours, as `cachecraft` and `hybrid-offline` need."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
+from ragboost.chunk_cache.precompute.prompts import fitting
 
 SEPARATOR = "\n\n"
 QUESTION = "What follows?"
@@ -46,7 +47,8 @@ def prepare(
         return number, client.complete(*_prompt([texts[number]], system), options)
 
     def measure(number: int) -> tuple[int, dict[str, Any]]:
-        near = _fitting(neighbours[number], lengths, own=number, room=client.max_tokens - ROOM)
+        others = [other for other in neighbours[number] if other != number]
+        near = fitting(others, lengths, room=client.max_tokens - ROOM - lengths[number])
         if not near:
             return number, {}
         options = {"reuse": {"policy": "reuse", "ratio": 0.0}, "measure": True}
@@ -80,19 +82,6 @@ def _prompt(
         at += len(part) + len(_gap(part))
     content = "".join([f"{part}{_gap(part)}" for part in parts]) + QUESTION
     return [*messages, {"role": "user", "content": content}], positions
-
-
-def _fitting(near: Iterable[int], lengths: Sequence[int], *, own: int, room: int) -> list[int]:
-    """Return the closest neighbours that fit into the context before a document, in order."""
-    room -= lengths[own]
-    fitting: list[int] = []
-    for other in reversed(list(near)):
-        room -= lengths[other]
-        if room < 0:
-            break
-        if lengths[other] and other != own:
-            fitting.append(other)
-    return fitting[::-1]
 
 
 def _gap(part: str) -> str:

@@ -10,6 +10,7 @@ from ragboost.chunk_cache.core.loading import load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
 from ragboost.chunk_cache.precompute.corpus import CorpusChunk, PrecomputeOutcome, precompute
+from ragboost.chunk_cache.precompute.prompts import fill_template
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
@@ -37,9 +38,10 @@ def run(
     adapter, tokenizer, _ = load(model, device=device)
     if tokenizer is None:
         raise ChunkCacheError(f"{model} has no tokenizer, which a corpus of texts needs")
+    texts = [fill_template(template or TEMPLATE, document) for document in documents]
     chunks = [
-        CorpusChunk(_identity(document), _ids(tokenizer, template or TEMPLATE, document))
-        for document in documents
+        CorpusChunk(_identity(document), tuple(tokenizer.encode(text, add_special_tokens=False)))
+        for document, text in zip(documents, texts, strict=True)
     ]
     reuse = ChunkReuse(adapter, TieredStore(host_bytes=working_bytes))
     catalog = ChunkCatalog(out)
@@ -60,13 +62,6 @@ def run(
 def _identity(document: Document) -> str:
     """Return a document's id, so that a changed text is noticed; its key if it has none."""
     return f"key {document.key}" if document.id is None else json.dumps(document.id)
-
-
-def _ids(tokenizer: Any, template: str, document: Document) -> tuple[int, ...]:
-    title = document.title or ""
-    text = template.replace("{title}\n", f"{title}\n" if title else "")
-    text = text.replace("{title}", title).replace("{text}", document.text)
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _figures(outcome: PrecomputeOutcome, catalog: ChunkCatalog) -> dict[str, Any]:

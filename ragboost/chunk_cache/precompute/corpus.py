@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.precompute.catalog import ChunkCatalog, PreparedChunk, recipe_of
 from ragboost.chunk_cache.precompute.prime import prime
+from ragboost.chunk_cache.precompute.prompts import fitting
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.errors import ChunkCacheError
 
@@ -53,10 +54,13 @@ def precompute(
             _drop(disk, catalog, document)
             outcome.num_removed += 1
     _keep_system(reuse, disk, system)
+    lengths, room = [len(chunk.tokens) for chunk in chunks], max_tokens - len(system) - 1
     for number, chunk in enumerate(chunks):
-        near = _fitting(chunks, neighbours[number], room=max_tokens - len(system) - 1, own=chunk)
+        others = [other for other in neighbours[number] if chunks[other].tokens != chunk.tokens]
+        near = fitting(others, lengths, room=room - lengths[number])
         if chunk.tokens:
-            _update(reuse, disk, catalog, system, chunk, near, outcome)
+            before = [chunks[other].tokens for other in near]
+            _update(reuse, disk, catalog, system, chunk, before, outcome)
         if on_progress is not None:
             on_progress(number + 1)
     outcome.seconds = time.perf_counter() - begin
@@ -112,22 +116,6 @@ def _drop(disk: DiskTier, catalog: ChunkCatalog, document: str) -> None:
     catalog.forget(document)
     if entry is not None and not catalog.keeps(entry.key):
         disk.remove(entry.key)
-
-
-def _fitting(
-    chunks: Sequence[CorpusChunk], numbers: Sequence[int], *, room: int, own: CorpusChunk
-) -> list[tuple[int, ...]]:
-    room -= len(own.tokens)
-    fitting: list[tuple[int, ...]] = []
-    for number in reversed(numbers):
-        tokens = chunks[number].tokens
-        if not tokens or tokens == own.tokens:
-            continue
-        room -= len(tokens)
-        if room < 0:
-            break
-        fitting.append(tokens)
-    return fitting[::-1]
 
 
 def _size(catalog: ChunkCatalog, key: str) -> int:
