@@ -260,6 +260,11 @@ class ProxySettings(Section):
         description='File with the keys as JSON, {"TEAM": ["KEY", ...], ...}, read again when it '
         "changes; instead of `api_keys`. A key counts until it is removed.",
     )
+    priorities: dict[str, Annotated[int, Field(ge=-(2**31), lt=2**31)]] = Field(
+        {},
+        description="By team of `api_keys_file`: the least `priority` of its completions, of "
+        "which vLLM begins with the lowest; a client's own counts if it is greater.",
+    )
     forwarded_paths: tuple[str, ...] = Field(
         (),
         description="Paths of the backend that clients may use, beside those for inference; each "

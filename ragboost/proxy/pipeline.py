@@ -26,6 +26,7 @@ from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import Parse, RequestObserver, choose_arm
+from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import OrderComparison, ShadowTrial
@@ -92,6 +93,7 @@ class BoostPipeline:
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
         self._stable = StableOrder.of(settings) if shadow is None else None
+        self._priorities = Priorities(settings.proxy.priorities)
         self._histories = Histories(settings.session)
         self._logged: set[str] = set()
 
@@ -116,13 +118,13 @@ class BoostPipeline:
             history: what the engine was sent for the earlier messages; not kept here.
 
         Raises:
-            RequestError: the `ragboost` object is malformed.
+            RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
         """
         started = time.perf_counter()
         parse = partial(self._parse, headers=headers, session=session, team=team)
         upstream = UpstreamRequest(raw)
         try:
-            read = partial(self._read, raw, parse, has_chunks=has_stream_options)
+            read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
             request = await run_bytes(read, len(raw))
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
@@ -151,7 +153,8 @@ class BoostPipeline:
             await (asyncio.shield(work) if needs_thread(request) else work)
         return self._count(upstream, seconds=_seconds(started, admission))
 
-    def _read(self, raw: bytes, parse: Parse, *, has_chunks: bool) -> ParsedRequest:
+    def _read(self, raw: bytes, parse: Parse, *, team: str, has_chunks: bool) -> ParsedRequest:
+        raw = self._priorities.apply(raw, team)
         if self._stable is not None:
             raw = self._stable.apply(raw)
         request = parse(raw)

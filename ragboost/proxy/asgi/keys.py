@@ -33,6 +33,8 @@ class ApiKeys:
         """Return the keys of the clients; their file, if there is one, is added to the sources."""
         keys, path = cls(settings.proxy.api_keys), settings.proxy.api_keys_file
         if path is None:
+            if settings.proxy.priorities:
+                raise ConfigError("proxy.priorities needs the teams of proxy.api_keys_file")
             return keys
         if settings.proxy.api_keys:
             raise ConfigError("set either proxy.api_keys or proxy.api_keys_file")
@@ -80,7 +82,7 @@ def _read_teams(contents: bytes) -> list[tuple[bytes, str]]:
     except (ValueError, RecursionError):
         raise ConfigError("is not JSON") from None
     found = [
-        (_digest(key) if isinstance(key, str) and key else b"", _digest(f"named {name}").hex()[:16])
+        (_digest(key) if isinstance(key, str) and key else b"", team_of(name))
         for name, keys in (teams.items() if isinstance(teams, dict) else ())
         for key in (keys if isinstance(keys, list) else [keys])
     ]
@@ -89,6 +91,11 @@ def _read_teams(contents: bytes) -> list[tuple[bytes, str]]:
     if len(dict(found)) < len(found):
         raise ConfigError("has a key twice")
     return found
+
+
+def team_of(name: str) -> str:
+    """Return the team that has this name in the file of keys."""
+    return _digest(f"named {name}").hex()[:16]
 
 
 def _name(team: Sequence[SecretStr]) -> str:
