@@ -74,13 +74,7 @@ class Messages:
         return self._leading(*leading, layout, num_repeated=num_repeated, num_later=num_later)
 
     def _leading(
-        self,
-        slot: Slot,
-        group: Group,
-        layout: _Layout | None = None,
-        *,
-        num_repeated: int = 0,
-        num_later: int = 0,
+        self, slot: Slot, group: Group, layout: _Layout | None = None, **counts: int
     ) -> FoundDocuments:
         return FoundDocuments(
             query="",
@@ -88,8 +82,7 @@ class Messages:
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,
-            num_repeated=num_repeated,
-            num_later=num_later,
+            **counts,
             layout=layout or _Layout(_Place(slot, group), {}),
         )
 
@@ -128,7 +121,7 @@ class Messages:
         if sum(map(len, texts)) > _MAX_LINES:
             _check_lines(texts)
         # Citations by position count all document blocks of a request: none of them may move.
-        has_positions = any(
+        has_positions = len(texts) < len(slots) and any(
             isinstance(slot.value, list) and has_citations(slot.value) for slot in slots
         )
         places = [
