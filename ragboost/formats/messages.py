@@ -6,7 +6,6 @@ In later ones a text that occurred before becomes a reference. None leaves its t
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ragboost.config import Settings
@@ -72,17 +71,19 @@ class Messages:
             return FoundDocuments(
                 "", (), None, num_repeated=num_repeated, num_later=num_later, layout=layout
             )
-        found = self._leading(*leading)
-        return replace(found, num_repeated=num_repeated, num_later=num_later, layout=layout)
+        return self._leading(*leading, layout, num_repeated=num_repeated, num_later=num_later)
 
-    def _leading(self, slot: Slot, group: Group) -> FoundDocuments:
+    def _leading(
+        self, slot: Slot, group: Group, layout: _Layout | None = None, **counts: int
+    ) -> FoundDocuments:
         return FoundDocuments(
             query="",
             documents=tuple([self._pool.of(group.identity(block)) for block in group.blocks]),
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,
-            layout=_Layout(_Place(slot, group), {}),
+            **counts,
+            layout=layout or _Layout(_Place(slot, group), {}),
         )
 
     def replace(
@@ -120,7 +121,7 @@ class Messages:
         if sum(map(len, texts)) > _MAX_LINES:
             _check_lines(texts)
         # Citations by position count all document blocks of a request: none of them may move.
-        has_positions = any(
+        has_positions = len(texts) < len(slots) and any(
             isinstance(slot.value, list) and has_citations(slot.value) for slot in slots
         )
         places = [

@@ -69,7 +69,7 @@ def request_headers(headers: RawHeaders, *, is_read: bool = False) -> list[tuple
         headers: the client's.
         is_read: the proxy reads the response too, so ask for one without content coding.
     """
-    dropped = _NOT_FORWARDED | _connection_options(headers)
+    dropped = _with_connection_options(_NOT_FORWARDED, headers)
     forwarded = [header for header in headers if header[0] not in dropped]
     if is_read and any(name == _ENCODING for name, _ in forwarded):
         return with_header(forwarded, _ENCODING, b"identity")
@@ -81,16 +81,16 @@ def with_header(headers: RawHeaders, name: bytes, value: bytes) -> list[tuple[by
 
 
 def response_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    dropped = _HOP_BY_HOP | _connection_options(headers)
+    dropped = _with_connection_options(_HOP_BY_HOP, headers)
     return [header for header in headers if header[0] not in dropped]
 
 
-def _connection_options(headers: RawHeaders) -> frozenset[bytes]:
-    names: set[bytes] = set()
+def _with_connection_options(names: frozenset[bytes], headers: RawHeaders) -> frozenset[bytes]:
     for name, value in headers:
         if name == b"connection":
-            names.update(token.strip().lower() for token in value.split(b","))
-    return frozenset(names - {b"close", b"content-length", b"content-type"})
+            options = frozenset([token.strip().lower() for token in value.split(b",")])
+            names |= options - {b"close", b"content-length", b"content-type"}
+    return names
 
 
 def printable(text: str) -> str:

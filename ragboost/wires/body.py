@@ -93,7 +93,10 @@ def _messages(field: str, messages: list[Any], *, is_leading: bool) -> Iterator[
             yield from _content((*where, content_field), message.get(content_field), is_tool=True)
         elif role == "user" or role in ANY.instruction_roles:
             content = message.get(content_field)
-            yield from _content((*where, content_field), content, is_leading=is_leading)
+            if type(content) is str:  # most: one generator less
+                yield Slot((*where, content_field), content, False, is_leading)
+            else:
+                yield from _content((*where, content_field), content, is_leading=is_leading)
         is_leading = is_leading and role in ANY.instruction_roles
 
 

@@ -6,6 +6,7 @@ the object.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from typing import Any, NamedTuple, TypeGuard
 
 from ragboost.wires.registry import ADDITIVE_COUNTS, ALL_COUNTS, ANY
@@ -13,6 +14,9 @@ from ragboost.wires.wire import Names
 
 _MAX_COUNT = 2**53  # what a float holds exactly, as metrics do
 _OURS = "ragboost"
+_NAMES = [paths for paths in astuple(ALL_COUNTS) if isinstance(paths, tuple)]
+# Name and name within it, of each path; the second is empty for a path of one name.
+_STEPS = {path: path.partition(".")[::2] for paths in _NAMES for path in paths}
 _STREAMED = tuple([f'"{name}"'.encode() for name in ANY.usage])
 USAGE_START = re.compile(rb'"(?:%b)"\s*:\s*\{' % "|".join(ANY.usage).encode())
 OURS_START = re.compile(rb'"%b"\s*:\s*\{' % _OURS.encode())
@@ -130,10 +134,11 @@ def _counted(usage: Mapping[str, Any]) -> Usage | None:
 def _count(usage: Mapping[str, Any], paths: Names) -> int | None:
     """Return the first count at one of these paths."""
     for path in paths:
-        value = usage.get(path)
-        if "." in path:
-            name, _, inner = path.partition(".")
-            value = usage.get(name)
+        name, inner = _STEPS[path]
+        value = usage.get(name)
+        if value is None:
+            continue
+        if inner:
             if not isinstance(value, dict):
                 continue
             if inner == "*":

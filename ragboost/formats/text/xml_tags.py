@@ -81,8 +81,21 @@ def _closed_tags(text: str) -> Iterator[str]:
 def _elements(text: str, tag: str) -> list[_Found]:
     """Return all elements of a tag; none if they nest or one of them is not closed."""
     elements: list[_Found] = []
+    first = _MARKS[tag].search(text)
+    at = first.start() if first else -1
+    opener, closer = f"<{tag}>", f"</{tag}>"
+    while text.startswith(opener, at):  # elements of nothing but text, up to the first other mark
+        inner = at + len(opener)
+        inner_end = text.find("<", inner)
+        if inner_end <= inner or not text.startswith(closer, inner_end):
+            break
+        behind = inner_end + len(closer)
+        elements.append(_plain_block(text, at, behind, inner, inner_end))
+        check_number(elements)
+        if (at := text.find("<", behind)) < 0:
+            break
     start = inner = content = -1  # of the element that is open
-    for mark in _marks(text, tag):
+    for mark in _marks(text, tag, at):
         at, behind = mark.span()
         is_closer = text[at + 1] == "/"
         if not is_closer and text[behind - 1] == ">":
@@ -109,16 +122,15 @@ def _elements(text: str, tag: str) -> list[_Found]:
     return elements if start < 0 else []
 
 
-def _marks(text: str, tag: str) -> Iterator[re.Match[str]]:
-    """Yield the marks of a tag.
+def _marks(text: str, tag: str, at: int) -> Iterator[re.Match[str]]:
+    """Yield the marks of a tag from a `<` on.
 
     While `<` is rare, `find` is many times faster than the regular expression's own search.
     """
-    pattern, num = _MARKS[tag], 0
-    at = text.find("<")
+    pattern, num, begin = _MARKS[tag], 0, at
     while at >= 0:
         num += 1
-        if at < (num - _FEW_MARKS) * _CHARACTERS_PER_MARK:
+        if at - begin < (num - _FEW_MARKS) * _CHARACTERS_PER_MARK:
             yield from pattern.finditer(text, at)
             return
         if mark := pattern.match(text, at):
@@ -173,10 +185,11 @@ def _number_attribute(run: list[_Element]) -> str | None:
 
 
 def _plain_block(text: str, start: int, end: int, inner: int, inner_end: int) -> DocumentBlock:
-    if text[inner].isspace() or text[inner_end - 1].isspace():
-        inner, inner_end = strip(text, inner, inner_end)
+    padded = text[inner:inner_end]
+    proper = padded.strip()
+    inner = inner_end - len(padded.lstrip())
     name = _tag_name(text, inner) if text[inner] == "<" else ""
-    return DocumentBlock(start, end, text[inner:inner_end] or None, inner, inner_end, None, name)
+    return DocumentBlock(start, end, proper or None, inner, inner + len(proper), None, name)
 
 
 def _block(text: str, element: _Element, number: str | None) -> DocumentBlock:

@@ -143,7 +143,8 @@ class Connection(asyncio.Protocol):
         waiter: asyncio.Future[UpstreamResponse] = self._loop.create_future()
         self._waiter = waiter
         self._last_read = self._loop.time()
-        self._timer = self._loop.call_later(self._pool.read_timeout_s, self._check_timeout)
+        if self._timer is None:  # else that of an earlier request waits on, as long as is left
+            self._timer = self._loop.call_later(self._pool.read_timeout_s, self._check_timeout)
         if body:
             self._transport.writelines((head, body))
         else:
@@ -199,6 +200,7 @@ class Connection(asyncio.Protocol):
         self._is_unread = self._has_nothing_arrived()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
         self._transport = None
         if self._ends_at_close and exc is None and self._response is not None:
             self._end()
@@ -249,7 +251,6 @@ class Connection(asyncio.Protocol):
         if not self._has_ended and self._response is not None:
             self._has_ended = True
             self._response.finish()
-            self._stop_timer()
 
     def _release(self) -> None:
         self._waiter = self._response = None
@@ -268,6 +269,8 @@ class Connection(asyncio.Protocol):
 
     def _check_timeout(self) -> None:
         self._timer = None
+        if self._waiter is None:  # idle
+            return
         now, timeout = self._loop.time(), self._pool.read_timeout_s
         if self._is_paused:  # the proxy is not reading
             self._last_read = now

@@ -159,6 +159,30 @@ async def test_a_silent_server_is_a_timeout_before_and_inside_an_answer() -> Non
             await more
 
 
+async def test_each_request_of_a_connection_has_the_whole_read_timeout() -> None:
+    has_come = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if b"/silent" in head:
+                has_come.set()
+                await reader.read()
+                return
+            writer.write(OK + b"content-length: 2\r\n\r\nok")
+
+    clock = LoopClock()
+    async with backend(serve, read_timeout_s=2) as one:
+        assert await body_of(await one.request("GET", "/a", headers=[])) == b"ok"
+        await clock.advance(1)
+        request = asyncio.create_task(one.request("GET", "/silent", headers=[]))
+        await has_come.wait()
+        await clock.advance(1.5)
+        assert not request.done()
+        await clock.advance(1)
+        with pytest.raises(BackendTimeoutError):
+            await request
+
+
 async def test_connections_are_used_again_until_something_unasked_comes() -> None:
     ports: list[int] = []
 
