@@ -81,7 +81,20 @@ def read_json(data: bytes) -> dict[str, Any] | None:
 
 async def call_route(app: App, scope: Scope, path: str, fields: Any) -> dict[str, Any] | None:
     """POST JSON to a route with the headers, and so the rights, of a request; return its JSON."""
-    body = msgspec.json.encode(fields)
+    status, answer = await _call(app, scope, "POST", path, msgspec.json.encode(fields))
+    return read_json(answer) if status == 200 else None
+
+
+async def check_key(app: App, scope: Scope) -> None:
+    """Raise `RequestError` unless the server lets a request with these headers list its models."""
+    status, _ = await _call(app, scope, "GET", "/v1/models", b"")
+    if status in (401, 403):
+        error = RequestError("the engine's API key is missing or wrong")
+        error.status = status
+        raise error
+
+
+async def _call(app: App, scope: Scope, method: str, path: str, body: bytes) -> tuple[int, bytes]:
     status, parts = 500, []
 
     async def send(message: Message) -> None:
@@ -92,11 +105,11 @@ async def call_route(app: App, scope: Scope, path: str, fields: Any) -> dict[str
             parts.append(message.get("body", b""))
 
     inner = with_body_length({**scope, "query_string": b""}, len(body))
-    inner["path"] = scope.get("root_path", "") + path
+    inner["method"], inner["path"] = method, scope.get("root_path", "") + path
     inner["raw_path"] = inner["path"].encode()
     inner["state"] = dict(scope.get("state") or {})
     await app(inner, replay(body), send)
-    return read_json(b"".join(parts)) if status == 200 else None
+    return status, b"".join(parts)
 
 
 def with_body_length(scope: Scope, num_bytes: int) -> Scope:

@@ -34,6 +34,7 @@ from ragboost.chunk_cache.http.asgi import (
     Scope,
     Send,
     call_route,
+    check_key,
     read_body,
     read_json,
     refuse,
@@ -264,7 +265,7 @@ class ReuseMiddleware(ABC):
     ) -> FoundChunks:
         is_chat, prompt = scope["path"] == CHAT, fields.get("prompt")
         if not is_chat and isinstance(prompt, list):
-            is_ids = all(type(token) is int for token in prompt)
+            is_ids = all(type(token) is int and 0 <= token < 1 << 63 for token in prompt)
             spans = [(start, stop) for _, start, stop in positions]
             return FoundChunks(prompt, spans if is_ids else [])
         ids = await self._tokenize(scope, self.prompt_body(fields, is_chat=is_chat))
@@ -306,6 +307,7 @@ class ReuseMiddleware(ABC):
         if fields is not None and isinstance(extension, dict):
             self.defaults(scope)
             try:
+                await check_key(self._app, scope)
                 positions = read_positions(extension, is_chat=scope["path"] == CHAT)
                 if positions and self._has_more_than_memory:
                     found = await self._find(scope, fields, positions)
@@ -325,6 +327,7 @@ class ReuseMiddleware(ABC):
         extension = (fields or {}).get(FIELD) or {}
         self.defaults(scope)
         try:
+            await check_key(self._app, scope)
             if fields is None or not isinstance(extension, dict):
                 raise RequestError("the body must be a JSON object")
             is_chat = "messages" in fields

@@ -49,6 +49,7 @@ class FakeServer:
         self.bodies: list[dict[str, Any]] = []
         self.sender = ReportSender()
         self.renders = True
+        self.key = ""  # that clients must send to paths below /v1, as to vLLM
         self.answers_report = True  # as vLLM's responses do; SGLang's have no field for it
 
     def app(self) -> Starlette:
@@ -60,8 +61,15 @@ class FakeServer:
             "/generate": self.chat,
         }
         return Starlette(
-            routes=[Route(path, route, methods=["POST"]) for path, route in routes.items()]
+            routes=[
+                *(Route(path, route, methods=["POST"]) for path, route in routes.items()),
+                Route("/v1/models", self.models),
+            ]
         )
+
+    async def models(self, request: Request) -> Response:
+        is_right = request.headers.get("authorization", "") == self.key
+        return JSONResponse({"data": []}, 200 if is_right else 401)
 
     async def tokenize(self, request: Request) -> Response:
         body = await request.json()
@@ -416,6 +424,32 @@ def test_stored_chunks_are_listed_and_removed_over_http(served: Served, place: H
     )
     assert served.post({"ragboost": 7}, path="/chunk_store").status_code == 400
     assert not served.engine.bodies
+
+
+@pytest.mark.parametrize("path", ["/chunk_store", f"/chunk_prefetch{CHAT}"])
+def test_stored_chunks_are_reached_with_the_servers_key_only(
+    served: Served, place: HungPlace, path: str
+) -> None:
+    place.may_answer.set()
+    served.engine.key = "Bearer secret"
+    assert served.post(chat(), path).status_code == 401
+    assert served.post({"ragboost": {"store": 7}}, path).status_code == 401
+    served.client.headers["authorization"] = "Bearer secret"
+    assert served.post(chat(), path).status_code in (200, 202)
+
+
+@pytest.mark.parametrize("token", [2**63, 2**70, -1])
+def test_what_is_no_token_id_is_the_servers_to_refuse(
+    served: Served, place: HungPlace, token: int
+) -> None:
+    place.may_answer.set()
+    served.front.loads_first = True
+    body = {"prompt": [token] * 40, "ragboost": {"reuse": "approx", "chunks": [[0, 40]]}}
+    assert served.post(body, "/v1/completions").status_code == 200
+    assert served.engine.bodies[-1]["prompt"] == [token] * 40
+    assert served.exact("not_found") == 1
+    answer = served.post(body | {"ragboost": {"chunks": [[0, 40]]}}, "/chunk_store")
+    assert (answer.status_code, answer.json()["chunks"]) == (200, [])
 
 
 def test_metrics_show_what_the_engine_holds(served: Served, place: HungPlace) -> None:
