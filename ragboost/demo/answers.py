@@ -51,19 +51,19 @@ def ask_model(engine: EngineSettings, *, console: Console) -> list[Answers]:
         for question, names in _QUESTIONS
     ]
     with serve_demo(engine, boosted=False) as plain, serve_demo(engine, boosted=True) as boosted:
-        costs = asyncio.run(
+        answers = asyncio.run(
             replay_both(
                 Workload(turns, []), plain, boosted, max_tokens=_MAX_TOKENS, console=console
             )
         )
-    pairs = zip(_QUESTIONS, costs[0].sessions, costs[1].sessions, strict=True)
+    pairs = zip(_QUESTIONS, answers[0].sessions, answers[1].sessions, strict=True)
     return [
         Answers(
             question,
-            first.answer.strip(),
-            second.answer.strip(),
-            first.prompt_tokens - first.cached_tokens,
-            second.prompt_tokens - second.cached_tokens,
+            first.text.strip(),
+            second.text.strip(),
+            first.usage.prompt_tokens - (first.usage.cached_tokens or 0),
+            second.usage.prompt_tokens - (second.usage.cached_tokens or 0),
         )
         for (question, _), first, second in pairs
     ]

@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from ragboost.demo.replay import Cost, Costs
+from ragboost.demo.replay import WorkloadAnswers
+from ragboost.proxy.upstream.streamed_chat import StreamedAnswer
 
 _ROWS = (
     ("requests", "requests", "{:,}"),
@@ -21,7 +22,7 @@ _ROWS = (
 _RATIOS = ("prefill_tokens", "hit_rate", "ttft_p50_ms", "ttft_p95_ms")
 
 
-def summarize(plain: Costs, boosted: Costs) -> dict[str, Any]:
+def summarize(plain: WorkloadAnswers, boosted: WorkloadAnswers) -> dict[str, Any]:
     """Return `sessions`, `conversations`, `all`: each plain, boosted and the improvement."""
     parts = {
         "sessions": (plain.sessions, boosted.sessions),
@@ -31,19 +32,19 @@ def summarize(plain: Costs, boosted: Costs) -> dict[str, Any]:
     return {name: _compare(_sum(a), _sum(b)) for name, (a, b) in parts.items()}
 
 
-def _sum(costs: Sequence[Cost]) -> dict[str, float]:
-    prompt = sum(cost.prompt_tokens for cost in costs)
-    cached = sum(cost.cached_tokens for cost in costs)
-    ttft = sorted(cost.ttft_s * 1000 for cost in costs)
+def _sum(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
+    prompt = sum(answer.usage.prompt_tokens for answer in answers)
+    cached = sum(answer.usage.cached_tokens or 0 for answer in answers)
+    ttft = sorted(answer.ttft_s * 1000 for answer in answers)
     return {
-        "requests": len(costs),
+        "requests": len(answers),
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "prefill_tokens": prompt - cached,
         "hit_rate": round(cached / prompt, 4) if prompt else 0.0,
         "ttft_p50_ms": round(statistics.median(ttft), 1) if ttft else 0.0,
         "ttft_p95_ms": round(ttft[int(0.95 * (len(ttft) - 1))], 1) if ttft else 0.0,
-        "documents_deduplicated": sum(cost.documents_dropped for cost in costs),
+        "documents_deduplicated": sum(answer.documents_dropped for answer in answers),
     }
 
 

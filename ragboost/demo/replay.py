@@ -1,7 +1,6 @@
-"""Send the demo's requests to a chat server, one after another, over real HTTP and streams, and
-record the cost of each."""
+"""Send the demo's requests to a chat server, one after another, over real HTTP and streams."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -9,44 +8,37 @@ from ragboost.booster.booster import Booster
 from ragboost.config import BackendSettings, DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.demo.workload import Workload, WorkloadTurn
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.streamed_chat import STREAMED, ask_streamed
+from ragboost.proxy.upstream.streamed_chat import STREAMED, StreamedAnswer, ask_streamed
 
 MODEL = "demo"
 
 Message = dict[str, str]
 
 
-class Cost(NamedTuple):
-    prompt_tokens: int
-    cached_tokens: int
-    ttft_s: float  # time to the first token, in seconds
-    documents_dropped: int  # documents that were de-duplicated
-    answer: str = ""
-
-
-class Costs(NamedTuple):
-    sessions: list[Cost]
-    conversations: list[Cost]
+class WorkloadAnswers(NamedTuple):
+    sessions: list[StreamedAnswer]
+    conversations: list[StreamedAnswer]
 
 
 async def replay(
     workload: Workload, url: str, *, boosted: bool, max_tokens: int
-) -> AsyncGenerator[Cost]:
+) -> AsyncGenerator[StreamedAnswer]:
     """Send all sessions, then all conversations turn by turn with the whole history, and yield each
-    cost; the next request is sent when its cost is asked for. Plain requests carry the documents in
-    the prompt, as applications without RAGBoost write them."""
+    answer; the next request is sent when its answer is asked for. Plain requests carry the
+    documents in the prompt, as applications without RAGBoost write them."""
     with closing(Backend(BackendSettings(url=url))) as client:
         for turn in workload.sessions:
-            yield await _chat(client, _body([], turn, boosted=boosted, max_tokens=max_tokens))
+            body = _body([], turn, boosted=boosted, max_tokens=max_tokens)
+            yield await ask_streamed(client, body)
         for number, turns in enumerate(workload.conversations):
             history: list[Message] = []
             for turn in turns:
                 body = _body(history, turn, boosted=boosted, max_tokens=max_tokens)
                 if boosted:
                     body["ragboost"]["session_id"] = f"demo-{number}"
-                cost = await _chat(client, body)
-                history = [*body["messages"], {"role": "assistant", "content": cost.answer}]
-                yield cost
+                answer = await ask_streamed(client, body)
+                history = [*body["messages"], {"role": "assistant", "content": answer.text}]
+                yield answer
 
 
 def _body(
@@ -74,14 +66,3 @@ def _plain_prompt(turn: WorkloadTurn) -> str:
         hints=HintSettings(order=False, location=False),
     )
     return Booster(plain).boost(turn.question, turn.documents).render()
-
-
-async def _chat(client: Backend, body: Mapping[str, Any]) -> Cost:
-    answer = await ask_streamed(client, body)
-    return Cost(
-        answer.usage.prompt_tokens,
-        answer.usage.cached_tokens or 0,
-        answer.ttft_s,
-        answer.documents_dropped,
-        answer.text,
-    )

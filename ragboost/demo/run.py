@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ragboost.config import BackendSettings, EngineSettings, FormatSettings, IndexSettings, Settings
 from ragboost.demo.comparison import summarize
 from ragboost.demo.corpus import standard_library
-from ragboost.demo.replay import MODEL, Cost, Costs, replay
+from ragboost.demo.replay import MODEL, WorkloadAnswers, replay
 from ragboost.demo.workload import Workload, make_workload
+from ragboost.proxy.upstream.streamed_chat import StreamedAnswer
 from ragboost.retrieval import BM25Retriever
 from ragboost.serving import serve_in_thread
 
@@ -76,17 +77,19 @@ def serve_demo(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
 
 async def replay_both(
     workload: Workload, plain: str, boosted: str, *, max_tokens: int, console: Console
-) -> tuple[Costs, Costs]:
+) -> tuple[WorkloadAnswers, WorkloadAnswers]:
     columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn())
     total = len(workload.sessions) + sum(map(len, workload.conversations))
-    costs: list[list[Cost]] = [[], []]
+    answers: list[list[StreamedAnswer]] = [[], []]
     async with (
-        aclosing(replay(workload, plain, boosted=False, max_tokens=max_tokens)) as plain_costs,
-        aclosing(replay(workload, boosted, boosted=True, max_tokens=max_tokens)) as boosted_costs,
+        aclosing(replay(workload, plain, boosted=False, max_tokens=max_tokens)) as plain_answers,
+        aclosing(replay(workload, boosted, boosted=True, max_tokens=max_tokens)) as boosted_answers,
     ):
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             for _ in progress.track(range(total)):
-                costs[0].append(await anext(plain_costs))
-                costs[1].append(await anext(boosted_costs))
+                answers[0].append(await anext(plain_answers))
+                answers[1].append(await anext(boosted_answers))
     first = len(workload.sessions)
-    return Costs(costs[0][:first], costs[0][first:]), Costs(costs[1][:first], costs[1][first:])
+    return WorkloadAnswers(answers[0][:first], answers[0][first:]), WorkloadAnswers(
+        answers[1][:first], answers[1][first:]
+    )

@@ -14,9 +14,11 @@ from ragboost.demo import run_demo
 from ragboost.demo.answers import answer_table, ask_model
 from ragboost.demo.comparison import summarize, table
 from ragboost.demo.corpus import standard_library
-from ragboost.demo.replay import MODEL, Cost, Costs
+from ragboost.demo.replay import MODEL, WorkloadAnswers
 from ragboost.demo.workload import make_workload
+from ragboost.proxy.upstream.streamed_chat import StreamedAnswer
 from ragboost.retrieval import BM25Retriever
+from ragboost.wires.usage import Usage
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,8 +44,11 @@ def test_the_workload_is_the_same_for_the_same_seed() -> None:
 
 
 def test_the_summary_counts_what_the_engine_reported() -> None:
-    plain = Costs([Cost(100, 0, 0.2, 0), Cost(100, 50, 0.1, 0)], [])
-    boosted = Costs([Cost(100, 50, 0.1, 0), Cost(100, 75, 0.05, 2)], [])
+    def answer(cached_tokens: int, ttft_s: float, documents_dropped: int = 0) -> StreamedAnswer:
+        return StreamedAnswer("", Usage(100, cached_tokens), ttft_s, documents_dropped)
+
+    plain = WorkloadAnswers([answer(0, 0.2), answer(50, 0.1)], [])
+    boosted = WorkloadAnswers([answer(50, 0.1), answer(75, 0.05, 2)], [])
     result = summarize(plain, boosted)["sessions"]
     assert result["plain"]["hit_rate"] == 0.25
     assert result["boosted"]["prefill_tokens"] == 75
