@@ -52,18 +52,20 @@ class ChatEndpoint:
         timeout_s: float = 120.0,
         attempts: int = 6,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"an endpoint must begin with http:// or https://, got {url!r}")
+        try:
+            parts = urlsplit(url)
+            settings = BackendSettings(
+                url=f"{parts.scheme}://{parts.netloc}",
+                connect_timeout_s=timeout_s,
+                read_timeout_s=timeout_s,
+            )
+        except ValueError:
+            problem = f"an endpoint must begin with http:// or https:// and a host, got {url!r}"
+            raise ConfigError(problem) from None
         path = parts.path.rstrip("/")
         if not path.endswith(_ROUTE):
             path = (path or "/v1") + _ROUTE
         self._target = path + (f"?{parts.query}" if parts.query else "")
-        settings = BackendSettings(
-            url=f"{parts.scheme}://{parts.netloc}",
-            connect_timeout_s=timeout_s,
-            read_timeout_s=timeout_s,
-        )
         self._backend = Backend(settings)
         self.where = self._backend.url + path
         self._fields = {"model": model, "max_tokens": max_tokens, "temperature": 0, **(body or {})}

@@ -127,9 +127,10 @@ def test_a_refusal_is_not_repeated(reply: Reply, error: type[Exception], problem
     assert len(server.bodies) == 1
 
 
-def test_a_url_that_is_none_is_refused() -> None:
+@pytest.mark.parametrize("url", ["localhost:8000", "http://h:99999", "http://[::1", "ftp://h"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="must begin with http"):
-        ChatEndpoint("localhost:8000", model="m")
+        ChatEndpoint(url, model="m")
 
 
 def test_a_run_goes_on_where_it_stopped_and_asks_equal_prompts_once(
