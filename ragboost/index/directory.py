@@ -13,8 +13,8 @@ from ragboost.errors import ContextIndexError
 from ragboost.index.branch import Branch, common_length
 from ragboost.index.clearings import Clearings
 
-# Sequences, and documents, after which those of earlier sequences begin to be forgotten.
-_RECENT_PER_INDEX = 48
+# Documents, in all and distinct, after which those of earlier sequences begin to be forgotten.
+_RECENT_PER_INDEX = 720
 _MAX_RECENT = 50_000
 
 
@@ -36,7 +36,7 @@ class PrefixDirectory:
         self.max_visits = max_visits
         self._tick = 1
         self._clearings = Clearings()
-        # By document, the indexes that were sent it: of the last sequences, and of as many before.
+        # By document, the indexes that were sent it: of the last documents, and of as many before.
         self._recent: dict[Hashable, int] = {}
         self._earlier: dict[Hashable, int] = {}
         self._num_recent = 0
@@ -108,7 +108,7 @@ class PrefixDirectory:
     def note(self, documents: Sequence[Hashable], bit: int) -> None:
         """Note that an index is sent these documents."""
         self._members |= bit
-        self._num_recent += 1
+        self._num_recent += len(documents)
         max_recent = _RECENT_PER_INDEX * self._members.bit_count()
         if self._num_recent > max_recent or len(self._recent) > _MAX_RECENT:
             self._recent, self._earlier, self._num_recent = {}, self._recent, 0

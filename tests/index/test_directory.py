@@ -180,10 +180,17 @@ def test_fewer_visits_find_no_more(sent: list[Prefix], documents: Prefix) -> Non
 def test_documents_that_were_sent_long_ago_are_forgotten() -> None:
     directory = PrefixDirectory()
     directory.note(("old",), 1)
-    for _ in range(500):
+    for _ in range(1_000):
         directory.note(("a", "b"), 1)
         directory.note(("b",), 2)
     assert directory.recent(("old", "a", "b", "new")) == [0, 1, 3, 0]
+
+
+def test_documents_sent_alone_are_recent_as_long_as_those_of_long_lists() -> None:
+    directory = PrefixDirectory()
+    for number in range(300):
+        directory.note((number,), 1)
+    assert directory.recent((0, 299)) == [1, 1]
 
 
 def test_an_index_that_leaves_was_sent_nothing() -> None:
