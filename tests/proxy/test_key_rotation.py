@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +147,25 @@ async def test_what_is_no_file_any_more_is_not_left_open(tmp_path: Path) -> None
     for _ in range(5):
         await file.refresh()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_key_costs_the_same_among_thousands(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    write(path, json.dumps({f"team {number}": [f"key {number}"] for number in range(30_000)}))
+    settings = Settings.model_validate({"proxy": {"api_keys_file": path}})
+    keys = ApiKeys.watched(settings, [])
+    calls = 0
+
+    def count(frame: object, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        team = keys.check([(b"authorization", b"Bearer key 29999")])
+    finally:
+        sys.setprofile(None)
+    assert team
+    assert calls < 100
+    with pytest.raises(UnauthorizedError):
+        keys.check([(b"authorization", b"Bearer key 30000")])

@@ -24,6 +24,8 @@ from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
 from ragboost.rewriting.rewriter import Rewriting
 
 _MAX_IN_FLIGHT = 8  # for each backend; further ones are dropped
+# Of bodies, for all backends: they are rendered beside requests, and kept until they are sent.
+_MAX_IN_FLIGHT_BYTES = 8 << 20
 _TIMEOUT_S = 2.0
 _CREDENTIALS = (b"authorization", b"x-api-key")
 _PATHS: Mapping[str, str] = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
@@ -38,6 +40,7 @@ class ChunkAnnouncer:
         self._probe, self._label_template, self._count = probe, hints.label_template, count
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: Counter[Backend] = Counter()
+        self._in_flight_bytes = 0
 
     def announce(self, headers: RawHeaders, admission: Admission) -> None:
         """Announce a request that waits for a backend, if that helps; return at once."""
@@ -46,21 +49,25 @@ class ChunkAnnouncer:
             return
         if self._probe.recompute_ratio(request.options.get("reuse")) is None:
             return  # it reuses nothing
-        if self._in_flight[backend] >= _MAX_IN_FLIGHT:
+        size = len(request.body.raw)
+        is_full = self._in_flight_bytes + size > _MAX_IN_FLIGHT_BYTES
+        if is_full or self._in_flight[backend] >= _MAX_IN_FLIGHT:
             self._count("dropped")
             return
         self._in_flight[backend] += 1
+        self._in_flight_bytes += size
         task = asyncio.create_task(self._send(request, headers, backend))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._end, backend))
+        task.add_done_callback(partial(self._end, backend, size))
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _end(self, backend: Backend, task: asyncio.Task[None]) -> None:
+    def _end(self, backend: Backend, size: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._in_flight_bytes -= size
         self._in_flight[backend] -= 1
         if not self._in_flight[backend]:
             del self._in_flight[backend]  # it may have been removed

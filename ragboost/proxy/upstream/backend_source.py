@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import TypeAdapter, ValidationError
@@ -40,14 +41,20 @@ class _Addresses:
             raise ConfigError("backend.dns needs a backend.url with http")
         self._follow = follow
         self._problem: str | None = None
+        self._lookup: asyncio.Task[list[Any]] | None = None  # that has not been read
 
     async def refresh(self) -> None:
         host, port = self._parts.hostname, self._parts.port or 80
+        if self._lookup is None:  # one that hangs keeps its thread: there is never a second
+            loop = asyncio.get_running_loop()
+            answer = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self._lookup = asyncio.ensure_future(answer)
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                found = await asyncio.get_running_loop().getaddrinfo(
-                    host, port, type=socket.SOCK_STREAM
-                )
+            await asyncio.wait([self._lookup], timeout=_TIMEOUT_S)
+            if not self._lookup.done():
+                raise TimeoutError
+            lookup, self._lookup = self._lookup, None
+            found = lookup.result()
         except (OSError, UnicodeError) as error:  # TimeoutError is one
             problem = str(error) or "no answer"
             if problem != self._problem:

@@ -1,5 +1,6 @@
 """A request that waits is announced to its backend, whose chunks load meanwhile."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ragboost.proxy.routing import chunk_announcer
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -123,3 +125,24 @@ def test_announcements_that_hang_are_bounded_and_delay_nothing() -> None:
             eventually(lambda: num_announced(proxy, "dropped"), equals=3)
             eventually(lambda: len(engine.prefetches), equals=8)
         assert len(engine.completions) == 12
+
+
+def test_what_is_large_is_dropped_before_it_takes_a_thread_or_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = body()
+    size = len(json.dumps(small))
+    monkeypatch.setattr(chunk_announcer, "_MAX_IN_FLIGHT_BYTES", 3 * size)
+    with FakeEngine(chunk_reuse=LOADS) as engine:
+        engine.prefetch_status = None  # never answers
+        large = body(user="u" * 3 * size)
+        with waiting(engine, large, *[small] * 3) as proxy:
+            eventually(lambda: num_announced(proxy, "dropped"), equals=1)
+            eventually(lambda: len(engine.prefetches), equals=3)
+            eventually(lambda: num_announced(proxy, "failed"), equals=3)
+            waiter = threading.Thread(target=post, args=(proxy.url, small))
+            waiter.start()
+            eventually(lambda: len(engine.prefetches), equals=4)  # there is room again
+            engine.release()
+            waiter.join()
+        assert len(engine.completions) == 6

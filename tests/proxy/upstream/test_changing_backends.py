@@ -12,8 +12,9 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
+from ragboost.proxy.upstream import backend_source
 from ragboost.proxy.upstream.backends import Backends
-from tests.eventually import eventually
+from tests.eventually import DEADLINE_S, eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
 
@@ -204,6 +205,33 @@ async def test_all_addresses_of_a_host_are_backends_and_a_failure_keeps_them(
         names.append([backend.name for backend in backends.all])
     assert names == [["10.0.0.1:8000", "10.0.0.2:8000"]] * 2 + [["10.0.0.3:8000"]]
     assert caplog.text.count("the last addresses still count") == 1
+
+
+async def test_a_lookup_that_hangs_takes_one_thread_and_counts_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_answer, asked = threading.Event(), threading.Semaphore(0)
+
+    def look_up(host: str, port: int, *_: object, **__: object) -> list[object]:
+        asked.release()
+        may_answer.wait()
+        return [(socket.AF_INET, None, 6, "", ("10.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(backend_source, "_TIMEOUT_S", 0.01)
+    settings = Settings.model_validate({"backend": {"dns": True, "url": "http://vllm.svc:8000"}})
+    backends = Backends.of(settings)
+    try:
+        for _ in range(5):
+            await backends.sources[0].refresh()
+        assert asked.acquire(timeout=DEADLINE_S)
+        assert not asked.acquire(blocking=False)
+        assert backends.all == []
+    finally:
+        may_answer.set()
+    monkeypatch.setattr(backend_source, "_TIMEOUT_S", DEADLINE_S)
+    await backends.sources[0].refresh()
+    assert [backend.name for backend in backends.all] == ["10.0.0.1:8000"]
 
 
 def test_without_any_address_yet_a_request_is_told_to_come_back(start_proxy: Start) -> None:
