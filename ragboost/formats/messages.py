@@ -65,13 +65,11 @@ class Messages:
         references, num_repeated = self._references(leading, later)
         layout = _Layout(leading, references)
         num_later = sum(len(place.group.blocks) for place in later)
-        if leading is None:
-            if not num_repeated:
-                return None
-            return FoundDocuments(
-                "", (), None, num_repeated=num_repeated, num_later=num_later, layout=layout
-            )
-        return self._leading(*leading, layout, num_repeated=num_repeated, num_later=num_later)
+        if leading is not None:
+            return self._leading(*leading, layout, num_repeated=num_repeated, num_later=num_later)
+        if not num_repeated:
+            return None
+        return FoundDocuments("", (), None, (), 0, num_repeated, num_later, layout)
 
     def _leading(
         self, slot: Slot, group: Group, layout: _Layout | None = None, **counts: int

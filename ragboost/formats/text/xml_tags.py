@@ -43,7 +43,7 @@ class _Attribute(NamedTuple):
 
 
 class _Element(NamedTuple):
-    """An element with attributes or inner tags, or an empty one."""
+    """An element with attributes or inner tags, or behind such a one, or an empty one."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class _Element(NamedTuple):
     attributes: dict[str, _Attribute]
 
 
-_Found = _Element | DocumentBlock  # a block at once for all other elements
+_Found = _Element | DocumentBlock  # a block at once for elements of nothing but text
 
 
 def find(text: str) -> list[TextGroup]:
@@ -90,7 +90,9 @@ def _elements(text: str, tag: str) -> list[_Found]:
         if inner_end <= inner or not text.startswith(closer, inner_end):
             break
         behind = inner_end + len(closer)
-        elements.append(_plain_block(text, at, behind, inner, inner_end))
+        padded = text[inner:inner_end]
+        proper, inner = padded.strip(), inner_end - len(padded.lstrip())
+        elements.append(DocumentBlock(at, behind, proper or None, inner, inner + len(proper)))
         check_number(elements)
         if (at := text.find("<", behind)) < 0:
             break
@@ -111,12 +113,8 @@ def _elements(text: str, tag: str) -> list[_Found]:
         elif at >= inner:  # else it is part of an attribute
             if not is_closer:
                 return []
-            behind_name = start + 1 + len(tag)
-            if inner == behind_name + 1 and content < 0 and inner < at and text[inner] != "<":
-                elements.append(_plain_block(text, start, behind, inner, at))
-            else:
-                attributes = _attributes(text, behind_name, inner)
-                elements.append(_Element(start, behind, inner, at, content, attributes))
+            attributes = _attributes(text, start + 1 + len(tag), inner)
+            elements.append(_Element(start, behind, inner, at, content, attributes))
             check_number(elements)
             start = -1
     return elements if start < 0 else []
@@ -182,14 +180,6 @@ def _number_attribute(run: list[_Element]) -> str | None:
         ):
             return name
     return None
-
-
-def _plain_block(text: str, start: int, end: int, inner: int, inner_end: int) -> DocumentBlock:
-    padded = text[inner:inner_end]
-    proper = padded.strip()
-    inner = inner_end - len(padded.lstrip())
-    name = _tag_name(text, inner) if text[inner] == "<" else ""
-    return DocumentBlock(start, end, proper or None, inner, inner + len(proper), None, name)
 
 
 def _block(text: str, element: _Element, number: str | None) -> DocumentBlock:
