@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragboost.chunk_cache.http.fields import read_fields
 from ragboost.engine.loading import TUNED
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.graph.conversation import PromptWriter
 from ragboost.graph.layout import DepPrompt, LinearNode
-from ragboost.graph.request import parse_graph
+from ragboost.graph.request import FIELD, GraphFields
 from research.dependency_tuning import TuningExample, answer_loss, collate
 
 
@@ -40,7 +41,9 @@ def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[TuningExampl
         messages = [{"role": "user", "content": row["question"]}]
         if "system" in row:
             messages.insert(0, {"role": "system", "content": row["system"]})
-        prompt = writer.prompt(parse_graph(graph).paths, messages)
+        prompt = writer.prompt(
+            read_fields(GraphFields, graph, name=FIELD).request().paths, messages
+        )
         answer = (*chat.encode(row["answer"], add_special_tokens=False), *end)
         *before, task = prompt.nodes
         task = LinearNode(task.name, (*task.tokens, *answer), task.depends_on)

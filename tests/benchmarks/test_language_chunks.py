@@ -63,6 +63,7 @@ def _args(data: Path, **changes: Any) -> Namespace:
         "seed": 11,
         "documents": 3,
         "stored": "alone",
+        "bought": 0,
         "question_first": False,
         "longest": 260,
         "answer_tokens": 24,

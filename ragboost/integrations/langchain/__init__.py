@@ -33,3 +33,7 @@ def __getattr__(name: str) -> Any:
     from ragboost.integrations.langchain.middleware import BoostMiddleware
 
     return BoostMiddleware
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "BoostMiddleware"]
