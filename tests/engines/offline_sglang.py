@@ -12,6 +12,7 @@ import sglang
 import torch
 import zmq
 
+from ragboost.chunk_cache.http.reports import inbox_address
 from ragboost.chunk_cache.sglang.flags import BACKEND
 from tests.engines.offline import OfflineEngine
 from tests.engines.random_model import VOCABULARY, make_model
@@ -23,7 +24,7 @@ class Reports:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ragboost-"))
         self._socket = zmq.Context.instance().socket(zmq.PULL)
-        self._socket.bind(f"ipc://{self._folder / 'replies'}")
+        self._socket.bind(inbox_address(self._folder))
         self._next = 0
         self._early: dict[int, dict[str, Any]] = {}
 
