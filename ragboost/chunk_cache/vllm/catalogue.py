@@ -130,7 +130,7 @@ class ListStore:
 
 
 class RankCatalogue:
-    """What the ranks of a model, which are alike, report: the `WorkerView` of several."""
+    """Reports of a model's ranks, which are alike: the `WorkerView` of several."""
 
     can_measure = False  # the measures compare heads of all ranks
 
