@@ -69,9 +69,8 @@ def find_slots(body: Mapping[str, Any]) -> list[Slot]:
     if name := message_list(body):
         _add_messages(slots, name, body[name], is_leading=is_first)
         return slots
-    for name in ANY.prompts:
-        if isinstance(body.get(name), str):
-            slots.append(Slot((name,), body[name], is_leading=is_first))
+    texts = [name for name in ANY.prompts if isinstance(body.get(name), str)]
+    slots += [Slot((name,), body[name], is_leading=is_first) for name in texts]
     return slots
 
 
