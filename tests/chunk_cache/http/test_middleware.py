@@ -482,3 +482,9 @@ def test_only_the_holder_of_the_public_key_stores_for_all_tenants(served: Served
     assert plan_of(served)["public"] is True
     assert served.post(chat()).status_code == 200
     assert "public" not in plan_of(served)
+
+
+def test_a_store_of_several_workers_says_that_it_takes_no_commands(served: Served) -> None:
+    refused = served.post({"ragboost": {"store": {"action": "list"}}}, path="/chunk_store")
+    assert refused.status_code == 400
+    assert "several workers" in refused.text
