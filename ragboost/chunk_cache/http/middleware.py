@@ -244,8 +244,8 @@ class ReuseMiddleware(ABC):
         spans = found.present
         if not spans:
             raise ExactError("not_found")
-        if options is not None and self.loads_first:
-            await self._announce(found, fields, tenant=tenant, waits=True)
+        if options is not None:  # they load while the server renders and tokenises the prompt
+            await self._announce(found, fields, tenant=tenant, waits=self.loads_first)
         exact = [span for span in found.spans[:num_exact] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
