@@ -44,7 +44,6 @@ def order_piece(
     *,
     settings: Settings,
     corpus: Corpus | None = None,
-    improve_s: float = 0.0,
     start: BatchSummary,
 ) -> BatchSummary:
     """Order one window and write it into a folder; the same call again writes the same."""
@@ -57,7 +56,7 @@ def order_piece(
         read = job.read(
             file, rejects, start=span.start, is_full=lambda _: next(lines) >= span.num_lines
         )
-        planned = job.plan(improve_s)
+        planned = job.plan()
         job.write(file, ordered, positions, planned=planned)
         return start.with_window(job.catalog, planned, rejected=read.rejected)
 

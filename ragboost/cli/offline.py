@@ -46,9 +46,6 @@ def batch(
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
     ),
-    improve: float = typer.Option(
-        0.0, min=0.0, metavar="SECONDS", help="Search so long for a better plan."
-    ),
     window: int | None = typer.Option(
         None, min=1, metavar="LINES", help="Plan so many requests together; by default all."
     ),
@@ -89,7 +86,6 @@ def batch(
             settings=settings,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
             block_size=block_size,
-            improve_s=improve,
             window=window,
             strict=strict,
             on_progress=on_progress,

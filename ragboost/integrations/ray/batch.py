@@ -25,7 +25,6 @@ def run_batch_on_ray(
     corpus: Path | None = None,
     cache_tokens: int | None = None,
     block_size: int | None = None,
-    improve_s: float = 0.0,
     strict: bool = False,
     on_progress: Progress = lambda *_: None,
 ) -> BatchSummary:
@@ -49,7 +48,6 @@ def run_batch_on_ray(
             folder=str(folder),
             settings=settings or Settings(),
             corpus=str(corpus.resolve()) if corpus else None,
-            improve_s=improve_s,
             start=start,
         )
         with GrowingFiles(paths, fingerprint="", resume=False, start=start) as growing:
