@@ -14,6 +14,7 @@ import ctypes
 import gc
 import importlib
 import json
+import os
 import re
 import socket
 import sys
@@ -84,6 +85,7 @@ def memory_stages() -> dict[str, float]:
         "malloc free, MB": info.fordblks / _MB,
         "Python objects, MB": (anonymous - info.arena - info.hblkhd) / _MB,
         "Python blocks, thousands": sys.getallocatedblocks() / 1e3,
+        "threads of the pool": float(_num_pool_threads()),
     }
 
 
@@ -100,7 +102,13 @@ def containers() -> dict[str, list[int]]:
                 bound = getattr(value, "max_entries", getattr(value, "maxlen", 0))
                 row = found.setdefault(f"{kind.__name__}.{name}", [0, 0])
                 row[0], row[1] = row[0] + len(value), row[1] + (bound or 0)
+    found["threads of the pool"] = [_num_pool_threads(), min(32, (os.cpu_count() or 1) + 4)]
     return found
+
+
+def _num_pool_threads() -> int:
+    """Count the threads that asyncio starts when more work than before meets, up to its bound."""
+    return sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())
 
 
 def allocations() -> dict[str, int]:
