@@ -10,8 +10,8 @@ computed nothing, answers requests with new orders of the documents, each docume
   in the first one (`loaded_share_first`); of an engine that is started again,
   `loaded_share_restarted`.
 - `ttft_to_warm`: median time to the first token of these requests, divided by that of the first
-  engine, which has all KV in memory; both without a cached prefix, in turns. `cpu_to_warm`: the same
-  of the processor time of the engine's processes, which other work beside them does not change.
+  engine, which has all KV in memory; both without a cached prefix, in turns. `cpu_to_warm`: the
+  same of the processor time of the engine's processes, which other work hardly changes.
 - `max_logprob_difference`: greatest difference between the answers of both, over the twenty most
   likely first tokens, of the `num_compared` requests for which both took as many tokens from the
   store: a document that came too late is computed, which is another approximation.
