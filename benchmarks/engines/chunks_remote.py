@@ -55,7 +55,7 @@ def make_store(name: str) -> AbstractContextManager[Any]:
         return RedisServer()
     if (reason := mooncake.missing()) is not None:
         sys.exit(reason)
-    return MooncakeServer()
+    return MooncakeServer(size="1 GB")  # all documents fit
 
 
 def make_documents(count: int, *, words: int) -> list[str]:
