@@ -5,8 +5,9 @@
 Started by `benchmarks.proxy.soak`. A connection to PORT on loopback that sends `memory` gets one
 JSON object: malloc's bytes in use, those that are free but kept, which no object owns, and the rest
 of the process's own memory: Python's small objects and stacks. Knows glibc and Linux; elsewhere the
-object is empty. For `containers` it gets the entries of all that RAGBoost's objects keep. Bounds
-that are no settings are a fiftieth of what they are in the product, so that they are reached.
+object is empty. For `containers` it gets the entries of all that RAGBoost's objects keep, and for
+`allocations` the bytes allocated by each line, if `PYTHONTRACEMALLOC` is set. Bounds that are no
+settings are a fiftieth of what they are in the product, so that they are reached.
 """
 
 import ctypes
@@ -17,15 +18,18 @@ import re
 import socket
 import sys
 import threading
+import tracemalloc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ragboost.booster import tenants
 from ragboost.bounded_map import BoundedMap
 from ragboost.cli import main
 from ragboost.formats.documents import DocumentPool
+from ragboost.hosted.lint.conversations import LastPrompts
 from ragboost.proxy.observability.recent_requests import RecentRequests
 
 _MB = 1e6
@@ -44,6 +48,12 @@ _LOWERED = (
     "tokens.counter._MAX_WANTED",
     "tokens.counter._MAX_WANTED_BYTES",
 )
+_LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
+    (DocumentPool, "max_bytes"),
+    (RecentRequests, "max_labels"),
+    (LastPrompts, "max_prompts"),
+)
+_MODELS = 4  # whose documents are counted apart
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -93,6 +103,15 @@ def containers() -> dict[str, list[int]]:
     return found
 
 
+def allocations() -> dict[str, int]:
+    """Return the bytes that the lines of the program have allocated and not freed, if traced."""
+    if not tracemalloc.is_tracing():
+        return {}
+    gc.collect()
+    lines = tracemalloc.take_snapshot().statistics("lineno")
+    return {f"{line.traceback[0].filename}:{line.traceback[0].lineno}": line.size for line in lines}
+
+
 def _reachable() -> list[Any]:
     """Return what the other threads refer to; a frozen heap is not among `gc.get_objects()`."""
     modules = list(sys.modules.values())
@@ -126,17 +145,24 @@ def _lower_bounds() -> None:
         module, _, name = path.rpartition(".")
         room = importlib.import_module(f"ragboost.{module}")
         setattr(room, name, getattr(room, name) // _PART)
-    for kind, name in ((DocumentPool, "max_bytes"), (RecentRequests, "max_labels")):
+    for kind, name in _LOWERED_DEFAULTS:
         kind.__init__.__kwdefaults__[name] //= _PART
+    tenants._MAX_MODELS = _MODELS
+
+
+_ANSWERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "memory": memory_stages,
+    "containers": containers,
+    "allocations": allocations,
+}
 
 
 def _tell(listener: socket.socket) -> None:
     while True:
         connection, _ = listener.accept()
         with connection:
-            asked = connection.recv(64)
-            found = containers() if asked == b"containers" else memory_stages()
-            connection.sendall(json.dumps(found).encode())
+            answer = _ANSWERS[connection.recv(64).decode()]
+            connection.sendall(json.dumps(answer()).encode())
 
 
 def read_stages(port: int, what: str = "memory") -> dict[str, Any]:

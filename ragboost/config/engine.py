@@ -91,13 +91,6 @@ class EngineSettings(Section):
         description="File of `ragboost calibrate`, which decides `reuse_policy` and `reuse_ratio` "
         "for the model. None: those settings do.",
     )
-    reuse_keep_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Prompt tokens per layer and head that remain for decoding in requests with "
-        "chunk reuse, unless a request says; the others are evicted by the question's attention "
-        "(SnapKV). None: all.",
-    )
     reuse_attention: Literal["auto", "dense", "tiled", "varlen"] = Field(
         "auto",
         description="Attention of the passes that select tokens and compute chunks. auto: tiled; "

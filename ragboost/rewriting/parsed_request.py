@@ -238,8 +238,10 @@ def _set_links(
     request: ParsedRequest, shape: Format, found: FoundDocuments, *, scope: bytes
 ) -> None:
     body = request.body
-    if found.message is not None and body.messages:
-        request.links = chain_links(body.message_digests[: found.message + 1], seed=scope)
+    if body.messages and (found.message is not None or shape.in_place):
+        # Any message may have references, if no documents are to be ordered.
+        end = None if found.message is None else found.message + 1
+        request.links = chain_links(body.message_digests[:end], seed=scope)
         request.client_links = request.links
         if not shape.in_place:
             request.shape_beside, request.keys_beside = shape.name, found.keys

@@ -10,4 +10,3 @@ class PromptTokens(NamedTuple):
     token_ids: list[int]  # the whole prompt
     chunks: EngineChunkRequest | None = None  # how chunks are reused; None: computed exactly
     graph: GraphPrompt | None = None  # the same prompt as a tree; None: ordinary attention
-    keep_tokens: int | None = None  # that remain for decoding, see `snapkv.evict`; None: all

@@ -1,5 +1,6 @@
 """Conversations whose documents stand in the client's own messages, resent with every turn."""
 
+import json
 import random
 import re
 from typing import Any, ClassVar
@@ -98,4 +99,27 @@ def test_a_resent_message_keeps_or_lacks_the_order_hint_as_it_was_sent(
     written = contents(sent)[0]
     assert written.index("Number 0.") < written.index("Number 1."), "the cached one is in front"
     assert ("priority order" in written) == is_hinted
+    check_extends(later, sent)
+
+
+@pytest.mark.parametrize("session", [None, "named"])
+def test_references_in_tool_results_stay_when_later_documents_come_in_another_shape(
+    session: str | None,
+) -> None:
+    found = {"results": [{"text": text_of("alice", i)} for i in range(3)]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": json.dumps(found)}
+    passages = {"passages": True, "passage_min_bytes": 64, "passage_avg_bytes": 128}
+    with (
+        FakeEngine() as engine,
+        ProxyServer(proxy_settings(engine.url, dedup=passages)) as proxy,
+        httpx.Client(base_url=proxy.url) as client,
+    ):
+        chat = Chat(client, engine, session=session)
+        chat.messages = [{"role": "user", "content": "hi"}, result]
+        chat.ask("And again?")
+        chat.messages += [result, result]
+        sent = chat.ask("What do they say?")
+        assert contents(sent)[4].count("Please refer to the document") == 3
+        later = chat.ask("Who keeps them?", [{"text": text_of("bob", 1)}])
+
     check_extends(later, sent)
