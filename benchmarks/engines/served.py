@@ -100,6 +100,7 @@ class Served:
         tokens = {name: sum(each.sources[name] for each in self.answers) for name in SOURCES}
         computed = tokens["computed"] + tokens["recomputed"]
         return {
+            "requests": len(ttft),
             "hit_rate": round(counted.cached / max(counted.prompt, 1), 4),
             "ttft_p50_ms": round(statistics.median(ttft), 1),
             "ttft_p95_ms": round(quantiles[-1], 1),

@@ -114,7 +114,7 @@ class Messages:
         return put(body, slot.path, splice(at_path(body, slot.path), edits))
 
     def _places(self, body: Mapping[str, Any]) -> list[_Place]:
-        slots = list(find_slots(body))
+        slots = find_slots(body)
         texts = [slot.value for slot in slots if isinstance(slot.value, str)]
         if sum(map(len, texts)) > _MAX_LINES:
             _check_lines(texts)

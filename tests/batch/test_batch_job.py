@@ -1,8 +1,6 @@
 """A batch file comes out whole: every line written or rejected, every document kept."""
 
 import json
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -463,29 +461,3 @@ def test_memory_grows_with_requests_and_not_with_their_texts(tmp_path: Path) -> 
 
     peak(1)
     assert peak(4_000) < peak(40) + 1_000_000  # the file has 16 MB of text
-
-
-def test_a_longer_search_reports_its_seconds_and_saves_no_less(tmp_path: Path) -> None:
-    lines = [plain(names) for names in ("abcd", "bcde", "cdef", "abef", "acfg", "bdgh")]
-    reports: list[tuple[str, int, int]] = []
-
-    plain_summary, _ = run(tmp_path, lines)
-    summary, written = run(
-        tmp_path, lines, improve_s=0.05, on_progress=lambda *report: reports.append(report)
-    )
-
-    searched = [(done, total) for stage, done, total in reports if stage == "improving"]
-    assert searched[-1] == (50, 50)
-    assert sorted(line["id"] for line in written) == sorted(line["id"] for line in lines)
-    assert summary.after.cached_tokens >= plain_summary.after.cached_tokens
-
-
-def test_the_command_takes_the_seconds_of_the_search(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [plain("abc"), plain("cba")])
-    command = [sys.executable, "-m", "ragboost", "batch", str(source), "--improve", "0.05"]
-    command += ["-o", str(tmp_path / "out.jsonl"), "--json"]
-
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["after"]["hit_rate"] == 0.5

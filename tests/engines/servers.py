@@ -222,6 +222,16 @@ class EngineServer:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time that the server's processes have taken so far."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # a process that ends
+                fields = stat.read_text().rpartition(")")[2].split()
+                if self._process is not None and int(fields[2]) == self._process.pid:  # its group
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def log(self) -> str:
         """Return the server's output so far."""
         return (self._folder / "log").read_text(errors="replace")

@@ -86,6 +86,11 @@ def test_shuffled_arms_send_the_same_documents_with_and_without_hints() -> None:
     assert not any("priority" in p.messages[-1][1] for p in rendered("shuffled", *SINGLE))
 
 
+def test_the_reversed_arm_sends_the_least_relevant_document_first() -> None:
+    assert [order(one) for one in rendered("reversed", *SINGLE)] == ["DCBA", "ABCD", "EBAC"]
+    assert not any("priority" in p.messages[-1][1] for p in rendered("reversed", *SINGLE))
+
+
 def test_later_turns_refer_to_documents_behind_in_place_or_not_at_all() -> None:
     def last(name: str) -> str:
         return rendered(name, *TURNS)[1].messages[-1][1]

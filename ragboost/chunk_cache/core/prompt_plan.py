@@ -119,7 +119,8 @@ def plan_prompt(
         start, end = request.chunks[number]
         if end <= prefix_tokens or end >= len(tokens):  # in the prefix, or it has the last token
             continue
-        kv = library.find(key, tokens[start:end], is_first=number == 0)
+        is_plain = number == 0 or request.measure  # neighbours are those computed alone (eq. 10)
+        kv = library.find(key, tokens[start:end], is_first=is_plain)
         if kv is None:
             continue
         is_bought = number < request.exact_chunks

@@ -328,11 +328,14 @@ class Metrics:
     def count_usage(self, usage: Usage, *, bought_tokens: int | None = None) -> None:
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._cached_tokens.inc(usage.cached_tokens or 0)
-        self._written_tokens.inc(usage.cache_write_tokens or 0)
+        if usage.cache_write_tokens:
+            self._written_tokens.inc(usage.cache_write_tokens)
         if usage.reused_tokens:
             self._reused_tokens.inc(usage.reused_tokens)
-        self._recomputed_tokens.inc(usage.recomputed_tokens or 0)
-        self._bought_tokens.inc(bought_tokens or 0)
+        if usage.recomputed_tokens:
+            self._recomputed_tokens.inc(usage.recomputed_tokens)
+        if bought_tokens:
+            self._bought_tokens.inc(bought_tokens)
 
     def count_cost(self, dropped_tokens: int, cost: PromptCost | None) -> None:
         self._dropped_tokens.inc(dropped_tokens)

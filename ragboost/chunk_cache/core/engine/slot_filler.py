@@ -13,8 +13,10 @@ import torch
 from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.model.assemble import extract
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
 from ragboost.chunk_cache.model.pace import Pace, advance
@@ -34,7 +36,12 @@ class SlotFiller(ABC):
     ) -> None:
         settings.check_model(model)
         self.model = model
-        self.library = ChunkLibrary.of(model, store, has_public=bool(settings.public_key))
+        self.library = ChunkLibrary.of(
+            model,
+            store,
+            has_prepared=settings.prepared == "kv",
+            has_public=bool(settings.public_key),
+        )
         self.backend = make_backend(settings.backend)
         self._pace = Pace(rows)
         self._pass_began, self._pass_tokens = 0.0, 0  # of the engine's last pass
@@ -100,11 +107,23 @@ class SlotFiller(ABC):
         """Write a filled prompt's last tokens into slots, and measurements into the store."""
         with self.ordered():
             self.write(filled.cache.layers, slots, start=plan.stop - len(slots))
-            filled.cache.layers.clear()
             if filled.measure is not None:
-                start, stop = plan.request.chunks[-1]
-                key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
-                self.library.measure(key, filled.measure)
+                self._store_measured(plan, filled, filled.measure)
+            filled.cache.layers.clear()
+
+    def _store_measured(
+        self, plan: PromptPlan, filled: FilledPrompt, measure: ChunkMeasure
+    ) -> None:
+        start, stop = plan.request.chunks[-1]
+        key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
+        kv = None
+        if self.library.has_prepared:
+            kv = extract(
+                self.model, filled.cache, plan.tokens, start=start, stop=stop, is_exact=False
+            )
+            measures = {"sensitivity": measure.sensitivity, "influence": measure.influence}
+            kv = replace(kv.to(torch.device("cpu")), **measures)
+        self.library.measure(key, measure, behind=kv)
 
     def note_pass(self, num_tokens: int, *, began: float) -> None:
         self._pass_began, self._pass_tokens = began, num_tokens
