@@ -165,8 +165,8 @@ class DedupSettings(Section):
     passage_min_bytes: int = Field(
         512,
         ge=64,
-        description="Shortest passage; shorter repetitions are kept. The mean is twice as long, the "
-        "longest eight times.",
+        description="Shortest passage; shorter repetitions are kept. The mean is twice, the "
+        "longest eight times as long.",
     )
 
 
