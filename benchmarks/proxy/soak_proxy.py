@@ -55,6 +55,7 @@ _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
     (LastPrompts, "max_prompts"),
 )
 _MODELS = 4  # whose documents are counted apart
+_POOLS = ("asyncio_", "ThreadPoolExecutor-")  # uvloop's has the second name
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -107,8 +108,9 @@ def containers() -> dict[str, list[int]]:
 
 
 def _num_pool_threads() -> int:
-    """Count the threads that asyncio starts when more work than before meets, up to its bound."""
-    return sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())
+    """Count the threads of the event loop's pool, which starts one when more work meets than ever
+    before, up to its bound."""
+    return sum(thread.name.startswith(_POOLS) for thread in threading.enumerate())
 
 
 def allocations() -> dict[str, int]:
