@@ -39,6 +39,9 @@ class EngineChunkSettings:
     # mooncake://HOST:50051; empty for none
     remote: str = field(default="", repr=False)  # it may hold a password
     disk_bytes: int = 64 * _GIB  # capacity of the disk tier
+    # `faster`: prompts are filled where this takes less time than to compute them, as measured in
+    # this engine (with one rank); `always`: wherever enough is stored
+    fill: str = "faster"
     eviction: str = "heat"  # eviction policy of the store: heat, lru or lfu
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
@@ -63,6 +66,8 @@ class EngineChunkSettings:
         settings = cls(**{**({} if device == "cpu" else _ON_ACCELERATORS), **values})
         if settings.reuse not in ("exact", "approx"):
             raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
+        if settings.fill not in ("faster", "always"):
+            raise ConfigError(f"`fill` must be faster or always, got {settings.fill!r}")
         if settings.policy not in SERVED_POLICIES:
             raise ConfigError(
                 f"`policy` must be one of {', '.join(SERVED_POLICIES)}, got {settings.policy!r}"
