@@ -38,7 +38,8 @@ def make_texts(rng: random.Random, *, roots: int, paths: int) -> list[list[list[
 
     graph = []
     for _ in range(roots):
-        root, found = entity(), []
+        root = entity()
+        found: list[list[str]] = []
         while len(found) < paths:
             first = [root, rng.choice(_RELATIONS), entity()]
             count = min(rng.randint(2, 10), paths - len(found))
