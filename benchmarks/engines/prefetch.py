@@ -5,8 +5,8 @@
 The backend takes one request at a time, and decodes one while another waits in the proxy, whose
 documents are in Redis only. By turns the proxy announces them meanwhile, and does not.
 
-- `loaded_ahead`: of these documents, how many were loaded before the backend became free: when nine
-  tenths of the other request's tokens were there.
+- `loaded_ahead`: of these documents, how many were loaded before the backend became free: when
+  about half of the other request's tokens were there.
 - `wait_s`: median time from the last of these tokens to the waiting request's first.
 """
 
@@ -71,7 +71,7 @@ def take_turn(
             next(lines)  # it runs
             answer = threads.submit(client.post, _CHAT, json=body)
             for number, _ in enumerate(lines):
-                if number == int(1.8 * tokens):  # every other line is empty
+                if number == tokens:  # every other line is empty
                     loaded = num_loaded(server) - before
         free = time.perf_counter()
         usage = answer.result().json()["usage"]
@@ -134,7 +134,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--shape", choices=("tiny", "wide", "deep"), default="deep")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=120, help="of the request that decodes")
+    parser.add_argument("--tokens", type=int, default=160, help="of the request that decodes")
     parser.add_argument("--words", type=int, default=160, help="pairs of words in a document")
     parser.add_argument("--host-bytes", type=int, default=260 << 20)
     args = parser.parse_args()
