@@ -45,6 +45,7 @@ from scripts.processes import exit_on_sigterm
 MODELS = Path(__file__).parents[1] / "models" / "order"
 NUM_DOCUMENTS, MAX_TOKENS = 4, 130  # of a language model's prompt
 CAPACITY = 150_000  # tokens of its prefix cache: the arms share the documents of 200 questions
+ORDER_TEMPLATE = "RAGBOOST_HINTS__ORDER_TEMPLATE"
 LANGUAGE_ARMS = {
     "single": ("boosted", "boosted-no-hints", "shuffled"),
     "conversations": ("dedup", "dedup-in-place", "dedup-no-hints"),
@@ -165,17 +166,17 @@ def measure_language(model: Path, data: Path, args: Namespace) -> dict[str, Any]
     kept = args.parts / f"order-{model.name}-{args.dtype}.jsonl"
     options = ["--system", SYSTEM, "--max-tokens", "16", "--metric", "contains"]
     options += ["--concurrency", "4", "--answers", str(kept)]
-    changes = {}
-    if args.order_template:
-        changes["RAGBOOST_HINTS__ORDER_TEMPLATE"] = args.order_template
     results = {}
     with serve_in_thread(app) as url:
-        asked = {"url": url, "model": app.state.loaded.name, "settings": changes}
+        asked = {"url": url, "model": app.state.loaded.name}
         for name, rows in (("single", single), ("conversations", turns)):
             arms = [f"--arm={arm}" for arm in args.arm or LANGUAGE_ARMS[name]]
-            if rows:
-                found = evaluate(rows, args.parts, options=[*options, *arms], **asked)
-                results[name] = found
+            for template in (args.order_template or [None]) if rows else ():
+                settings = {ORDER_TEMPLATE: template} if template else {}
+                found = evaluate(
+                    rows, args.parts, options=[*options, *arms], settings=settings, **asked
+                )
+                results[f"{name}, {template}" if template else name] = found
     return results
 
 
@@ -207,7 +208,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="corpus of the documents of a language model")
     parser.add_argument("--dtype", default="auto", help="of a language model's weights")
     parser.add_argument("--arm", action="append", help="of a language model, repeatable")
-    parser.add_argument("--order-template", help="the order hint's text, with {order}")
+    parser.add_argument("--order-template", action="append", help="repeatable")
     parser.add_argument("--parts", type=Path, default=Path("order-parts"), help="kept answers")
     args = parser.parse_args()
     exit_on_sigterm()

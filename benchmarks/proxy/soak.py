@@ -212,6 +212,7 @@ def _read_values(proxy: _Watched) -> dict[str, float]:
             "threads": float(process.num_threads()),
         }
     values |= read_stages(proxy.memory_port)
+    values["threads"] -= values.get("threads of the pool", 0.0)  # which has a bound
     text = httpx.get(f"{proxy.url}/metrics", timeout=30).text
     for name, pattern in _GAUGES.items():
         if found := pattern.search(text):
@@ -319,7 +320,11 @@ def _containers(samples: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any
         for name in names
     }
     fullest = sorted(rows, key=lambda name: (-max(rows[name]["entries"]), name))
-    return {name: rows[name] for name in fullest if max(rows[name]["entries"]) >= _COUNTED}
+    return {
+        name: rows[name]
+        for name in fullest
+        if max(rows[name]["entries"]) >= _COUNTED or name.startswith("threads")
+    }
 
 
 def _grown_allocations(samples: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:

@@ -14,6 +14,7 @@ import ctypes
 import gc
 import importlib
 import json
+import os
 import re
 import socket
 import sys
@@ -54,6 +55,7 @@ _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
     (LastPrompts, "max_prompts"),
 )
 _MODELS = 4  # whose documents are counted apart
+_POOLS = ("asyncio_", "ThreadPoolExecutor-")  # uvloop's has the second name
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -84,6 +86,7 @@ def memory_stages() -> dict[str, float]:
         "malloc free, MB": info.fordblks / _MB,
         "Python objects, MB": (anonymous - info.arena - info.hblkhd) / _MB,
         "Python blocks, thousands": sys.getallocatedblocks() / 1e3,
+        "threads of the pool": float(_num_pool_threads()),
     }
 
 
@@ -100,7 +103,14 @@ def containers() -> dict[str, list[int]]:
                 bound = getattr(value, "max_entries", getattr(value, "maxlen", 0))
                 row = found.setdefault(f"{kind.__name__}.{name}", [0, 0])
                 row[0], row[1] = row[0] + len(value), row[1] + (bound or 0)
+    found["threads of the pool"] = [_num_pool_threads(), min(32, (os.cpu_count() or 1) + 4)]
     return found
+
+
+def _num_pool_threads() -> int:
+    """Count the threads of the event loop's pool, which starts one when more work meets than ever
+    before, up to its bound."""
+    return sum(thread.name.startswith(_POOLS) for thread in threading.enumerate())
 
 
 def allocations() -> dict[str, int]:

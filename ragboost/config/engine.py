@@ -125,13 +125,6 @@ class EngineSettings(Section):
         "dependency: dependency attention, which costs accuracy if the model was not tuned for it; "
         "auto: dependency for tuned models, else self.",
     )
-    graph_recompute_ratio: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of the paths' tokens to recompute with full attention, for models that "
-        "were not tuned.",
-    )
     graph_capacity_tokens: int = Field(
         65_536, ge=0, description="Tokens of relation paths whose KV is kept."
     )

@@ -27,6 +27,7 @@ _STATUS_LINES = {
 }
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUSES_WITHOUT_BODY = (204, 304)
+_FRAMING_HEADERS = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 class Wire(Protocol):
@@ -197,14 +198,14 @@ class HttpExchange:
         length: int | None = None
         for name, value in (*self._wire.default_headers, *headers):
             name = name.lower()
-            if name == b"content-length":
-                length = int(value)
-                if status == 204:
+            if name in _FRAMING_HEADERS:
+                if name == b"connection":
+                    self.keep_alive = self.keep_alive and b"close" not in value.lower()
+                elif name == b"content-length":
+                    length = int(value)
+                if name != b"content-length" or status == 204:
                     continue
-            if name == b"connection":
-                self.keep_alive = self.keep_alive and b"close" not in value.lower()
-            elif name != b"transfer-encoding":
-                lines.append(b"%b: %b" % (name, value))
+            lines.append(b"%b: %b" % (name, value))
         self._frame(status, length)
         # The rest of a request that is answered early is not read as the next one.
         self.keep_alive = self.keep_alive and self.is_received

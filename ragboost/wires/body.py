@@ -80,25 +80,35 @@ def _add_messages(slots: list[Slot], field: str, messages: list[Any], *, is_lead
         if not isinstance(message, dict):
             is_leading = False
             continue
-        role, kind, content = message.get("role"), message.get("type"), message.get(content_field)
-        kind = kind if isinstance(kind, str) else ""
-        path: Path = (field, at, content_field)
-        if not _MARKS.isdisjoint(message) and has_cache_mark(message):
-            pass
-        elif kind in ANY.result_items:
-            name = ANY.result_items[kind]
-            _add_content(slots, (field, at, name), message.get(name), is_tool=True)
-        elif kind in ANY.search_items and isinstance(message.get(ANY.search_items[kind]), list):
-            name = ANY.search_items[kind]
-            slots.append(Slot((field, at, name), message[name], is_tool=True))
+        role, content = message.get("role"), message.get(content_field)
+        is_instruction = role in instruction_roles
+        if "type" in message or type(content) is not str or not _MARKS.isdisjoint(message):
+            _add_message(slots, (field, at), message, is_leading=is_leading)
+        elif role == "user" or is_instruction:
+            slots.append(Slot((field, at, content_field), content, False, is_leading))
         elif role in ANY.tool_roles:
-            _add_content(slots, path, content, is_tool=True)
-        elif role == "user" or role in instruction_roles:
-            if type(content) is str:  # most
-                slots.append(Slot(path, content, False, is_leading))
-            else:
-                _add_content(slots, path, content, is_leading=is_leading)
-        is_leading = is_leading and role in instruction_roles
+            slots.append(Slot((field, at, content_field), content, True))
+        is_leading = is_leading and is_instruction
+
+
+def _add_message(
+    slots: list[Slot], path: Path, message: Mapping[str, Any], *, is_leading: bool
+) -> None:
+    role, kind, content_field = message.get("role"), message.get("type"), CONTENTS[str(path[0])]
+    kind = kind if isinstance(kind, str) else ""
+    if has_cache_mark(message):
+        return
+    if kind in ANY.result_items:
+        name = ANY.result_items[kind]
+        _add_content(slots, (*path, name), message.get(name), is_tool=True)
+    elif kind in ANY.search_items and isinstance(message.get(ANY.search_items[kind]), list):
+        name = ANY.search_items[kind]
+        slots.append(Slot((*path, name), message[name], is_tool=True))
+    elif role in ANY.tool_roles:
+        _add_content(slots, (*path, content_field), message.get(content_field), is_tool=True)
+    elif role == "user" or role in ANY.instruction_roles:
+        content = message.get(content_field)
+        _add_content(slots, (*path, content_field), content, is_leading=is_leading)
 
 
 def _add_content(

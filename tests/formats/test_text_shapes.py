@@ -307,7 +307,7 @@ def test_documents_are_found_among_many_other_tags(num_before: int) -> None:
 
     (group,) = find_groups(text)
 
-    assert [group.identity(block) for block in group.blocks] == documents
+    assert group.identities() == documents
 
 
 def test_nodes_of_several_loaders_keep_their_metadata() -> None:

@@ -13,7 +13,7 @@ from ragboost.engine.http.schemas import ChatCompletionRequest, ChatFields, Comp
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.errors import RequestError
-from ragboost.graph.conversation import GraphPrompt
+from ragboost.graph.layout import Layout
 
 
 class Prompts:
@@ -45,8 +45,8 @@ class Prompts:
             graph = self._graphs.prompt(
                 extension.graph, messages, template_kwargs=chat.template_kwargs
             )
-            if isinstance(graph, GraphPrompt):
-                return PromptTokens(graph.layout.tokens, graph=graph)
+            if isinstance(graph, Layout):
+                return PromptTokens(graph.tokens, graph=graph)
             return PromptTokens(graph)
         for number, _, stop in positions:
             if number >= len(messages):
