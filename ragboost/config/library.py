@@ -107,9 +107,9 @@ class OrderingSettings(Section):
         True, description="Reorder documents to extend a cached prefix. Off: relevance order."
     )
     tail: Annotated[str, AfterValidator(_check_order_policy)] = Field(
-        "relevance",
-        description="Order of the documents behind the cached prefix: by relevance, or by how "
-        "often recent requests had them together. One of "
+        "popularity",
+        description="Order of the documents behind the cached prefix: by how often recent requests "
+        "had them together if that is worth an order hint, or always by relevance. One of "
         f"{', '.join(f'`{name}`' for name in ORDER_POLICIES)}.",
     )
     prior: Path | None = Field(
@@ -192,7 +192,7 @@ class HintSettings(Section):
         "documents, beside the order hint, or in_place of the documents that they refer to.",
     )
     order_template: str = Field(
-        "Please read the context in the following priority order: {order} and answer the question.",
+        "Documents by relevance, most relevant first: {order}",
         description="Text of the order hint; {order} becomes the labels, most relevant first.",
     )
     label_template: str = Field(
