@@ -192,7 +192,7 @@ class HintSettings(Section):
         "documents, beside the order hint, or in_place of the documents that they refer to.",
     )
     order_template: str = Field(
-        "Please read the context in the following priority order: {order} and answer the question.",
+        "Documents by relevance, most relevant first: {order}",
         description="Text of the order hint; {order} becomes the labels, most relevant first.",
     )
     label_template: str = Field(
