@@ -71,12 +71,13 @@ class BoundedMap(Generic[K, V]):
 
     def put(self, key: K, value: V, *, size: int = 0) -> None:
         """Keep a value as just used; evict others, and at last it, while a bound is exceeded."""
-        old = self._entries.get(key)
-        self._entries[key] = (0.0 if self._ttl_s is None else self._clock(), size, value)
+        entries = self._entries
+        old = entries.get(key)
+        entries[key] = (0.0 if self._ttl_s is None else self._clock(), size, value)
         if old is not None:
             self.size -= old[1]
-            self._entries.move_to_end(key)
-        elif len(self._entries) > self.max_entries:
+            entries.move_to_end(key)
+        elif len(entries) > self.max_entries:
             self._evict()
         self.size += size
         while self._max_size is not None and self.size > self._max_size:

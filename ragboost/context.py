@@ -6,7 +6,7 @@ with equal leading documents begin with equal bytes.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 from ragboost.index import IndexEntry
 from ragboost.types import Document, Hint
@@ -62,13 +62,13 @@ class Context:
         hints = tuple([hint for hint in self.hints if hint.kind != "order"])
         return replace(self, hints=hints, is_order_hinted=False)
 
-    def recorded(self, entry: IndexEntry) -> "Context":
-        return replace(
-            self,
-            search_path=entry.search_path,
-            predicted_cached_tokens=entry.cached_tokens,
-            index_entry=entry if entry.documents else None,
-        )
+    def recorded(self, entry: IndexEntry) -> Self:
+        """Add its record in the index, once: for its maker, before others have it."""
+        put = object.__setattr__  # a copy takes ten times as long
+        put(self, "search_path", entry.search_path)
+        put(self, "predicted_cached_tokens", entry.cached_tokens)
+        put(self, "index_entry", entry if entry.documents else None)
+        return self
 
     def render(self) -> str:
         """Return the prompt: documents, hints and question; see `ragboost.context`."""

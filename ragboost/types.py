@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ DocumentId = str | int | float | bool | None
 """A document's id as the caller gave it: any JSON scalar. None: no id."""
 
 _MAX_BITS = 1024  # Python does not print integers of more than some thousand digits
-_PLAIN_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,39}")
+_MAX_LABEL = 40
+_PLAIN_LABEL = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.:\-]{{0,{_MAX_LABEL - 1}}}")
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -80,9 +82,14 @@ class Document:
         """
         if self.id is not None:
             name = self.id if isinstance(self.id, str) else json.dumps(self.id)
-            if _PLAIN_LABEL.fullmatch(name):
+            is_plain = name.isalnum() and name.isascii() and len(name) <= _MAX_LABEL
+            if is_plain or _PLAIN_LABEL.fullmatch(name):
                 return name
         return self.key[:8]
+
+
+KEY_OF = attrgetter("key")
+"""Of a document, for `map`: requests have dozens."""
 
 
 def document_key(text: str, *, id: DocumentId = None, title: str | None = None) -> str:  # noqa: A002
@@ -150,6 +157,8 @@ def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") ->
         isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence)
     ):
         raise InvalidDocumentError(f"{where} must be a list, got {_show(values)}", param=where)
+    if set(map(type, values)) == {Document}:
+        return list(values)  # type: ignore[arg-type]  # no other types
     return [
         value if type(value) is Document else as_document(value, where=f"{where}[{i}]")
         for i, value in enumerate(values)

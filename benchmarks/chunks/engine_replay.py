@@ -9,8 +9,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,16 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.types import Request
 
 MAX_MODEL_LEN = 32_768
+_KEEP_S = 20.0  # between two writings of the figures so far
 _UNORDERED = {"ordering": {"enabled": False}, "hints": {"order": False}}
 _RENT = {"backend": {"reuse_chunks": True}}
 REUSING = ("reuse", "both_rent", "both")
 ARMS = ("plain", "order", *REUSING)
 
 
-def make_modes(arms: Sequence[str], ratio: float) -> dict[str, Mode]:
+def make_modes(arms: Sequence[str], ratio: float, fill: str) -> dict[str, Mode]:
     """Return these arms; stored chunks are recomputed at this ratio."""
-    chunks = {"host_bytes": 2 << 30, "ratio": ratio}
+    chunks = {"host_bytes": 2 << 30, "ratio": ratio, "fill": fill}
     settings: dict[str, dict[str, Any]] = {
         "reuse": {**_UNORDERED, **_RENT},
         "both_rent": _RENT,
@@ -40,23 +42,40 @@ def make_modes(arms: Sequence[str], ratio: float) -> dict[str, Mode]:
 
 
 def measure_engine(args: argparse.Namespace) -> dict[str, Any]:
-    """Serve an engine for each mode, send the workload to all of them, and return the figures."""
-    name, requests = load(args)
+    """Send the workload to an engine for each arm, side by side or one after another."""
+    workload, requests = load(args)
     if args.disjoint:
         requests = [disjoint(request, number) for number, request in enumerate(requests)]
-    with serve(
-        make_modes(args.arms, args.ratio),
-        engine=args.engine,
-        cache_tokens=args.capacity_tokens,
-        max_model_len=MAX_MODEL_LEN,
-        shape=args.model,
-    ) as served:
-        figures = replay(served, requests, at_once=args.at_once, ratio=args.ratio)
-    named = {
-        name: getattr(args, name)
-        for name in ("engine", "texts", "at_once", "model", "hot", "disjoint")
+    facts = {
+        **{name: getattr(args, name) for name in ("engine", "texts", "k", "at_once", "model")},
+        **{name: getattr(args, name) for name in ("hot", "disjoint", "one_by_one", "fill")},
+        "workload": workload,
+        "requests": len(requests),
+        "cache_tokens": args.capacity_tokens,
+        "recompute_ratio": args.ratio,
     }
-    return {**named, "workload": name, "cache_tokens": args.capacity_tokens, **figures}
+    arms: dict[str, Any] = {}  # figures so far
+    kept_at = time.monotonic()
+
+    def keep(*, now: bool = False) -> None:
+        nonlocal kept_at
+        if now or (args.keep and time.monotonic() - kept_at > _KEEP_S):
+            arms.update(summaries(served))
+            kept_at = time.monotonic()
+            if args.keep:
+                args.keep.write_text(json.dumps({**facts, **compare(arms)}))
+
+    for group in [[arm] for arm in args.arms] if args.one_by_one else [args.arms]:
+        with serve(
+            make_modes(group, args.ratio, args.fill),
+            engine=args.engine,
+            cache_tokens=args.capacity_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            shape=args.model,
+        ) as served:
+            replay(served, requests, at_once=args.at_once, ratio=args.ratio, after_round=keep)
+            keep(now=True)
+    return {**facts, **compare(arms)}
 
 
 def load(args: argparse.Namespace) -> tuple[str, list[Request]]:
@@ -80,14 +99,21 @@ def about_hot_documents(requests: Sequence[Request], num: int) -> list[Request]:
 
 
 def replay(
-    served: Mapping[str, Served], requests: Sequence[Request], *, at_once: int, ratio: float
-) -> dict[str, Any]:
+    served: Mapping[str, Served],
+    requests: Sequence[Request],
+    *,
+    at_once: int,
+    ratio: float,
+    after_round: Callable[[], object],
+) -> None:
     """Send the requests on arrival; engines that reuse chunks have stored their documents before.
 
     A mode gets `at_once` requests before the next mode gets its round.
     """
     reuse: dict[str, Any] = {"policy": DEFAULT_POLICY}
-    stored = {arm: store_documents(served[arm], requests) for arm in REUSING if arm in served}
+    for arm in served:
+        if arm in REUSING:
+            store_documents(served[arm], requests)
     options = {**dict.fromkeys(REUSING, reuse), "both": {**reuse, "ratio": ratio}}
     bodies = {
         arm: [
@@ -96,17 +122,24 @@ def replay(
         ]
         for arm in served
     }
-    send_interleaved(served, {arm: rounds(sent, at_once) for arm, sent in bodies.items()})
-    arms: dict[str, Any] = {arm: served[arm].summary() for arm in served}
-    first = next(iter(arms.values()))  # plain, unless it is left out
+    by_arm = {arm: rounds(sent, at_once) for arm, sent in bodies.items()}
+    send_interleaved(served, by_arm, after_round=after_round)
+
+
+def summaries(served: Mapping[str, Served]) -> dict[str, Any]:
+    """Return the figures so far of the arms that have any; TTFT needs two answers."""
+    return {arm: served[arm].summary() for arm in served if len(served[arm].answers) > 1}
+
+
+def compare(arms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures by arm; those of a cut run are of each arm's own number of requests."""
+    first = next(iter(arms), "")  # plain, unless it is left out
     return {
-        "requests": len(requests),
-        "recompute_ratio": ratio,
-        "stored_ahead": stored.get("both"),
         "computed_tokens": {arm: figures["prefill_tokens"] for arm, figures in arms.items()},
         "hit_rate": {arm: figures["hit_rate"] for arm, figures in arms.items()},
         "ttft_median_s": {arm: figures["ttft_p50_ms"] / 1000 for arm, figures in arms.items()},
-        "ttft_ratio": {arm: ratios(first, arms[arm])["ttft_ratio"] for arm in served},
+        "engine_cpu_s": {arm: figures["engine_cpu_s"] for arm, figures in arms.items()},
+        "ttft_ratio": {arm: ratios(arms[first], arms[arm])["ttft_ratio"] for arm in arms},
         "arms": arms,
     }
 
@@ -120,7 +153,7 @@ def disjoint(request: Request, number: int) -> Request:
     return replace(request, documents=tuple(documents))
 
 
-def store_documents(served: Served, requests: Sequence[Request]) -> dict[str, Any]:
+def store_documents(served: Served, requests: Sequence[Request]) -> None:
     """Let an engine store all documents of these requests, as `ragboost precompute` does."""
     documents = {each.key: each for request in requests for each in request.documents}
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +162,5 @@ def store_documents(served: Served, requests: Sequence[Request]) -> dict[str, An
         corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
         command = [sys.executable, "-m", "ragboost", "precompute", "--engine", served.engine_url]
         command += ["--corpus", str(corpus), "--top-n", "0", "--concurrency", "1", "--json"]
-        done = subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True)
     served.reset()
-    counts: dict[str, Any] = json.loads(done.stdout)
-    return counts

@@ -20,6 +20,7 @@ from benchmarks.command import make_parser, report
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.tiered import TieredStore
+from research.snapkv import shortened_prefill
 from research.tasks import TASKS, make_prompts
 
 STEPS = 16
@@ -54,8 +55,8 @@ def step_ms(num_tokens: int, kept: list[int | None]) -> dict[str, float]:
     reuse.precompute(system, chunks)
     found = {}
     for keep in kept:
-        result = reuse.prefill(
-            system, chunks, question, policy="reuse", ratio=0.0, keep_tokens=keep
+        result = shortened_prefill(
+            reuse, system, chunks, question, policy="reuse", ratio=0.0, keep_tokens=keep
         )
         decode(adapter, result, [5])
         begin = time.process_time()
@@ -74,8 +75,8 @@ def scores(model: Path, prompts: int, kept: list[int | None]) -> dict[str, dict[
             right = 0
             for prompt in drawn:
                 reuse.precompute(prompt.system, prompt.chunks)
-                result = reuse.prefill(
-                    prompt.system, prompt.chunks, prompt.question, keep_tokens=keep
+                result = shortened_prefill(
+                    reuse, prompt.system, prompt.chunks, prompt.question, keep_tokens=keep
                 )
                 again = decode(adapter, result, list(prompt.question))
                 right += int(again.argmax()) == prompt.answer

@@ -10,7 +10,8 @@ computed nothing, answers requests with new orders of the documents, each docume
   in the first one (`loaded_share_first`); of an engine that is started again,
   `loaded_share_restarted`.
 - `ttft_to_warm`: median time to the first token of these requests, divided by that of the first
-  engine, which has all KV in memory; both without a cached prefix, in turns.
+  engine, which has all KV in memory; both without a cached prefix, in turns. `cpu_to_warm`: the
+  same of the processor time of the engine's processes, which other work hardly changes.
 - `max_logprob_difference`: greatest difference between the answers of both, over the twenty most
   likely first tokens, of the `num_compared` requests for which both took as many tokens from the
   store: a document that came too late is computed, which is another approximation.
@@ -41,6 +42,7 @@ class RemoteAnswer(NamedTuple):
     """One answer of an engine."""
 
     seconds: float  # to the first token, which is the whole answer
+    cpu_seconds: float  # of the engine's processes meanwhile
     loaded_tokens: int  # of the prompt that were not computed
     logprobs: dict[str, float]  # of the likeliest first tokens
 
@@ -53,7 +55,7 @@ def make_store(name: str) -> AbstractContextManager[Any]:
         return RedisServer()
     if (reason := mooncake.missing()) is not None:
         sys.exit(reason)
-    return MooncakeServer()
+    return MooncakeServer(size="1 GB")  # all documents fit
 
 
 def make_documents(count: int, *, words: int) -> list[str]:
@@ -81,13 +83,15 @@ def ask(server: EngineServer, texts: list[str], *, ratio: float) -> RemoteAnswer
         "top_logprobs": 20,
         "ragboost": {"reuse": {"policy": "gradual", "ratio": ratio}, "chunks": positions},
     }
-    begin = time.perf_counter()
+    cpu_begin, begin = server.cpu_seconds(), time.perf_counter()
     answer = server.post("/v1/chat/completions", body)
-    seconds = time.perf_counter() - begin
+    seconds, cpu_seconds = time.perf_counter() - begin, server.cpu_seconds() - cpu_begin
     origins = answer["usage"].get("ragboost", {})
     loaded = sum(origins.get(name, 0) for name in ("exact", "reused", "recomputed"))
     top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    return RemoteAnswer(seconds, loaded, {entry["token"]: entry["logprob"] for entry in top})
+    return RemoteAnswer(
+        seconds, cpu_seconds, loaded, {entry["token"]: entry["logprob"] for entry in top}
+    )
 
 
 def count_tokens(server: EngineServer, text: str) -> int:
@@ -125,7 +129,7 @@ def compare(args: argparse.Namespace, address: str) -> dict[str, Any]:
             second.start()
             second.complete([5] * 64, "warm-up")
             again = [ask(second, texts, ratio=args.ratio) for texts in requests[:2]]
-    colds = [cold for cold, _ in pairs]
+    colds, warms = [cold for cold, _ in pairs], [warm for _, warm in pairs]
     alike = [pair for pair in pairs if pair[0].loaded_tokens == pair[1].loaded_tokens]
     return {
         "store": args.store,
@@ -138,7 +142,10 @@ def compare(args: argparse.Namespace, address: str) -> dict[str, Any]:
         "loaded_share_restarted": _share(again, lengths),
         "ttft_s": statistics.median(cold.seconds for cold in colds),
         "ttft_to_warm": statistics.median(cold.seconds for cold in colds)
-        / statistics.median(warm.seconds for _, warm in pairs),
+        / statistics.median(warm.seconds for warm in warms),
+        "cpu_s": statistics.median(cold.cpu_seconds for cold in colds),
+        "cpu_to_warm": statistics.median(cold.cpu_seconds for cold in colds)
+        / statistics.median(warm.cpu_seconds for warm in warms),
         "num_compared": len(alike),
         "max_logprob_difference": max((_difference(*pair) for pair in alike), default=None),
     }

@@ -6,7 +6,7 @@ Knows workloads and request bodies. Does not know engines.
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
@@ -106,7 +106,12 @@ def rounds_of_sizes(bodies: Sequence[Body], sizes: Sequence[int]) -> list[Round]
     return [Round(bodies[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
-def send_interleaved(served: Mapping[str, Served], by_mode: Mapping[str, Sequence[Round]]) -> None:
+def send_interleaved(
+    served: Mapping[str, Served],
+    by_mode: Mapping[str, Sequence[Round]],
+    *,
+    after_round: Callable[[], object] = lambda: None,
+) -> None:
     """Send the first round of every mode, then the second ones, and so on."""
     started = time.monotonic()
     for number, row in enumerate(zip_longest(*by_mode.values()), 1):
@@ -117,6 +122,7 @@ def send_interleaved(served: Mapping[str, Served], by_mode: Mapping[str, Sequenc
                 served[mode].prepare(COMPLETIONS, group.before)
             served[mode].measure(COMPLETIONS, group.bodies)
         _progress(f"round {number} of {max(map(len, by_mode.values()))}", served, started)
+        after_round()
 
 
 def replay_turns(

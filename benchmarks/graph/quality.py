@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.command import make_parser, report
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
-from ragboost.graph.depcache import DepCache
+from ragboost.graph.depcache import DepCache, DepKV
 from ragboost.graph.layout import DepPrompt, Positions
 from research.graph_tasks import (
     SYSTEM,
@@ -31,6 +31,7 @@ from research.graph_tasks import (
     GraphQuestion,
     draw_cases,
 )
+from research.repair import repair
 
 MODELS = Path(__file__).parents[1] / "models" / "graph"
 POSITIONS: tuple[Positions, ...] = ("depth", "preorder")
@@ -51,21 +52,22 @@ def tree(
     adapter: ModelAdapter, positions: Positions, *, ratio: float = 0.0, policy: str = DEFAULT_POLICY
 ) -> Answer:
     depcache = DepCache(adapter, capacity_tokens=0, positions=positions)
-    return lambda case, question: int(
-        depcache.compute_depkv(
-            case.tree(question), recompute_ratio=ratio, policy=policy
-        ).logits.argmax()
+    return lambda case, question: _answer(
+        adapter, depcache.compute_depkv(case.tree(question)), ratio=ratio, policy=policy
     )
 
 
 def subgraphs(adapter: ModelAdapter, *, ratio: float, policy: str) -> Answer:
     """Answer with each root's paths flattened and computed independently of other roots."""
     depcache = DepCache(adapter, capacity_tokens=0, positions="preorder")
-    return lambda case, question: int(
-        depcache.compute_depkv(
-            case.subgraphs(question), recompute_ratio=ratio, policy=policy
-        ).logits.argmax()
+    return lambda case, question: _answer(
+        adapter, depcache.compute_depkv(case.subgraphs(question)), ratio=ratio, policy=policy
     )
+
+
+def _answer(adapter: ModelAdapter, kv: DepKV, *, ratio: float, policy: str) -> int:
+    logits = repair(adapter, kv, ratio=ratio, policy=policy) if ratio else kv.logits
+    return int(logits.argmax())
 
 
 def reused(

@@ -3,24 +3,32 @@ language model.
 
     python -m benchmarks.language.order_accuracy --json
     python -m benchmarks.language.order_accuracy --questions 40
-    python -m benchmarks.language.order_accuracy --model qwen-0.5b --data DIRECTORY --questions 40
+    python -m benchmarks.language.order_accuracy --model qwen-0.5b --data FOLDER --questions 200
+    python -m benchmarks.language.order_accuracy --model ... --questions 0 --conversations 67
+    python -m benchmarks.language.order_accuracy --model ... --arm boosted --order-template TEXT
 
 With --data the questions are about needles in four real documents of about a hundred tokens, four
-questions a set of documents, each with its own relevance order; answers are kept beside the parts.
-Draws questions with `research.order_tasks`, serves the model by `ragboost engine`, and runs
-`ragboost eval-order` against it: first the single questions, then the conversations. Accuracy is a
-count, so the load of the machine does not matter. The models come from `scripts/train_order_model`.
+questions a set of documents, each with its own relevance order; answers are kept in --parts. Later
+turns of conversations ask about a document of the turn before. Seed 7 draws test questions, another
+one development questions.
+
+Without, draws questions with `research.order_tasks` for models from `scripts/train_order_model`.
+Serves the model by `ragboost engine`, and runs `ragboost eval-order` against it: first the single
+questions, then the conversations. Accuracy is a count, so the load of the machine does not matter.
 """
 
 import json
+import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,23 +39,52 @@ from benchmarks.language.cells import make_cases
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
-from research.order_tasks import draw_questions
+from research.order_tasks import WORDS, draw_questions
 from scripts.processes import exit_on_sigterm
 
 MODELS = Path(__file__).parents[1] / "models" / "order"
 NUM_DOCUMENTS, MAX_TOKENS = 4, 130  # of a language model's prompt
-LANGUAGE_ARMS = ("boosted", "boosted-no-hints", "shuffled")
+CAPACITY = 150_000  # tokens of its prefix cache: the arms share the documents of 200 questions
+ORDER_TEMPLATE = "RAGBOOST_HINTS__ORDER_TEMPLATE"
+LANGUAGE_ARMS = {
+    "single": ("boosted", "boosted-no-hints", "shuffled"),
+    "conversations": ("dedup", "dedup-in-place", "dedup-no-hints"),
+}
+
+
+class Needle(NamedTuple):
+    """A document with an invented sentence, and the question about it."""
+
+    document: Mapping[str, str | None]
+    question: str
+    answer: str
+
+    def asked(self, needles: Sequence["Needle"]) -> dict[str, Any]:
+        """Return the question over the documents of needles."""
+        documents = [needle.document for needle in needles]
+        return {"question": self.question, "documents": documents, "answers": [self.answer]}
+
+
+NeedleSet = tuple[random.Random, list[Needle]]
 
 
 def evaluate(
-    rows: list[dict[str, Any]], folder: Path, *, url: str, model: str, options: Sequence[str]
+    rows: list[dict[str, Any]],
+    folder: Path,
+    *,
+    url: str,
+    model: str,
+    options: Sequence[str],
+    settings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run `ragboost eval-order` on questions; return what it prints."""
+    """Run `ragboost eval-order` on questions, with settings as environment variables; return what
+    it prints."""
     path = folder / f"{len(rows)}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-m", "ragboost", "eval-order", str(path), "--endpoint", url]
     command += ["--model", model, "--yes", "--json", *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    environment = {**os.environ, **(settings or {})}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -64,59 +101,88 @@ def measure(model: Path, *, questions: int, conversations: int, seed: int) -> di
                 options = ["--system", "", "--max-tokens", "2", "--metric", "em"]
                 options += ["--concurrency", "4"]
                 results[name] = evaluate(
-                    part, Path(folder), url=url, model=model.name, options=options
+                    part,
+                    Path(folder),
+                    url=url,
+                    model=model.name,
+                    options=options,
+                    settings={ORDER_TEMPLATE: WORDS.order_template},
                 )
     return results
 
 
-def language_rows(
-    data: Path, *, questions: int, count_tokens: CountTokens, seed: int
-) -> list[dict[str, Any]]:
-    """Return questions about needles; each names its document first, and the others of its set in
-    an order of its own."""
+def needle_sets(
+    data: Path, *, count: int, count_tokens: CountTokens, seed: int
+) -> Iterator[NeedleSet]:
+    """Yield sets of four documents with a needle each, and dice of their own."""
     cases = make_cases(
         "needles4",
         data,
-        count=-(-questions // NUM_DOCUMENTS),
+        count=count,
         num_documents=NUM_DOCUMENTS,
         count_tokens=count_tokens,
         seed=seed,
         longest=MAX_TOKENS,
     )
-    rows = []
     for case in cases:
-        rng = random.Random(f"{case.id}-{seed}")
+        needles = []
         for document in case.documents:
             found = re.search(r"The door code of (.+?) is (\d+)", document.text)
             assert found is not None, "every document has a needle"
-            others = [other for other in case.documents if other is not document]
+            fields = {"title": document.title, "text": document.text}
+            needles.append(Needle(fields, f"What is the door code of {found[1]}?", found[2]))
+        yield random.Random(f"{case.id}-{seed}"), needles
+
+
+def single_rows(sets: Iterable[NeedleSet]) -> Iterator[dict[str, Any]]:
+    """Yield questions, a question of each set and then the next of each. A question names its
+    document first, and the others of its set in an order of its own."""
+    drawn = list(sets)
+    for at in range(NUM_DOCUMENTS):
+        for rng, needles in drawn:
+            others = [other for other in needles if other is not needles[at]]
             rng.shuffle(others)
-            listed = [{"title": d.title, "text": d.text} for d in (document, *others)]
-            question = f"What is the door code of {found[1]}?"
-            rows.append({"question": question, "documents": listed, "answers": [found[2]]})
-    return rows[:questions]
+            yield needles[at].asked([needles[at], *others])
 
 
-def measure_language(
-    model: Path, data: Path, *, questions: int, seed: int, parts: Path
-) -> dict[str, Any]:
+def conversation_rows(sets: Iterable[NeedleSet]) -> Iterator[dict[str, Any]]:
+    """Yield conversations of three turns with three documents each. The second and the third ask
+    about a document of the turn before."""
+    for number, (rng, needles) in enumerate(sets):
+        rng.shuffle(needles)
+        a, b, c, d = needles
+        for listed in ([a, b, c], [b, d, a], [d, c, b]):
+            yield {**listed[0].asked(listed), "conversation_id": str(number)}
+
+
+def measure_language(model: Path, data: Path, args: Namespace) -> dict[str, Any]:
     """Serve a language model and evaluate it; answers are kept in a folder, for the next run."""
-    settings = EngineSettings(model=model, num_threads=1)
-    app = create_engine_app(settings)
+    served = {"dtype": args.dtype, "capacity_tokens": CAPACITY}
+    app = create_engine_app(EngineSettings(model=model, num_threads=1, **served))
     tokenizer = app.state.loaded.tokenizer
 
     def count_tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
-    rows = language_rows(data, questions=questions, count_tokens=count_tokens, seed=seed)
-    parts.mkdir(parents=True, exist_ok=True)
+    draw = partial(needle_sets, data, count_tokens=count_tokens, seed=args.seed)
+    single = list(single_rows(draw(count=-(-args.questions // NUM_DOCUMENTS))))[: args.questions]
+    turns = list(conversation_rows(draw(count=args.conversations)))
+    args.parts.mkdir(parents=True, exist_ok=True)
+    kept = args.parts / f"order-{model.name}-{args.dtype}.jsonl"
     options = ["--system", SYSTEM, "--max-tokens", "16", "--metric", "contains"]
-    options += ["--concurrency", "1", "--answers", str(parts / f"order-{model.name}.jsonl")]
-    for arm in LANGUAGE_ARMS:
-        options += ["--arm", arm]
+    options += ["--concurrency", "4", "--answers", str(kept)]
+    results = {}
     with serve_in_thread(app) as url:
-        name = app.state.loaded.name
-        return {"single": evaluate(rows, parts, url=url, model=name, options=options)}
+        asked = {"url": url, "model": app.state.loaded.name}
+        for name, rows in (("single", single), ("conversations", turns)):
+            arms = [f"--arm={arm}" for arm in args.arm or LANGUAGE_ARMS[name]]
+            for template in (args.order_template or [None]) if rows else ():
+                settings = {ORDER_TEMPLATE: template} if template else {}
+                found = evaluate(
+                    rows, args.parts, options=[*options, *arms], settings=settings, **asked
+                )
+                results[f"{name}, {template}" if template else name] = found
+    return results
 
 
 def lines(results: Mapping[str, Any], *, metric: str) -> list[str]:
@@ -145,16 +211,23 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=200, help="of three turns")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--data", type=Path, help="corpus of the documents of a language model")
+    parser.add_argument("--dtype", default="auto", help="of a language model's weights")
+    parser.add_argument("--arm", action="append", help="of a language model, repeatable")
+    parser.add_argument("--order-template", action="append", help="repeatable")
     parser.add_argument("--parts", type=Path, default=Path("order-parts"), help="kept answers")
     args = parser.parse_args()
     exit_on_sigterm()
     results = {}
-    options = {"questions": args.questions, "seed": args.seed}
     for model in args.model or [MODELS / "hints", MODELS / "plain"]:
         if args.data is not None:
-            found = measure_language(model, args.data, parts=args.parts, **options)
+            found = measure_language(model, args.data, args)
         else:
-            found = measure(model, conversations=args.conversations, **options)
+            found = measure(
+                model,
+                questions=args.questions,
+                conversations=args.conversations,
+                seed=args.seed,
+            )
         results[model.name] = found
         if not args.json:
             metric = "em" if args.data is None else "contains"

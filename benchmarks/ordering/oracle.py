@@ -14,9 +14,10 @@ from typing import Any
 from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.workloads import Workload, planned_orders
 from benchmarks.ordering.online import Tail, replay
-from benchmarks.ordering.plan import add_workload_arguments, for_seconds, workload_of
+from benchmarks.ordering.plan import add_workload_arguments, workload_of
 from ragboost.ordering import plan_batch
 from ragboost.simulate import simulate
+from research.improve import cluster_longer, orders_of
 
 WINDOW = 64
 
@@ -39,14 +40,17 @@ def measure(
 ) -> dict[str, Any]:
     """Compare the orders on one workload."""
     cpu = time.process_time()
-    oracle = plan_batch(workload.contexts, workload.tokens, keep_improving=for_seconds(seconds))
+    end = time.monotonic() + seconds
+    oracle = cluster_longer(
+        workload.contexts, workload.tokens, keep_improving=lambda: time.monotonic() < end
+    )
     cpu_s = time.process_time() - cpu
     orders = {
         "plain": workload.contexts,
         "online": replay(workload, capacity, tail=tail, window=1)[0],
         f"window{WINDOW}": replay(workload, capacity, tail=tail, window=WINDOW)[0],
         "plan": planned_orders(workload, plan_batch(workload.contexts, workload.tokens)),
-        "oracle": planned_orders(workload, oracle),
+        "oracle": orders_of(oracle, workload.contexts),
     }
     rates = {
         name: simulate(sent, workload.tokens, capacity_tokens=capacity).hit_rate

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.retrieval import load_data
 from benchmarks.datasets.workloads import Workload, generate, hit_rates, planned_orders
-from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage
+from ragboost.index.clustering import EXACT_CONTEXTS, Linkage
 from ragboost.ordering import plan_batch
 
 PAPER_CONTEXTS = 4_000
@@ -35,16 +35,12 @@ def main() -> None:
         default=EXACT_CONTEXTS,
         help="largest batch clustered as a whole; larger ones are clustered in parts",
     )
-    parser.add_argument(
-        "--improve", type=float, default=0.0, help="seconds for each plan: clustering, then search"
-    )
     parser.add_argument("--paper", action="store_true", help="run the paper's linkage at any size")
     args = parser.parse_args()
     result = measure(
         workload_of(args),
         repeats=args.repeats,
         exact_contexts=args.exact_contexts,
-        improve_s=args.improve,
         paper=args.paper,
     )
     report(result, args, show)
@@ -72,7 +68,6 @@ def measure(
     *,
     repeats: int,
     exact_contexts: int = EXACT_CONTEXTS,
-    improve_s: float = 0.0,
     paper: bool = False,
 ) -> dict[str, Any]:
     """Plan the workload and simulate its hit rates.
@@ -84,12 +79,7 @@ def measure(
     walls, cpus = [], []
     for _ in range(repeats):
         started, cpu = time.perf_counter(), time.process_time()
-        plan = plan_batch(
-            workload.contexts,
-            workload.tokens,
-            exact_contexts=exact_contexts,
-            keep_improving=for_seconds(improve_s) if improve_s else None,
-        )
+        plan = plan_batch(workload.contexts, workload.tokens, exact_contexts=exact_contexts)
         walls.append(time.perf_counter() - started)
         cpus.append(time.process_time() - cpu)
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -112,12 +102,6 @@ def measure(
         result["paper_build_s"] = round(time.perf_counter() - started, 3)
         result["paper_hit_rate"] = hit_rates(planned_orders(workload, paper_plan), workload.tokens)
     return result
-
-
-def for_seconds(seconds: float) -> KeepImproving:
-    """Return a function that is True for so many seconds from now."""
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() < end
 
 
 def show_hit_rates(rates: Mapping[str, Mapping[str, float]], title: str) -> None:

@@ -49,6 +49,7 @@ _SPANS = 24
 _POINTS = 40  # of a line in the plot
 _PLOTTED = ("RSS, MB", "malloc in use, MB", "Python objects, MB", "open files", "threads", "tasks")
 _JUDGED_REQUESTS = 10_000  # shorter runs end before the bounded maps are full
+_LINES = 25  # of the program whose allocations grew most
 _COUNTED = 50  # entries; smaller containers are not shown
 # Slopes per 10,000 requests that do not count as growth, whatever their interval.
 _SMALL = {"RSS, MB": 0.2, "open files": 0.2, "threads": 0.1, "tasks": 0.2}
@@ -104,6 +105,7 @@ class Soak:
     engines: dict[int, Popen[bytes]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     containers: list[dict[str, list[int]]] = field(default_factory=list)  # minute by minute
+    allocations: list[dict[str, int]] = field(default_factory=list)  # minute by minute
     kills: list[float] = field(default_factory=list)
     num_missed: int = 0  # samples without a response of the proxy
 
@@ -170,6 +172,10 @@ class Soak:
                             read_stages, proxy.memory_port, "containers"
                         )
                         self.containers.append(found)
+                        found = await asyncio.to_thread(
+                            read_stages, proxy.memory_port, "allocations"
+                        )
+                        self.allocations.append(found)
                 except (OSError, httpx.HTTPError):
                     self.num_missed += 1
                 progress.update(task, completed=now - started)
@@ -206,6 +212,7 @@ def _read_values(proxy: _Watched) -> dict[str, float]:
             "threads": float(process.num_threads()),
         }
     values |= read_stages(proxy.memory_port)
+    values["threads"] -= values.get("threads of the pool", 0.0)  # which has a bound
     text = httpx.get(f"{proxy.url}/metrics", timeout=30).text
     for name, pattern in _GAUGES.items():
         if found := pattern.search(text):
@@ -287,6 +294,7 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
         "grown": [name for name, each in slopes.items() if each.grows],
         "rss_mb_by_thousand": _by_thousand(soak.samples, "RSS, MB"),
         "containers": _containers(soak.containers),
+        "allocations": _grown_allocations(soak.allocations),
         "over_bound": sorted(
             {name for found in soak.containers for name, (n, most) in found.items() if 0 < most < n}
         ),
@@ -312,7 +320,18 @@ def _containers(samples: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any
         for name in names
     }
     fullest = sorted(rows, key=lambda name: (-max(rows[name]["entries"]), name))
-    return {name: rows[name] for name in fullest if max(rows[name]["entries"]) >= _COUNTED}
+    return {
+        name: rows[name]
+        for name in fullest
+        if max(rows[name]["entries"]) >= _COUNTED or name.startswith("threads")
+    }
+
+
+def _grown_allocations(samples: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """Return the bytes minute by minute of the lines that grew most after the warm-up."""
+    late = samples[int(len(samples) * _WARM_UP) :] or [{}]
+    grown = sorted(late[-1], key=lambda line: late[0].get(line, 0) - late[-1][line])
+    return {line: [found.get(line, 0) for found in samples] for line in grown[:_LINES]}
 
 
 def _plot(path: Path, samples: Sequence[Sample]) -> None:

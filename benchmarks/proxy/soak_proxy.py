@@ -5,27 +5,32 @@
 Started by `benchmarks.proxy.soak`. A connection to PORT on loopback that sends `memory` gets one
 JSON object: malloc's bytes in use, those that are free but kept, which no object owns, and the rest
 of the process's own memory: Python's small objects and stacks. Knows glibc and Linux; elsewhere the
-object is empty. For `containers` it gets the entries of all that RAGBoost's objects keep. Bounds
-that are no settings are a fiftieth of what they are in the product, so that they are reached.
+object is empty. For `containers` it gets the entries of all that RAGBoost's objects keep, and for
+`allocations` the bytes allocated by each line, if `PYTHONTRACEMALLOC` is set. Bounds that are no
+settings are a fiftieth of what they are in the product, so that they are reached.
 """
 
 import ctypes
 import gc
 import importlib
 import json
+import os
 import re
 import socket
 import sys
 import threading
+import tracemalloc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ragboost.booster import tenants
 from ragboost.bounded_map import BoundedMap
 from ragboost.cli import main
 from ragboost.formats.documents import DocumentPool
+from ragboost.hosted.lint.conversations import LastPrompts
 from ragboost.proxy.observability.recent_requests import RecentRequests
 
 _MB = 1e6
@@ -44,6 +49,13 @@ _LOWERED = (
     "tokens.counter._MAX_WANTED",
     "tokens.counter._MAX_WANTED_BYTES",
 )
+_LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
+    (DocumentPool, "max_bytes"),
+    (RecentRequests, "max_labels"),
+    (LastPrompts, "max_prompts"),
+)
+_MODELS = 4  # whose documents are counted apart
+_POOLS = ("asyncio_", "ThreadPoolExecutor-")  # uvloop's has the second name
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -74,6 +86,7 @@ def memory_stages() -> dict[str, float]:
         "malloc free, MB": info.fordblks / _MB,
         "Python objects, MB": (anonymous - info.arena - info.hblkhd) / _MB,
         "Python blocks, thousands": sys.getallocatedblocks() / 1e3,
+        "threads of the pool": float(_num_pool_threads()),
     }
 
 
@@ -90,7 +103,23 @@ def containers() -> dict[str, list[int]]:
                 bound = getattr(value, "max_entries", getattr(value, "maxlen", 0))
                 row = found.setdefault(f"{kind.__name__}.{name}", [0, 0])
                 row[0], row[1] = row[0] + len(value), row[1] + (bound or 0)
+    found["threads of the pool"] = [_num_pool_threads(), min(32, (os.cpu_count() or 1) + 4)]
     return found
+
+
+def _num_pool_threads() -> int:
+    """Count the threads of the event loop's pool, which starts one when more work meets than ever
+    before, up to its bound."""
+    return sum(thread.name.startswith(_POOLS) for thread in threading.enumerate())
+
+
+def allocations() -> dict[str, int]:
+    """Return the bytes that the lines of the program have allocated and not freed, if traced."""
+    if not tracemalloc.is_tracing():
+        return {}
+    gc.collect()
+    lines = tracemalloc.take_snapshot().statistics("lineno")
+    return {f"{line.traceback[0].filename}:{line.traceback[0].lineno}": line.size for line in lines}
 
 
 def _reachable() -> list[Any]:
@@ -126,17 +155,24 @@ def _lower_bounds() -> None:
         module, _, name = path.rpartition(".")
         room = importlib.import_module(f"ragboost.{module}")
         setattr(room, name, getattr(room, name) // _PART)
-    for kind, name in ((DocumentPool, "max_bytes"), (RecentRequests, "max_labels")):
+    for kind, name in _LOWERED_DEFAULTS:
         kind.__init__.__kwdefaults__[name] //= _PART
+    tenants._MAX_MODELS = _MODELS
+
+
+_ANSWERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "memory": memory_stages,
+    "containers": containers,
+    "allocations": allocations,
+}
 
 
 def _tell(listener: socket.socket) -> None:
     while True:
         connection, _ = listener.accept()
         with connection:
-            asked = connection.recv(64)
-            found = containers() if asked == b"containers" else memory_stages()
-            connection.sendall(json.dumps(found).encode())
+            answer = _ANSWERS[connection.recv(64).decode()]
+            connection.sendall(json.dumps(answer()).encode())
 
 
 def read_stages(port: int, what: str = "memory") -> dict[str, Any]:

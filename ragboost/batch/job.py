@@ -26,7 +26,6 @@ def run_batch(
     corpus: Corpus | None = None,
     cache_tokens: int | None = None,
     block_size: int | None = None,
-    improve_s: float = 0.0,
     window: int | None = None,
     memory_mb: int | None = None,
     resume: bool = False,
@@ -40,22 +39,21 @@ def run_batch(
     output line and the new order of its documents) and `*.rejects.jsonl` (malformed lines with
     number and error). Each file is complete or absent. Unchanged lines keep their bytes.
 
-    `cache_tokens` (None: unbounded) and `block_size` (None: whole documents) are of the prediction,
-    `improve_s` seconds of a search for a better plan of each window. `window` requests, or as many
-    as fit into `memory_mb`, are planned together. With `strict`, malformed lines fail the job.
-    `keep` are further files that it must not overwrite.
+    `cache_tokens` (None: unbounded) and `block_size` (None: whole documents) are of the prediction.
+    `window` requests, or as many as fit into `memory_mb`, are planned together. With `strict`,
+    malformed lines fail the job. `keep` are further files that it must not overwrite.
     """
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
     is_full, inputs = _bound(window, memory_mb), [source, *keep]
     paths = output_paths(output, inputs=inputs)
     with open_input(source) as file:
-        options = (cache_tokens, block_size, improve_s, window, memory_mb, strict)
+        options = (cache_tokens, block_size, window, memory_mb, strict)
         start = BatchSummary(cache_tokens=cache_tokens, block_size=block_size)
         fingerprint = _fingerprint(inputs, settings, options)
         with GrowingFiles(paths, fingerprint=fingerprint, resume=resume, start=start) as growing:
             job = WindowJob(settings, corpus=corpus, on_progress=on_progress or (lambda *_: None))
-            summary = _run(job, file, growing, is_full=is_full, improve_s=improve_s, strict=strict)
+            summary = _run(job, file, growing, is_full=is_full, strict=strict)
             growing.finish(summary, source=source, is_strict=strict)
     return summary
 
@@ -66,7 +64,6 @@ def _run(
     growing: GrowingFiles,
     *,
     is_full: IsFull | None,
-    improve_s: float,
     strict: bool,
 ) -> BatchSummary:
     """Write all windows; after a reject, a strict job only reads on and forgets the others."""
@@ -78,7 +75,7 @@ def _run(
             growing.forget()
             summary = BatchSummary(rejected=summary.rejected + read.rejected)
         else:
-            planned = job.plan(improve_s)
+            planned = job.plan()
             job.write(source, output, positions, planned=planned, lines_before=summary.requests)
             summary = summary.with_window(job.catalog, planned, rejected=read.rejected)
             del planned  # before the next window is read

@@ -1,12 +1,10 @@
 """Plan a file: the document order of each request, the order of requests, and the hit rate."""
 
-import time
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ragboost.batch.catalog import DocumentCatalog, Progress
+from ragboost.batch.catalog import DocumentCatalog
 from ragboost.config import OrderingSettings
-from ragboost.index.clustering import KeepImproving
 from ragboost.ordering import plan_batch
 from ragboost.simulate import HitRate, simulate
 
@@ -17,20 +15,12 @@ class FilePlan(NamedTuple):
     release: list[int]  # positions of the requests in release order
 
 
-def plan_file(
-    catalog: DocumentCatalog,
-    settings: OrderingSettings,
-    *,
-    improve_s: float = 0.0,
-    on_progress: Progress | None = None,
-) -> FilePlan:
+def plan_file(catalog: DocumentCatalog, settings: OrderingSettings) -> FilePlan:
     """Plan each group of requests with the same head; requests without a plan come last."""
     permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
     release: list[int] = []
     tokens = dict[Hashable, int](enumerate(catalog.tokens))
     *groups, fixed = catalog.groups()
-    clock = _Clock(improve_s, on_progress or (lambda *_: None))
-    num_planned = max(1, sum(map(len, groups)))
     for group in groups:
         contexts = [catalog.sent(catalog.entries[i]) for i in group]
         for i, context in zip(group, contexts, strict=True):
@@ -44,37 +34,11 @@ def plan_file(
             linkage=settings.linkage,
             alpha=settings.alpha,
             keep_last=settings.keep_last,
-            keep_improving=clock.share(len(group) / num_planned) if improve_s else None,
         )
         for i, permutation in zip(group, plan.permutations, strict=True):
             permutations[i] = permutation
         release.extend(group[i] for i in plan.release_order)
     return FilePlan(permutations, [*release, *fixed])
-
-
-class _Clock:
-    def __init__(self, seconds: float, on_progress: Progress) -> None:
-        self._seconds = seconds
-        self._on_progress = on_progress
-        self._spent = 0.0
-
-    def share(self, part: float) -> KeepImproving:
-        """Return a function that is True for this part of the seconds, from its first call."""
-        before, seconds = self._spent, self._seconds * part
-        self._spent += seconds
-        started: list[float] = []
-
-        def goes_on() -> bool:
-            now = time.monotonic()
-            if not started:
-                started.append(now)
-            elapsed = min(now - started[0], seconds)
-            self._on_progress(
-                "improving", *[int(1000 * s) for s in (before + elapsed, self._seconds)]
-            )
-            return elapsed < seconds
-
-        return goes_on
 
 
 def predict(

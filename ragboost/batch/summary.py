@@ -32,25 +32,19 @@ class BatchSummary:
         before = predict(catalog, None, cache_tokens=cache, block_size=block)
         after = predict(catalog, planned, cache_tokens=cache, block_size=block)
         num_documents = sum(len(entry.documents) for entry in entries)
-        window = BatchSummary(
-            requests=len(entries),
-            rejected=rejected,
-            documents=num_documents,
-            duplicates_removed=num_documents - sum(map(len, planned.permutations)),
-            requests_reordered=sum(list(p) != sorted(p) for p in planned.permutations),
-            windows=1,
-            before=before,
-            after=after,
-        )
-        return self.plus(window)
-
-    def plus(self, other: "BatchSummary") -> "BatchSummary":
-        counts = ("requests", "rejected", "documents", "duplicates_removed", "requests_reordered")
         return replace(
             self,
-            **{name: getattr(self, name) + getattr(other, name) for name in (*counts, "windows")},
-            before=_sum(self.before, other.before),
-            after=_sum(self.after, other.after),
+            requests=self.requests + len(entries),
+            rejected=self.rejected + rejected,
+            documents=self.documents + num_documents,
+            duplicates_removed=self.duplicates_removed
+            + num_documents
+            - sum(map(len, planned.permutations)),
+            requests_reordered=self.requests_reordered
+            + sum(list(p) != sorted(p) for p in planned.permutations),
+            windows=self.windows + 1,
+            before=_sum(self.before, before),
+            after=_sum(self.after, after),
         )
 
     def as_json(self) -> dict[str, Any]:

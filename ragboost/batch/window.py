@@ -78,14 +78,9 @@ class WindowJob:
                 break
         return WindowRead(rejected, FilePlace(line, offset), is_last=offset >= total)
 
-    def plan(self, improve_s: float = 0.0) -> FilePlan:
+    def plan(self) -> FilePlan:
         self._on_progress("planning", 0, 1)
-        plan = plan_file(
-            self.catalog,
-            self._settings.ordering,
-            improve_s=improve_s,
-            on_progress=self._on_progress,
-        )
+        plan = plan_file(self.catalog, self._settings.ordering)
         self._on_progress("planning", 1, 1)
         return plan
 

@@ -4,6 +4,7 @@ Pure: the caller says what the payload contains already and in which order to se
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from ragboost.booster.session_state import CarriedDocuments, SessionState
@@ -12,7 +13,7 @@ from ragboost.context import Context
 from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
-from ragboost.types import Document, DocumentLike, Hint, as_documents
+from ragboost.types import KEY_OF, Document, DocumentLike, Hint, as_documents
 
 
 class Retrieved(NamedTuple):
@@ -39,22 +40,23 @@ class Retrieved(NamedTuple):
         documents = tuple(as_documents(values))
         if has_copies:
             unique = documents
-            elements = distinct_elements([document.key for document in documents])
+            elements = distinct_elements(list(map(KEY_OF, documents)))
         else:
             unique = unique_documents(documents)
-            elements = tuple([document.key for document in unique])
+            elements = tuple(map(KEY_OF, unique))
         return cls(
             query, documents, unique, behind(prompt_prefix, elements), count(unique), prompt_prefix
         )
 
     def in_order(self, sent: Sequence[int]) -> tuple[list[Hashable], list[int]]:
         """Return elements and lengths of these documents."""
-        return [self.elements[i] for i in sent], [self.tokens[i] for i in sent]
+        elements, tokens = self.elements.__getitem__, self.tokens.__getitem__
+        return list(map(elements, sent)), list(map(tokens, sent))
 
 
 def behind(prompt_prefix: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
     """Make elements equal only to those behind the same prompt prefix."""
-    return tuple([(prompt_prefix, element) for element in elements]) if prompt_prefix else elements
+    return tuple(zip(repeat(prompt_prefix), elements, strict=False)) if prompt_prefix else elements
 
 
 def compose(
@@ -74,7 +76,7 @@ def compose(
     Raises:
         ContextIndexError: an invariant does not hold.
     """
-    documents = tuple([retrieved.unique[i] for i in sent])
+    documents = tuple(map(retrieved.unique.__getitem__, sent))
     labels = label_documents(
         documents,
         template=settings.hints.label_template,
@@ -82,11 +84,11 @@ def compose(
         owners=history.owners,
         is_complete=history.is_complete,
     )
-    places = {i: place for place, i in enumerate(sent)}
+    places = dict(zip(sent, range(len(sent)), strict=True))
     if len(retrieved.unique) == len(retrieved.documents):  # there may be copies all the same
         positions = tuple([places.get(i, -1) for i in range(len(retrieved.documents))])
     else:
-        by_key = {document.key: place for place, document in enumerate(documents)}
+        by_key = dict(zip(map(KEY_OF, documents), range(len(documents)), strict=True))
         positions = tuple([by_key.get(document.key, -1) for document in retrieved.documents])
     hints: tuple[Hint, ...] = ()
     if len(sent) < len(retrieved.unique):
@@ -97,7 +99,7 @@ def compose(
         )
         hints = location_hints(referred, template=settings.hints.location_template)
     if settings.hints.order:
-        order = [places[i] for i in sorted(sent)]
+        order = list(map(places.__getitem__, sorted(sent)))
         hint = order_hint(labels, order, template=settings.hints.order_template)
         hints += (hint,) if hint is not None else ()
     context = Context(
@@ -139,19 +141,23 @@ def check_context(
     if set(positions) - {-1} != set(range(len(documents))):
         raise ContextIndexError("the context contains a document that was not retrieved")
     named = {label for hint in hints if hint.kind == "location" for label in hint.labels}
-    for document, position in zip(retrieved, positions, strict=True):
+    keys = list(map(KEY_OF, documents))
+    given_keys = list(map(KEY_OF, retrieved))
+    is_whole = -1 not in positions and list(map(keys.__getitem__, positions)) == given_keys
+    for given, position in () if is_whole else zip(given_keys, positions, strict=True):
         if position >= 0:
-            if documents[position].key != document.key:
-                raise ContextIndexError(f"document {document.key} is not at {position}")
-        elif history.carried.get(document.key) not in named:
-            raise ContextIndexError(f"document {document.key} is lost: no hint refers to it")
-    keys = {document.key for document in documents}
-    if not allow_copies and len(keys) != len(documents):
+            if keys[position] != given:
+                raise ContextIndexError(f"document {given} is not at {position}")
+        elif history.carried.get(given) not in named:
+            raise ContextIndexError(f"document {given} is lost: no hint refers to it")
+    if not allow_copies and len(set(keys)) != len(keys):
         raise ContextIndexError("the context contains a document twice")
     if not all(history.owners.get(label) in history.carried for label in named):
         raise ContextIndexError("a location hint refers to a document outside this payload")
+    if len(set(labels)) == len(labels) and history.owners.keys().isdisjoint(labels):
+        return
     owners: dict[str, str] = {}
-    for document, label in zip(documents, labels, strict=True):
-        owner = history.owners.get(label, document.key)
-        if owners.setdefault(label, owner) != document.key:
+    for key, label in zip(keys, labels, strict=True):
+        owner = history.owners.get(label, key)
+        if owners.setdefault(label, owner) != key:
             raise ContextIndexError(f"two documents have the label {label}")

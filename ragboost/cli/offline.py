@@ -1,11 +1,10 @@
 """The commands `batch`, `simulate`, `warm` and `demo`."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -31,9 +30,6 @@ _MEMORY: int = typer.Option(
     metavar="MB",
     help="Memory for the plan; a larger file has several windows.",
 )
-_RAY: bool = typer.Option(
-    False, "--ray", help="Plan the windows in a Ray cluster; needs --window and the extra ray."
-)
 
 
 def batch(
@@ -46,9 +42,6 @@ def batch(
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
     ),
-    improve: float = typer.Option(
-        0.0, min=0.0, metavar="SECONDS", help="Search so long for a better plan."
-    ),
     window: int | None = typer.Option(
         None, min=1, metavar="LINES", help="Plan so many requests together; by default all."
     ),
@@ -57,7 +50,6 @@ def batch(
         False, "--resume", help="Go on after the last complete window of an interrupted job."
     ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
-    ray: bool = _RAY,
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -69,28 +61,25 @@ def batch(
     \b
     ragboost batch requests.jsonl -o ordered.jsonl --cache-tokens 100000
     """
+    from ragboost.batch import run_batch
     from ragboost.batch.display import progress_bar
+    from ragboost.retrieval.corpus import Corpus
 
     settings = load_settings()
-    plan: Callable[..., BatchSummary] = partial(_plan_here, memory_mb=memory, resume=resume)
-    if ray:
-        if window is None or resume:
-            raise RequestError("--ray needs --window, and excludes --resume", param="ray")
-        from ragboost.integrations.ray import run_batch_on_ray
-
-        plan = run_batch_on_ray
     if resume and _is_done(output):
         return
     with _interruptible(output), progress_bar(progress) as on_progress:
-        summary = plan(
+        summary = run_batch(
             source,
             output,
-            corpus=corpus,
+            corpus=Corpus.read(corpus) if corpus else None,
+            keep=[corpus] if corpus else [],
             settings=settings,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
             block_size=block_size,
-            improve_s=improve,
             window=window,
+            memory_mb=memory,
+            resume=resume,
             strict=strict,
             on_progress=on_progress,
         )
@@ -128,16 +117,6 @@ def _interruptible(output: Path) -> Iterator[None]:
             said += " goes on"
         typer.echo(said, err=True)
         raise typer.Exit(130) from None
-
-
-def _plan_here(
-    source: Path, output: Path, *, corpus: Path | None, **options: Any
-) -> "BatchSummary":
-    from ragboost.batch import run_batch
-    from ragboost.retrieval.corpus import Corpus
-
-    documents = Corpus.read(corpus) if corpus else None
-    return run_batch(source, output, corpus=documents, keep=[corpus] if corpus else [], **options)
 
 
 def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:

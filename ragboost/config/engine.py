@@ -91,13 +91,6 @@ class EngineSettings(Section):
         description="File of `ragboost calibrate`, which decides `reuse_policy` and `reuse_ratio` "
         "for the model. None: those settings do.",
     )
-    reuse_keep_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Prompt tokens per layer and head that remain for decoding in requests with "
-        "chunk reuse, unless a request says; the others are evicted by the question's attention "
-        "(SnapKV). None: all.",
-    )
     reuse_attention: Literal["auto", "dense", "tiled", "varlen"] = Field(
         "auto",
         description="Attention of the passes that select tokens and compute chunks. auto: tiled; "
@@ -131,13 +124,6 @@ class EngineSettings(Section):
         "prompt; subgraphs: over their text, with each subgraph's KV computed alone and reused; "
         "dependency: dependency attention, which costs accuracy if the model was not tuned for it; "
         "auto: dependency for tuned models, else self.",
-    )
-    graph_recompute_ratio: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of the paths' tokens to recompute with full attention, for models that "
-        "were not tuned.",
     )
     graph_capacity_tokens: int = Field(
         65_536, ge=0, description="Tokens of relation paths whose KV is kept."

@@ -30,10 +30,13 @@ BaseUrl = Annotated[str, AfterValidator(_check_url)]
 
 
 def public_url(url: BaseUrl) -> str:
-    """Return the part of a backend's URL that may be shown: scheme, host, port, path before /v1."""
+    """Return the part of a backend's URL that may be shown: scheme, host, port unless it is that of
+    the scheme, path before /v1. URLs of one server are equal."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1")
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
+    server = parts.netloc.rpartition("@")[2].lower()
+    default = ":443" if parts.scheme == "https" else ":80"
+    return f"{parts.scheme}://{server.removesuffix(default).removesuffix(':')}{path}"
 
 
 class BackendSettings(Section):

@@ -2,15 +2,16 @@
 
 from collections.abc import Hashable, Sequence
 
-from ragboost.types import Document
+from ragboost.types import KEY_OF, Document
 
 
 def unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
     """Drop repeats of a document; the others stay in relevance order."""
-    first = {document.key: document for document in reversed(documents)}
-    if len(first) == len(documents):
+    keys = list(map(KEY_OF, documents))
+    if len(set(keys)) == len(keys):
         return tuple(documents)
-    return tuple([first[key] for key in dict.fromkeys([document.key for document in documents])])
+    first = dict(zip(reversed(keys), reversed(documents), strict=True))
+    return tuple(map(first.__getitem__, dict.fromkeys(keys)))
 
 
 def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:

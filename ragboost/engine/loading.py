@@ -84,7 +84,6 @@ def load_model(settings: EngineSettings) -> LoadedModel:
             depcache=depcache,
             attention=attention,
             reason=reason,
-            recompute_ratio=settings.graph_recompute_ratio,
         ),
         depcache=depcache,
         adapter=adapter,

@@ -19,8 +19,8 @@ class EvalArm:
     # Settings by dotted path, on top of the user's own.
     changes: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     # The documents' order: as the Booster finds; random as if a Booster had moved them; or random
-    # as if the retriever had returned it.
-    shuffle: Literal["no", "as_moved", "as_retrieved"] = "no"
+    # or reversed as if the retriever had returned it.
+    shuffle: Literal["no", "as_moved", "as_retrieved", "reversed"] = "no"
     # Location hints are removed, so that nothing refers to dropped documents.
     drops_locations: bool = False
     advice: str = ""  # the setting that makes the product behave like this arm; empty if none does
@@ -64,6 +64,7 @@ ARMS = (
     *(_keep_last(count) for count in range(MAX_KEEP_LAST + 1)),
     EvalArm("shuffled", _PLAIN, shuffle="as_retrieved"),
     EvalArm("shuffled-hints", _HINTED, shuffle="as_moved"),
+    EvalArm("reversed", _PLAIN, shuffle="reversed"),
     EvalArm(
         "dedup",
         {**_TURNS, "hints.location_position": "with_hints"},

@@ -58,6 +58,8 @@ class ArmRenderer:
         documents, planned = list(question.documents), None
         if self._arm.shuffle == "as_retrieved":
             documents = [documents[i] for i in self._rng.permutation(len(documents))]
+        elif self._arm.shuffle == "reversed":
+            documents.reverse()
         elif self._arm.shuffle == "as_moved":
             planned = self._moved(question)
         return self._booster.boost(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ragboost.context import Context
 from ragboost.errors import RagBoostError
-from ragboost.types import Document, DocumentLike, as_documents
+from ragboost.types import KEY_OF, Document, DocumentLike, as_documents
 from ragboost.wires.body import Path
 
 _DOCUMENT_BYTES = 500  # size of an entry beside its text
@@ -40,7 +40,7 @@ class FoundDocuments:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple([document.key for document in self.documents])
+        return tuple(map(KEY_OF, self.documents))
 
     @property
     def seed(self) -> bytes:
@@ -123,10 +123,17 @@ class DocumentPool:
             self._keep(document)
         return document
 
+    def of_all(self, texts: Sequence[str]) -> tuple[Document, ...]:
+        """Return the documents that are these texts; see `of`."""
+        known = tuple(map(self._new.get, texts))
+        return known if all(known) else tuple(map(self.of, texts))  # type: ignore[return-value]
+
     def all_of(self, values: Sequence[DocumentLike], *, where: str) -> tuple[Document, ...]:
         """Convert a list of values from a caller; see `as_documents`."""
         if type(values) is not list:
             return tuple(as_documents(values, where=where))
+        if set(map(type, values)) == {str} and all(known := tuple(map(self._new.get, values))):
+            return known  # type: ignore[return-value]  # all are documents
         found = [self._find(value) if type(value) is str else value for value in values]
         documents = tuple(as_documents(found, where=where))
         for value, document in zip(values, documents, strict=True):

@@ -27,12 +27,6 @@ class ChatEncoder(Protocol):
     ) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class GraphPrompt:
-    layout: Layout  # its last token is at its slot
-    recompute_ratio: float  # share of the paths' tokens to recompute with full attention
-
-
 @dataclass(frozen=True)
 class GraphPrompts:
     """Lays out graph requests for one engine; call it in the tokenizer's thread."""
@@ -42,7 +36,6 @@ class GraphPrompts:
     depcache: DepCache | None  # lays out token trees; None: there is no dependency attention
     attention: GraphAttention  # of graphs, unless a request asks for `self`
     reason: str | None  # why that is not dependency attention; None: it is
-    recompute_ratio: float = 0.0  # default of requests
 
     @cached_property
     def _writer(self) -> "PromptWriter":
@@ -50,8 +43,9 @@ class GraphPrompts:
 
     def prompt(
         self, request: GraphRequest, messages: Messages, *, template_kwargs: Mapping[str, Any]
-    ) -> GraphPrompt | list[int]:
-        """Return the prompt of a conversation with a graph; as token ids for ordinary attention.
+    ) -> Layout | list[int]:
+        """Return the prompt of a conversation with a graph, its last token at its slot; as token
+        ids for ordinary attention.
         Raises `RequestError`, also for an attention that this engine does not have."""
         if request.attention not in ("auto", "self", self.attention):
             reason = self.reason or "engine.graph_attention is dependency"
@@ -70,11 +64,7 @@ class GraphPrompts:
             is_tree=self.attention == "dependency",
             template_kwargs=template_kwargs,
         )
-        ratio = request.recompute_ratio
-        return GraphPrompt(
-            self.depcache.layout(prompt).with_last_in_place(),
-            self.recompute_ratio if ratio is None else ratio,
-        )
+        return self.depcache.layout(prompt).with_last_in_place()
 
 
 class PromptWriter:

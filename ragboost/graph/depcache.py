@@ -13,7 +13,6 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.chunk_cache.selection import DEFAULT_POLICY
 from ragboost.errors import ChunkCacheError
 from ragboost.graph.attention import TreeAttention
 from ragboost.graph.layout import (
@@ -26,7 +25,6 @@ from ragboost.graph.layout import (
     lay_out,
 )
 from ragboost.graph.pool import TokenPool
-from ragboost.graph.repair import repair
 from ragboost.graph.tree_cache import TreeCache, TreePlaces, TreeRequest
 
 
@@ -39,7 +37,6 @@ class DepKV:
     logits: torch.Tensor  # of the last token, (vocabulary,)
     layout: Layout
     computed: torch.Tensor  # slots whose KV was not stored, ascending
-    num_recomputed: int  # tokens recomputed with ordinary attention, see `repair`
 
     @property
     def num_reused(self) -> int:
@@ -80,46 +77,27 @@ class DepCache:
         if self.tree is not None:
             self.tree.waiting = lambda: [self._request(*request) for request in waiting()]
 
-    def compute_depkv(
-        self,
-        prompt: DepPrompt | Layout,
-        *,
-        recompute_ratio: float = 0.0,
-        policy: str = DEFAULT_POLICY,
-        salt: str = "",
-    ) -> DepKV:
-        return at_once(
-            self.steps(prompt, recompute_ratio=recompute_ratio, policy=policy, salt=salt)
-        )
+    def compute_depkv(self, prompt: DepPrompt | Layout, *, salt: str = "") -> DepKV:
+        return at_once(self.steps(prompt, salt=salt))
 
     def steps(
         self,
         prompt: DepPrompt | Layout,
         *,
-        recompute_ratio: float = 0.0,
-        policy: str = DEFAULT_POLICY,
         salt: str = "",
         into: RequestCache | None = None,
         pace: Pace | None = None,
     ) -> Steps[DepKV]:
-        """Compute the missing KV of a prompt and store it; no lock is held between steps. A ratio
-        recomputes a share of the trees' tokens with ordinary attention, for models that were not
-        tuned; that is not stored. `into` needs a slot for each token and finite values."""
+        """Compute the missing KV of a prompt and store it; no lock is held between steps. `into`
+        needs a slot for each token and finite values."""
         pace = pace or Pace()
         layout = self.layout(prompt) if isinstance(prompt, DepPrompt) else prompt
         cache = self.adapter.empty_cache(len(layout)) if into is None else into
         missing = self._load(layout, cache, salt)
-        # With a ratio the task is computed once only, over the repaired trees.
-        rows = missing[missing < layout.task] if recompute_ratio else missing
-        logits = yield from self._compute(layout, cache, rows, pace)
+        logits = yield from self._compute(layout, cache, missing, pace)
         self._store(layout, cache, salt)
-        num_recomputed = 0
-        if recompute_ratio:
-            logits, num_recomputed = yield from repair(
-                self.adapter, layout, cache, ratio=recompute_ratio, policy=policy, pace=pace
-            )
         assert logits is not None, "the task is computed"
-        return DepKV(cache, logits, layout, missing, num_recomputed)
+        return DepKV(cache, logits, layout, missing)
 
     def compute_batch(self, prompts: Sequence[DepPrompt], *, salt: str = "") -> list[DepKV]:
         """Return the KV of several prompts; the trees behind the same first part are computed in

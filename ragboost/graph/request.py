@@ -24,7 +24,6 @@ MAX_PATHS = 20_000
 class GraphRequest:
     paths: tuple[RelationPath, ...]
     attention: str = "auto"  # or `dependency`, `subgraphs`, `self`
-    recompute_ratio: float | None = None  # None: the engine's default
 
 
 def _check_path(path: list[str]) -> list[str]:
@@ -47,9 +46,6 @@ class GraphFields(Fields):
     )
     hops: int = Field(2, ge=1, le=8, description="Maximum relations of such a path.")
     attention: Literal["auto", "dependency", "subgraphs", "self"] = "auto"
-    recompute_ratio: float | None = Field(
-        None, ge=0, le=1, description="Share of the paths' tokens to recompute."
-    )
 
     def request(self) -> GraphRequest:
         paths = [RelationPath(tuple(path)) for path in self.paths]
@@ -65,4 +61,4 @@ class GraphFields(Fields):
                 f"its entities, got {len(paths)}",
                 param=FIELD,
             )
-        return GraphRequest(tuple(paths), self.attention, self.recompute_ratio)
+        return GraphRequest(tuple(paths), self.attention)

@@ -33,6 +33,10 @@ def label_documents(
             new label gets digits of its key.
     """
     taken = {label: key for key, label in known.items()} if owners is None else owners
+    if not taken and is_complete:
+        labels = [template.replace("{label}", document.label) for document in documents]
+        if len(set(labels)) == len(labels):
+            return tuple(labels)
     added: dict[str, str] = {}  # keys by label
 
     def is_free(label: str, key: str) -> bool:

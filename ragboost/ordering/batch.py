@@ -6,7 +6,7 @@ All contexts are known, so the whole cluster tree is built first. Knows document
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.index.clustering import EXACT_CONTEXTS, KeepImproving, Linkage, cluster
+from ragboost.index.clustering import EXACT_CONTEXTS, Linkage, cluster
 
 
 class BatchPlan(NamedTuple):
@@ -27,7 +27,6 @@ def plan_batch(
     alpha: float = 0.001,
     exact_contexts: int = EXACT_CONTEXTS,
     keep_last: int = 0,
-    keep_improving: KeepImproving | None = None,
 ) -> BatchPlan:
     """Order the documents and requests of a batch for the most prefix sharing.
 
@@ -46,14 +45,7 @@ def plan_batch(
         RequestError: too many contexts for linkage `distance`.
     """
     free = [context[keep_last:] for context in contexts] if keep_last else contexts
-    tree = cluster(
-        free,
-        tokens,
-        linkage=linkage,
-        alpha=alpha,
-        exact_contexts=exact_contexts,
-        keep_improving=keep_improving,
-    )
+    tree = cluster(free, tokens, linkage=linkage, alpha=alpha, exact_contexts=exact_contexts)
     release = tree.leaves if linkage == "savings" else release_order(tree.search_paths)
     permutations = []
     for context, rest, prefix in zip(contexts, free, tree.prefixes, strict=True):

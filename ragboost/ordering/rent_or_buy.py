@@ -30,13 +30,14 @@ class Purchase(NamedTuple):
 class _Phase:
     """A prefix from its first request without it in the cache to its eviction."""
 
-    __slots__ = ("is_bought", "num_requests", "share", "tokens")
+    __slots__ = ("delayed_tokens", "is_bought", "num_requests", "share", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0  # that its last document adds: the price
         self.num_requests = 0
         self.share = 0.0  # rent of all requests so far, without a purchase, per token
         self.is_bought = False
+        self.delayed_tokens = 0.0  # rents since they reached the price
 
     @property
     def optimum(self) -> float:
@@ -53,9 +54,9 @@ class RentLedger:
     requested as often: it is always bought first.
 
     A purchase comes earlier if earlier phases with as many requests went on to more than pay it
-    back. What that costs beyond the guarantee is taken from `balance`, twice the optimum of ended
-    and bought phases less their cost, and a purchase that pays off refills it: the total stays
-    within twice the optimum whatever follows.
+    back, and later if they did not. What that costs beyond the guarantee is taken from `balance`,
+    twice the optimum of ended and bought phases less their cost, and a purchase that pays off
+    refills it: the total stays within twice the optimum whatever follows.
 
     Args:
         capacity_tokens: of the prefix cache; None: unknown.
@@ -122,18 +123,24 @@ class RentLedger:
         return Purchase(num_documents, bought)
 
     def _is_worth_it(self, phase: _Phase, ratio: float) -> bool:
-        if phase.share + ratio >= 1.0 - _ROUNDING:  # the rent reaches the price
+        returns = self._expected_returns(phase)
+        is_expected = returns is not None and returns * ratio > 1.0 - ratio
+        if phase.share + ratio < 1.0 - _ROUNDING:  # the rent has not reached the price
+            advance = (1.0 - phase.share - 2 * ratio) * phase.tokens
+            return is_expected and self.balance >= advance
+        rent = ratio * phase.tokens
+        if returns is None or is_expected or self.balance < rent:
             return True
-        if self._expected_returns(phase) * ratio <= 1.0 - ratio:
-            return False
-        advance = (1.0 - phase.share - 2 * ratio) * phase.tokens
-        return self.balance >= advance
+        phase.delayed_tokens += rent
+        self.balance -= rent
+        return False
 
-    def _expected_returns(self, phase: _Phase) -> float:
-        """Return how many requests followed so many in the average phase."""
+    def _expected_returns(self, phase: _Phase) -> float | None:
+        """Return how many requests followed so many in the average phase; None: no other phase had
+        so many, or they are not counted."""
         at = phase.num_requests
-        if at >= _MAX_REQUESTS:
-            return 0.0
+        if at >= _MAX_REQUESTS or self._reached[at] <= phase.tokens:
+            return None
         return sum(self._reached[at + 1 :]) / (self._reached[at] + phase.tokens)
 
     def _enter(self, phase: _Phase, ratio: float, *, is_bought: bool) -> None:
@@ -143,7 +150,7 @@ class RentLedger:
         self.cost_tokens += phase.tokens if is_bought else ratio * phase.tokens
         if is_bought:
             phase.is_bought = True
-            self.balance += 2 * phase.optimum - paid - phase.tokens
+            self.balance += 2 * phase.optimum - paid - phase.tokens + phase.delayed_tokens
 
     def _hit(self, prefix: int, ratio: float) -> None:
         """Enter a request for a prefix that is cached."""
@@ -169,7 +176,7 @@ class RentLedger:
     def _end(self, prefix: int) -> None:
         phase = self._phases.pop(prefix)
         if phase is not None and not phase.is_bought:
-            self.balance += 2 * phase.optimum - phase.share * phase.tokens
+            self.balance += 2 * phase.optimum - phase.share * phase.tokens + phase.delayed_tokens
 
     def _trim(self) -> None:
         limit = self.capacity_tokens

@@ -9,33 +9,37 @@ from pathlib import Path
 from typing import Protocol
 
 from ragboost.errors import ConfigError
+from ragboost.proxy.threads import HangingCall
 
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 1024 * 1024
+_TIMEOUT_S = 10.0
 
 
 class WatchedFile:
     """A file whose contents are taken over now, and by `refresh` whenever they have changed.
 
-    One that is missing, half-written or refused later on leaves what was taken over before. `apply`
-    takes over the contents, or raises a ConfigError that shows none of them.
+    One that is missing, half-written, refused or does not answer later on leaves what was taken
+    over before. `apply` takes over the contents, or raises a ConfigError that shows none of them.
     """
 
     def __init__(self, path: Path, *, setting: str, apply: Callable[[bytes], None]) -> None:
         self._path, self._setting, self._apply = path, setting, apply
         self._problem: str | None = None
         self._contents = b""
+        self._look = HangingCall(self._read)
         self._take(self._read())
 
     async def refresh(self) -> None:
         """Look at the file again; a problem is logged once."""
         try:
-            self._take(await asyncio.to_thread(self._read))
-        except ConfigError as error:
-            if self._problem != str(error):
-                logger.warning("%s; what was read before still counts", error)
-            self._problem = str(error)
+            self._take(await self._look.result(timeout_s=_TIMEOUT_S))
+        except (ConfigError, TimeoutError) as error:
+            problem = str(error) or f"{self._setting}: {self._path} does not answer"
+            if self._problem != problem:
+                logger.warning("%s; what was read before still counts", problem)
+            self._problem = problem
 
     def _take(self, contents: bytes) -> None:
         if contents != self._contents:
@@ -72,19 +76,23 @@ class Refreshable(Protocol):
 
 
 class Refresher:
+    """Refreshes each part again and again; one that hangs holds no other."""
+
     def __init__(self, parts: Sequence[Refreshable], *, interval_s: float) -> None:
         self._parts = parts
         self._interval_s = interval_s
 
     async def open(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="looking for changes")
+        self._tasks = [
+            asyncio.create_task(self._run(part), name="looking for changes") for part in self._parts
+        ]
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+    async def _run(self, part: Refreshable) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            for part in self._parts:
-                await part.refresh()
+            await part.refresh()

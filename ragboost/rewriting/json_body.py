@@ -25,6 +25,7 @@ _MOVED_LISTS = (*ANY.messages, "documents")
 _ONLY_READ = ("documents", "ragboost")
 # What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
 _MAX_DEPTH = 128
+_MAX_SMALL = 8 * 1024
 _MAX_CONTAINERS = 250_000
 _MAX_MESSAGES = 10_000
 _CONTAINERS = frozenset({dict, list})
@@ -98,7 +99,7 @@ class JsonBody:
             name: self._decode(field, _FAST_DECODER if name in _ONLY_READ else _DECODER)
             for name, field in self.raw_fields.items()
         }
-        if _has_zero(self.fields):
+        if not _is_plain(raw) and _has_zero(self.fields):
             self._restore_minus_zeros()
         for name in ANY.messages:
             if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
@@ -196,6 +197,14 @@ class JsonBody:
 def _num_openers(raw: bytes) -> int:
     """Count the characters `{` and `[`, which differ in one bit; ten times faster than `count`."""
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) | 0x20 == ord("{")))
+
+
+def _is_plain(raw: bytes) -> bool:
+    """Return True if a small body has neither `-0` nor enough objects and lists to be nested too
+    deeply; in a large one, searching for these takes longer than looking at its values."""
+    if len(raw) > _MAX_SMALL or b"-0" in raw:
+        return False
+    return raw.count(b"{") + raw.count(b"[") < _MAX_DEPTH
 
 
 def _has_zero(value: Any) -> bool:

@@ -21,7 +21,7 @@ from ragboost.formats import (
     find_format,
 )
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
-from ragboost.rewriting.headers import RawHeaders, get_header, user_of
+from ragboost.rewriting.headers import RawHeaders, user_of
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
@@ -30,11 +30,15 @@ from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
+# Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
+LARGE_BYTES = 256 * 1024
+_MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 # A blank line in a JSON text, without which nothing is unmarked; some write it as \u000a twice.
 _PARAGRAPHS = re.compile(rb"\\n\\n|\\u000[aA]")
 _MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
+_SESSION_HEADERS = frozenset({SESSION_HEADER, *_OTHER_HEADERS})
 _OTHER_FIELDS = ("session_id", *ANY.stored)
 # The users of an application may share its credentials; these fields tell them apart.
 _END_USER = ("user", "safety_identifier")
@@ -87,15 +91,19 @@ class ParsedRequest:
         self._leading: Request | EllipsisType | None = ...
 
     @property
-    def is_opening(self) -> bool:
-        """It has no name, no documents, and one message beside instructions."""
-        messages = self.body.fields.get(self.body.list_name) or ()
-        if not self.scope or not 0 < len(messages) <= _MAX_OPENING:
-            return False
-        for message in messages[:-1]:
+    def is_large(self) -> bool:
+        """Rewriting it takes too long for an event loop."""
+        num = len(self.found.documents) if self.found is not None else 0
+        return num > _MANY_DOCUMENTS or len(self.body.raw) > LARGE_BYTES
+
+    @property
+    def opening(self) -> int | None:
+        """Index of the first message beside instructions; None with a name or documents."""
+        messages = self.body.fields.get(self.body.list_name) or () if self.scope else ()
+        for at, message in enumerate(messages[:_MAX_OPENING]):
             if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
-                return False
-        return True
+                return at
+        return None
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
@@ -207,20 +215,22 @@ def _session_name(
     Raises:
         RequestError: a malformed `x-ragboost-session`.
     """
-    named, header = options.get("session_id"), get_header(headers, SESSION_HEADER)
-    if named is None and header is not None and len(header) > _MAX_SESSION_NAME:
+    names = {name: value for name, value in reversed(headers) if name in _SESSION_HEADERS}
+    named, raw = options.get("session_id"), names.get(SESSION_HEADER)
+    if named is None and raw is not None and len(raw) > _MAX_SESSION_NAME:
         raise RequestError("x-ragboost-session has more than 256 characters", param="session_id")
-    if named or header:
-        return str(named or header)
-    for name in _OTHER_HEADERS:
-        if _is_name(value := get_header(headers, name)):
-            return f"{name.decode()}:{value}"
+    if named or raw:
+        return str(named or (raw or b"").decode("latin-1"))
+    for header in _OTHER_HEADERS if names else ():
+        if header in names and _is_name(value := names[header].decode("latin-1")):
+            return f"{header.decode()}:{value}"
     for field in _OTHER_FIELDS:
-        value = fields.get(field)
-        if isinstance(value, dict):  # the Responses API: {"conversation": {"id": "conv_1"}}
-            value = value.get("id")
-        if _is_name(value):
-            return f"{field}:{value}"
+        if (given := fields.get(field)) is None:
+            continue
+        if isinstance(given, dict):  # the Responses API: {"conversation": {"id": "conv_1"}}
+            given = given.get("id")
+        if _is_name(given):
+            return f"{field}:{given}"
     return None
 
 
@@ -238,8 +248,10 @@ def _set_links(
     request: ParsedRequest, shape: Format, found: FoundDocuments, *, scope: bytes
 ) -> None:
     body = request.body
-    if found.message is not None and body.messages:
-        request.links = chain_links(body.message_digests[: found.message + 1], seed=scope)
+    if body.messages and (found.message is not None or shape.in_place):
+        # Any message may have references, if no documents are to be ordered.
+        end = None if found.message is None else found.message + 1
+        request.links = chain_links(body.message_digests[:end], seed=scope)
         request.client_links = request.links
         if not shape.in_place:
             request.shape_beside, request.keys_beside = shape.name, found.keys

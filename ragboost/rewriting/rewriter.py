@@ -25,7 +25,7 @@ from ragboost.rewriting.sent_history import (
     with_messages,
 )
 from ragboost.tokens import num_bytes
-from ragboost.types import Document
+from ragboost.types import KEY_OF, Document
 
 _NO_LABELS: Mapping[str, str] = {}
 
@@ -131,7 +131,7 @@ class Rewriting:
         """
         body, found, conversation = self._body, self._found, self._conversation
         history = self._request.history(conversation, is_boosted=bypass is None)
-        first = min(history.sent, default=None)
+        first = min((at for at, sent in history.sent.items() if sent.documents), default=None)
         self.prompt_prefix = prompt_prefix(body, self._shape, found, first=first)
         self._put(history.sent)
         if history.repeated is not None:
@@ -198,7 +198,7 @@ class Rewriting:
             self.num_dropped = found.num_repeated
             self.num_documents = found.num_later - found.num_repeated
             self._put(others)
-            self._keep_last(history)
+            self._keep_referring(history)
             return
         self.prompt_prefix = prompt_prefix(body, self._shape, found)
         outcome = self._keep_or_boost(own)
@@ -207,7 +207,7 @@ class Rewriting:
             return
         self._write(history, outcome)
         self._put(others)
-        self._keep_last(history)
+        self._keep_referring(history)
         before, after = _bytes_around(body, found)
         self._count(outcome, before=before, after=after)
 
@@ -319,15 +319,21 @@ class Rewriting:
         parent = history.digest(message)
         self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
 
-    def _keep_last(self, history: ResentMessages) -> None:
-        name, message = self._body.list_name, None
-        if history.is_named and history.links:
-            *messages, last = self.fields[name]
-            if last is not self._body.fields[name][-1]:
-                written = self._body.encode_bytes(last)
-                self.fields = {**self.fields, name: [*messages, Raw(written)]}
-                message = SentMessage(written, (), ())
-        self.delta = history.with_last(self.delta, message)
+    def _keep_referring(self, history: ResentMessages) -> None:
+        """Keep messages with references as they are sent: a later turn may have another shape."""
+        name, sent = self._body.list_name, list(self.delta.sent)
+        if history.links and (history.is_named or self._found.message is None):
+            messages = list(self.fields[name])
+            for at, old in enumerate(self._body.fields[name]):
+                if messages[at] is not old and not isinstance(messages[at], Raw):
+                    written = self._body.encode_bytes(messages[at])
+                    messages[at] = Raw(written)
+                    sent.append((history.links[at], SentMessage(written, (), ())))
+            if len(sent) > len(self.delta.sent):
+                self.fields = {**self.fields, name: messages}
+                parent = self.delta.parent if self.delta.sent else history.digest(len(messages))
+                self.delta = self.delta._replace(sent=tuple(sent), parent=parent)
+        self.delta = history.with_last(self.delta)
 
     def _count(self, context: Context, *, before: int = 0, after: int = 0) -> None:
         """Note what was boosted, and where it is."""
@@ -338,7 +344,7 @@ class Rewriting:
 
 
 def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
-    return tuple([document.key for document in documents])
+    return tuple(map(KEY_OF, documents))
 
 
 def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
@@ -350,5 +356,6 @@ def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in body.messages]
     texts = [document.text for document in found.documents]
-    inside = sum([num_bytes(text) for text in texts])
+    is_ascii = all(map(str.isascii, texts))
+    inside = sum(map(len if is_ascii else num_bytes, texts))
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)

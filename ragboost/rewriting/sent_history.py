@@ -238,9 +238,7 @@ class ResentMessages:
         last = max([at for at in self._digests if at < end], default=None)
         return UNCHANGED if last is None else self._digests[last]
 
-    def with_last(
-        self, delta: HistoryDelta = _NOTHING, message: SentMessage | None = None
-    ) -> HistoryDelta:
+    def with_last(self, delta: HistoryDelta = _NOTHING) -> HistoryDelta:
         """Add the last message as it is sent, so that later requests resend it in this form.
 
         Without it, an equal message to which another request of the conversation gave documents
@@ -248,12 +246,11 @@ class ResentMessages:
 
         Args:
             delta: what the request adds otherwise.
-            message: None: as it came, or as an earlier request sent it.
         """
         if not self.links or not (self.is_named or self._bare is not None):
             return delta
         at = len(self.links) - 1 if self._bare is None else self._bare
-        last = (self.links[at], message or self.sent.get(at, AS_IT_CAME))
+        last = (self.links[at], self.sent.get(at, AS_IT_CAME))
         if not delta.sent:
             return delta._replace(sent=(last,), parent=self.digest(at))
         is_there = delta.sent[-1][0] == last[0]

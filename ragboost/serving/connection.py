@@ -294,7 +294,7 @@ class HttpConnection(asyncio.Protocol):
         self._receiving = exchange = HttpExchange(
             self,
             {**scope, "state": self._app_state.copy(), **self._addresses},
-            max_body_bytes=self.limits.max_body_bytes,
+            limits=self.limits,
             budget=self.budget,
             keep_alive=version != "1.0" and self._parser.should_keep_alive(),
             expects_continue=head.expects_continue and version != "1.0",

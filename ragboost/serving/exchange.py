@@ -6,6 +6,7 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from ragboost.config import ProxySettings
 from ragboost.errors import ServerBusyError
 from ragboost.serving.body_budget import BodyBudget
 from ragboost.serving.errors import error_body
@@ -14,10 +15,11 @@ Message = MutableMapping[str, Any]
 Headers = Iterable[tuple[bytes, bytes]]
 
 CONNECTION_EXTENSION = "ragboost.connection"
-"""Key in `scope["extensions"]` under which an exchange passes `{"watch": function}`.
+"""Key in `scope["extensions"]` under which an exchange passes what its server does for the app.
 
-The function takes a callback for the loss of the connection, called at once if it is lost already,
-or None to remove the callback.
+`watch` is a function that takes a callback for the loss of the connection, called at once if it is
+lost already, or None to remove the callback. `body_timeout_s` are the seconds after which the
+server refuses a request whose body has not arrived.
 """
 
 _STATUS_LINES = {
@@ -25,6 +27,7 @@ _STATUS_LINES = {
 }
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUSES_WITHOUT_BODY = (204, 304)
+_FRAMING_HEADERS = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 class Wire(Protocol):
@@ -64,7 +67,7 @@ class HttpExchange:
         wire: Wire,
         scope: dict[str, Any],
         *,
-        max_body_bytes: int,
+        limits: ProxySettings,
         budget: BodyBudget,
         keep_alive: bool,
         expects_continue: bool,
@@ -77,9 +80,10 @@ class HttpExchange:
         self.is_received = False  # the request has arrived completely
         self.has_started = self.is_answered = False  # the response's head was sent, and all of it
         self.is_disconnected = False  # the client has left, or its request was refused
-        scope["extensions"] = {CONNECTION_EXTENSION: {"watch": self.watch}}
+        connection = {"watch": self.watch, "body_timeout_s": limits.body_timeout_s}
+        scope["extensions"] = {CONNECTION_EXTENSION: connection}
         self._wire = wire
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes = limits.max_body_bytes
         self._budget = budget
         self._num_counted = 0  # bytes of the body that count in the budget
         self._is_over_budget = False
@@ -194,14 +198,14 @@ class HttpExchange:
         length: int | None = None
         for name, value in (*self._wire.default_headers, *headers):
             name = name.lower()
-            if name == b"content-length":
-                length = int(value)
-                if status == 204:
+            if name in _FRAMING_HEADERS:
+                if name == b"connection":
+                    self.keep_alive = self.keep_alive and b"close" not in value.lower()
+                elif name == b"content-length":
+                    length = int(value)
+                if name != b"content-length" or status == 204:
                     continue
-            if name == b"connection":
-                self.keep_alive = self.keep_alive and b"close" not in value.lower()
-            elif name != b"transfer-encoding":
-                lines.append(b"%b: %b" % (name, value))
+            lines.append(b"%b: %b" % (name, value))
         self._frame(status, length)
         # The rest of a request that is answered early is not read as the next one.
         self.keep_alive = self.keep_alive and self.is_received

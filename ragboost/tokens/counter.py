@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock
 from typing import NamedTuple
 
-from ragboost.types import Document
+from ragboost.types import KEY_OF, Document
 
 DEFAULT_TOKENS_PER_BYTE = 0.25  # until documents are counted
 _MAX_WANTED = 4096
@@ -79,7 +79,16 @@ class TokenCounter:
         return max(1, math.ceil(num_bytes(text) * self._ratio))
 
     def count_documents(self, documents: Sequence[Document]) -> list[int]:
-        lengths, estimates, counted = self._lengths, self._estimates, []
+        lengths, estimates = self._lengths, self._estimates
+        keys = list(map(KEY_OF, documents))
+        cache = lengths if keys and keys[0] in lengths else estimates
+        try:
+            counted = list(map(cache.__getitem__, keys))
+            for key in keys:
+                cache.move_to_end(key)
+            return counted
+        except KeyError:  # some are unknown, or in the other cache
+            counted = []
         for document in documents:
             key = document.key
             cache = lengths if key in lengths else estimates
@@ -97,6 +106,9 @@ class TokenCounter:
         """
         frames = [f"\n\n{label}\n" for label in labels]
         lengths, estimates = self._lengths, self._estimates
+        for cache in (lengths, estimates):
+            if all(known := list(map(cache.get, frames))):
+                return known  # type: ignore[return-value]  # without None
         cached = [lengths.get(frame) or estimates.get(frame) for frame in frames]
         return [
             self._add(frame, frame) if length is None else length

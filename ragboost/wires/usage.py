@@ -6,7 +6,6 @@ the object.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple
 from typing import Any, NamedTuple, TypeGuard
 
 from ragboost.wires.registry import ADDITIVE_COUNTS, ALL_COUNTS, ANY
@@ -14,9 +13,9 @@ from ragboost.wires.wire import Names
 
 _MAX_COUNT = 2**53  # what a float holds exactly, as metrics do
 _OURS = "ragboost"
-_NAMES = [paths for paths in astuple(ALL_COUNTS) if isinstance(paths, tuple)]
-# Name and name within it, of each path; the second is empty for a path of one name.
-_STEPS = {path: path.partition(".")[::2] for paths in _NAMES for path in paths}
+Steps = tuple[tuple[str, str], ...]
+"""Name, and name within it, of each path to a count; the second is empty for a path of one name."""
+
 _STREAMED = tuple([f'"{name}"'.encode() for name in ANY.usage])
 USAGE_START = re.compile(rb'"(?:%b)"\s*:\s*\{' % "|".join(ANY.usage).encode())
 OURS_START = re.compile(rb'"%b"\s*:\s*\{' % _OURS.encode())
@@ -103,38 +102,41 @@ def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     yield usage
 
 
+def _steps(names: Names) -> Steps:
+    return tuple([path.partition(".")[::2] for path in names])
+
+
 def _added_up(usage: Mapping[str, Any]) -> Usage | None:
-    for paths in ADDITIVE_COUNTS:
-        fresh = _count(usage, paths.prompt)
+    for prompt, cached, written, long_written in _ADDITIVE:
+        fresh = _count(usage, prompt)
         if fresh is None:
             continue
-        read, written = _count(usage, paths.cached), _count(usage, paths.written)
-        if read is not None or written is not None:
-            read, written = read or 0, written or 0
-            long = _count(usage, paths.long_written)
-            return Usage(fresh + read + written, read, written, long_write_tokens=long)
+        read, wrote = _count(usage, cached), _count(usage, written)
+        if read is not None or wrote is not None:
+            read, wrote = read or 0, wrote or 0
+            long = _count(usage, long_written)
+            return Usage(fresh + read + wrote, read, wrote, long_write_tokens=long)
     return None
 
 
 def _counted(usage: Mapping[str, Any]) -> Usage | None:
-    prompt = _count(usage, ALL_COUNTS.prompt)
+    prompt = _count(usage, _PROMPT)
     if prompt is None:
         return None
-    cached, reused = _count(usage, ALL_COUNTS.cached), _count(usage, ALL_COUNTS.reused)
-    recomputed = _count(usage, ALL_COUNTS.recomputed)
+    cached, reused = _count(usage, _CACHED), _count(usage, _REUSED)
+    recomputed = _count(usage, _RECOMPUTED)
     return Usage(
         prompt,
         None if cached is None else min(cached, prompt),
-        _count(usage, ALL_COUNTS.written),
+        _count(usage, _WRITTEN),
         reused_tokens=None if reused is None else min(reused, prompt),
         recomputed_tokens=None if recomputed is None else min(recomputed, prompt),
     )
 
 
-def _count(usage: Mapping[str, Any], paths: Names) -> int | None:
+def _count(usage: Mapping[str, Any], steps: Steps) -> int | None:
     """Return the first count at one of these paths."""
-    for path in paths:
-        name, inner = _STEPS[path]
+    for name, inner in steps:
         value = usage.get(name)
         if value is None:
             continue
@@ -147,6 +149,14 @@ def _count(usage: Mapping[str, Any], paths: Names) -> int | None:
         if _is_count(value):
             return value
     return None
+
+
+_ADDITIVE = [
+    tuple(map(_steps, (counts.prompt, counts.cached, counts.written, counts.long_written)))
+    for counts in ADDITIVE_COUNTS
+]
+_PROMPT, _CACHED, _WRITTEN = map(_steps, (ALL_COUNTS.prompt, ALL_COUNTS.cached, ALL_COUNTS.written))
+_REUSED, _RECOMPUTED = map(_steps, (ALL_COUNTS.reused, ALL_COUNTS.recomputed))
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

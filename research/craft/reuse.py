@@ -10,8 +10,9 @@ import torch
 from ragboost.chunk_cache.core.library import is_exact
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.model.assemble import Assembly
+from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.pace import Steps
-from ragboost.chunk_cache.model.plan import observe_both
+from ragboost.chunk_cache.model.plan import Observer
 from ragboost.chunk_cache.selection.influence_observer import InfluenceObserver
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
@@ -243,3 +244,15 @@ class CraftReuse:
             if other is not None:
                 change = kv_change(self.reuse.adapter, kv, other)
                 self.variants.learn(name, change.tolist())
+
+
+def observe_both(first: Observer | None, second: Observer | None) -> Observer | None:
+    """Return an observer that calls both; the second one decides which rows are kept."""
+    if first is None or second is None:
+        return first or second
+
+    def observe(layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
+        first(layer, inputs)
+        return second(layer, inputs)
+
+    return observe

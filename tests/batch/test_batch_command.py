@@ -74,8 +74,6 @@ def test_summary_is_a_table_and_progress_is_shown_on_request(source: Path) -> No
         (["-o", "{folder}/out.jsonl", "--corpus", "{folder}/none.jsonl"], "cannot read"),
         (["-o", "{folder}/corpus.jsonl", "--corpus", "{folder}/corpus.jsonl"], "is an input"),
         (["-o", "{folder}/out.jsonl", "--cache-tokens", "-1"], "--cache-tokens"),
-        (["-o", "{folder}/out.jsonl", "--ray"], "--ray needs --window"),
-        (["-o", "{folder}/out.jsonl", "--ray", "--window", "2"], "pip install '.[ray]'"),
         ([], "--output"),
     ],
 )

@@ -56,6 +56,6 @@ def test_a_proxy_in_the_soak_tells_where_its_memory_is(engine: FakeEngine) -> No
     finally:
         stop(proxy)
     assert set(stages) == set(memory_stages())
-    assert all(value > 0 for value in stages.values())
+    assert all(stages[name] > 0 for name in stages if name != "threads of the pool")
     assert entries["Tenants._tenants"][1] == Settings().proxy.max_tenants
     assert entries["CacheFollower._layouts"] == [0, 200]  # a fiftieth of the product's

@@ -16,8 +16,8 @@ from ragboost.chunk_cache.sglang.flags import BACKEND, read_settings
 from ragboost.errors import ConfigError
 
 
-def server_args(text: str | None) -> SimpleNamespace:
-    return SimpleNamespace(device="cpu", hicache_storage_backend_extra_config=text)
+def server_args(text: str | None, *, tp_size: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(device="cpu", hicache_storage_backend_extra_config=text, tp_size=tp_size)
 
 
 def test_sglang_reads_the_settings_that_its_flags_were_printed_with() -> None:
@@ -37,6 +37,14 @@ def test_sglang_without_settings_gets_the_backend_only() -> None:
 def test_malformed_settings_of_sglang_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"ratio|other|JSON object"):
         read_settings(server_args(text))
+
+
+@pytest.mark.parametrize("setting", [{"public_key": "secret"}, {"prepared": "kv"}])
+def test_what_needs_one_worker_stops_an_engine_of_several(setting: dict[str, str]) -> None:
+    assert read_settings(server_args(json.dumps(setting)))
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}.*needs one worker") as refused:
+        read_settings(server_args(json.dumps(setting), tp_size=2))
+    assert "secret" not in str(refused.value)
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -39,13 +39,11 @@ class Parts(NamedTuple):
             start += len(chunk) + (len(self.gaps[number]) if number < len(self.gaps) else 0)
         return tuple(spans)
 
-    def reusing(
-        self, reuse: ReuseOptions, *, keep_tokens: int | None = None, exact_chunks: int = 0
-    ) -> PromptTokens:
+    def reusing(self, reuse: ReuseOptions, *, exact_chunks: int = 0) -> PromptTokens:
         options = EngineChunkRequest(
             self.spans, reuse.policy, reuse.ratio, tenant=reuse.tenant, exact_chunks=exact_chunks
         )
-        return PromptTokens(self.token_ids, options, keep_tokens=keep_tokens)
+        return PromptTokens(self.token_ids, options)
 
 
 @contextmanager
@@ -70,7 +68,6 @@ class Request:
         reuse: ReuseOptions | None = None,
         max_tokens: int = 4,
         salt: str | None = None,
-        keep_tokens: int | None = None,
         exact_chunks: int = 0,
     ) -> None:
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
@@ -79,7 +76,7 @@ class Request:
         elif reuse is None:
             tokens = PromptTokens(prompt.token_ids)
         else:
-            tokens = prompt.reusing(reuse, keep_tokens=keep_tokens, exact_chunks=exact_chunks)
+            tokens = prompt.reusing(reuse, exact_chunks=exact_chunks)
         self.submitted = EngineRequest(
             tokens,
             SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),

@@ -11,7 +11,8 @@ import torch
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.precompute.prime import measure
+from ragboost.chunk_cache.precompute.prime import measure, prime
+from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.engines.offline_vllm import ReuseLLM
 from tests.engines.random_model import SMALL, VOCABULARY, Prompts
@@ -167,6 +168,40 @@ def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         logprobs = torch.log_softmax(wanted.logits.float(), -1)
         worst = max(worst, float((got - logprobs).abs().max()))
     return {"before": before, "measured_error": worst}
+
+
+def check_prepared(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """KV computed behind neighbours (FusionRAG eq. 10) is kept, found, and that of `prime`."""
+    library = scheduler_of(engine)._library
+    library.has_prepared = True
+    reuse = ChunkReuse(ModelAdapter(engine.reference), TieredStore(), backend="tiled")
+    primed = []
+    for number, chunk in enumerate(prompts.chunks):
+        others = [(number + step) % 5 for step in (1, 2)]
+        engine.run(*prompts.prompt([*others, number]), measure=True)
+        neighbours = [prompts.chunks[other] for other in others]
+        primed.append(prime(reuse, prompts.system, chunk, neighbours=neighbours))
+    order = (1, 2, 0, 4, 3)  # the first chunk is exact here, and is found as it was alone
+    chunks = [prompts.chunks[number] for number in order]
+    stored = [reuse.plain(prompts.system, chunks[0]), *(primed[number] for number in order[1:])]
+    tokens, positions = prompts.prompt(order)
+    worst = 0.0
+    for policy in ("anchored", "cachecraft", "epic"):
+        engine.llm.reset_prefix_cache()
+        got = engine.logprobs(tokens, positions, policy=policy, ratio=0.15)
+        wanted = reuse.prefill(
+            prompts.system, chunks, prompts.question, policy=policy, ratio=0.15, stored=stored
+        )
+        logprobs = torch.log_softmax(wanted.logits.float(), -1)
+        worst = max(worst, float((got - logprobs).abs().max()))
+    found = [library.find(library.key(chunk), chunk) for chunk in prompts.chunks]
+    library.has_prepared = False
+    names = [chunk_name(prompts.chunks[other]) for other in (1, 2)]
+    return {
+        "error": worst,
+        "are_behind": [kv.base for kv in found] == [kv.base for kv in primed],
+        "overlap": found[0].influence.overlap(names),
+    }
 
 
 def check_ends(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
@@ -385,6 +420,7 @@ CHECKS = (
     check_batch,
     check_bad_input,
     check_measuring,
+    check_prepared,
     check_ends,
     check_failure,
     check_pacing,

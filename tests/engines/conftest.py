@@ -12,6 +12,7 @@ import pytest
 from tests.engines.servers import EngineServer, Kind, missing
 
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
+PUBLIC_KEY = "secret"
 FIGURES = "figures"  # property of a test: a line that the end of the test run shows
 
 
@@ -55,10 +56,8 @@ def shared_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EngineServer]:
     require(request.param)
-    folder = str(tmp_path_factory.mktemp("chunks"))
-    with EngineServer(
-        request.param, cache_tokens=4096, chunks={"directory": folder}, dtype="float32"
-    ) as server:
+    chunks = {"directory": str(tmp_path_factory.mktemp("chunks")), "public_key": PUBLIC_KEY}
+    with EngineServer(request.param, cache_tokens=4096, chunks=chunks, dtype="float32") as server:
         assert server.get("/chunk_reuse")["is_possible"], server.log()[-2000:]
         yield server
 

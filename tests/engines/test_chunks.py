@@ -110,6 +110,13 @@ def test_policies_that_need_measurements_reuse_measured_chunks_only(told: Any) -
     assert told["check_measuring"]["measured_error"] < ROUNDING
 
 
+def test_kv_computed_behind_neighbours_is_kept_and_reused_as_offline(told: Any) -> None:
+    prepared = told["check_prepared"]
+    assert prepared["error"] < ROUNDING
+    assert prepared["are_behind"]
+    assert prepared["overlap"] == pytest.approx(1.0)  # beta' (Cache-Craft eq. 8)
+
+
 def test_a_prompt_may_end_in_a_chunk(told: Any) -> None:
     assert told["check_ends"]["ending_error"] < ROUNDING
 

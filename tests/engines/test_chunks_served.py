@@ -16,7 +16,7 @@ from ragboost.cli import app as cli
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
-from tests.engines.conftest import KINDS, require
+from tests.engines.conftest import KINDS, PUBLIC_KEY, require
 from tests.engines.servers import EngineServer, Kind
 from tests.eventually import eventually
 from tests.metrics import read_metric
@@ -210,6 +210,37 @@ def test_what_precompute_stores_is_reused_by_the_first_request_through_the_proxy
         usage = client.post("/v1/chat/completions", json=body).json()["usage"]
     # SGLang reuses whole pages of 32 tokens.
     assert usage["ragboost"]["reused"] > 0.6 * usage["prompt_tokens"]
+
+
+def test_public_documents_tell_no_tenant_what_another_asked(server: EngineServer) -> None:
+    texts = [f"Leaflet {number}. {text}" for number, text in enumerate(PASSAGES[:4])]
+    client = ChunkClient(server.url, public_key=PUBLIC_KEY)
+    client.check()
+    stored = prepare(
+        client, texts, [[]] * 4, system=None, concurrency=1, on_progress=lambda *_: None
+    )
+    assert stored.num_stored == 4
+
+    def found(tenant: str, numbers: list[int]) -> list[dict[str, int]]:
+        """What becomes of the tokens of one request for each document, which decides its time."""
+        tenants = ChunkClient(server.url, tenant=tenant, cache_salt=tenant)
+        tenants.check()
+        answers = []
+        for number in numbers:
+            text = f"{texts[number]}\n\nWhat is it worth?"
+            messages, chunks = [{"role": "user", "content": text}], [[0, 0, len(texts[number])]]
+            usage = tenants.complete(messages, chunks, {"reuse": "approx"})
+            answers.append(usage["ragboost"])
+        return answers
+
+    before = found("first", [0, 1, 2, 3])
+    found("asker", [2, 2, 0])
+    assert found("second", [0, 1, 2, 3]) == before
+    assert all(origins["computed"] < origins["exact"] + origins["reused"] for origins in before)
+    for place in ("disk", "remote"):  # nobody has loaded one, which would take another's time
+        loads = read_metric(server.url, "ragboost_chunk_store_loads_total", tier=place)
+        found("third", [1, 3])
+        assert read_metric(server.url, "ragboost_chunk_store_loads_total", tier=place) == loads
 
 
 def test_positions_off_by_some_characters_do_no_harm(server: EngineServer) -> None:

@@ -36,11 +36,15 @@ def _program(name: str) -> str | None:
 class MooncakeServer:
     """The store; a context manager that starts and kills it.
 
+    Args:
+        size: of the pool; beyond it the store evicts.
+
     Attributes:
         url: of its master.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, size: str = "256 MB") -> None:
+        self._size = size
         self._folder = Path(tempfile.mkdtemp(prefix="mooncake-"))
         self._ports = [_free_port() for _ in range(3)]
         self.url = f"mooncake://127.0.0.1:{self._ports[0]}"
@@ -73,7 +77,7 @@ class MooncakeServer:
             f"--master_server_address=127.0.0.1:{master}",
             "--metadata_server=P2PHANDSHAKE",
             "--protocol=tcp",
-            "--global_segment_size=256 MB",
+            f"--global_segment_size={self._size}",
         )
         eventually(lambda: _is_listening(pool))
 

@@ -185,25 +185,3 @@ def test_generation_continues_the_prompt(adapter: ModelAdapter) -> None:
         assert int(logits.argmax()) == answer[count]
     assert depcache.generate_with_depkv(kv, max_tokens=5) == answer
     assert depcache.generate_with_depkv(kv, max_tokens=5, stop_ids=frozenset(answer[:1])) == []
-
-
-def test_recomputing_everything_is_ordinary_attention(adapter: ModelAdapter) -> None:
-    depcache = DepCache(adapter, positions="preorder")
-
-    repaired = depcache.compute_depkv(cases.prompt(), recompute_ratio=1.0)
-
-    wanted = ordinary(adapter.model, repaired.layout.tokens)
-    assert repaired.num_recomputed > 0
-    assert share(repaired.logits, wanted) < 1e-6
-
-
-@pytest.mark.parametrize("positions", ["depth", "preorder"])
-def test_repaired_kv_is_never_stored(adapter: ModelAdapter, positions: Positions) -> None:
-    depcache = DepCache(adapter, positions=positions)
-    depcache.compute_depkv(cases.prompt(), recompute_ratio=0.5)
-
-    after = depcache.compute_depkv(cases.prompt())
-
-    plain = DepCache(adapter, positions=positions).compute_depkv(cases.prompt())
-    assert after.num_reused == after.layout.task
-    assert share(after.logits, plain.logits) < 1e-6

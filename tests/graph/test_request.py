@@ -26,7 +26,7 @@ PATHS = [["Elon Musk", "founded", "SpaceX", "located in", "Texas"]]
         ({"triplets": [["a", "b", "c"]], "entities": [1]}, "ragboost.graph.entities[0]"),
         ({"paths": PATHS, "hops": 0}, "ragboost.graph.hops"),
         ({"paths": PATHS, "attention": "full"}, "ragboost.graph.attention"),
-        ({"paths": PATHS, "recompute_ratio": 2}, "ragboost.graph.recompute_ratio"),
+        ({"paths": PATHS, "recompute_ratio": 0.5}, "ragboost.graph.recompute_ratio"),
         ({"paths": PATHS, "nodes": 2}, "ragboost.graph.nodes"),
     ],
 )

@@ -1,11 +1,9 @@
 """Ray Data and Ray Serve on one machine."""
 
-import json
 import os
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +26,9 @@ with warnings.catch_warnings():  # ray's own
     import ray.data
     from ray import serve
 
-from ragboost.batch import RejectedLinesError, run_batch
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.integrations.ray import boosted, deploy, run_batch_on_ray
-from ragboost.retrieval.corpus import Corpus
+from ragboost.integrations.ray import boosted, deploy
 from tests.fakes import FakeEngine
 from tests.fakes.redis import PROGRAM, RedisServer
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, words
@@ -142,86 +138,6 @@ def test_windows_are_planned_in_tasks_and_keep_every_row() -> None:
         assert each["messages"][0]["content"].endswith(each["question"])
     with pytest.raises(RequestError, match="window must be at least 1, got 0"):
         boosted(dataset, window=0)
-
-
-def write_batch(path: Path, *, bad: tuple[int, ...] = ()) -> Path:
-    """Write lines with ids of a corpus, some of them malformed."""
-    names = [FIRST, ("garden", "parking"), SECOND, ("parking", "garden")]
-    lines = [
-        "{broken" if i in bad else json.dumps({"id": i, "question": "?", "doc_ids": names[i % 4]})
-        for i in range(37)
-    ]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_batch_file_is_ordered_as_without_ray(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text(
-        "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in TEXTS.items()),
-        encoding="utf-8",
-    )
-    source = write_batch(tmp_path / "in.jsonl", bad=(0,))
-    for folder in ("here", "there"):
-        (tmp_path / folder).mkdir()
-
-    here = run_batch(
-        source, tmp_path / "here/out.jsonl", corpus=Corpus.read(corpus), window=10, cache_tokens=900
-    )
-    there = run_batch_on_ray(
-        source, tmp_path / "there/out.jsonl", corpus=corpus, window=10, cache_tokens=900
-    )
-
-    assert (there.requests, there.rejected, there.windows) == (36, 1, 4)
-    assert (here.requests, here.documents) == (there.requests, there.documents)
-    files = ["out.jsonl", "out.positions.jsonl", "out.rejects.jsonl"]
-    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == files
-    assert (tmp_path / "there/out.rejects.jsonl").read_bytes() == (
-        tmp_path / "here/out.rejects.jsonl"
-    ).read_bytes()
-    ids = [json.loads(line)["id"] for line in (tmp_path / "there/out.jsonl").open()]
-    assert [sorted(ids[at : at + 10]) for at in (9, 19, 29)] == [
-        [*range(10, 20)],
-        [*range(20, 30)],
-        [*range(30, 37)],
-    ]
-    places = [json.loads(line) for line in (tmp_path / "there/out.positions.jsonl").open()]
-    assert [place["output_line"] for place in places] == [*range(1, 37)]
-    assert [place["input_line"] for place in places] == [number + 1 for number in ids]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_batch_file_without_malformed_lines_has_the_same_bytes(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    rows = [row(str(i), (FIRST, SECOND)[i % 2], id=i) for i in range(12)]
-    source.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
-    outputs = [tmp_path / folder / "out.jsonl" for folder in ("here", "there")]
-    for output in outputs:
-        output.parent.mkdir()
-
-    assert run_batch(source, outputs[0], window=5) == run_batch_on_ray(source, outputs[1], window=5)
-
-    for name in ("out.jsonl", "out.positions.jsonl", "out.rejects.jsonl"):
-        assert outputs[0].with_name(name).read_bytes() == outputs[1].with_name(name).read_bytes()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_error_of_a_batch_file_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
-    source = write_batch(tmp_path / "in.jsonl", bad=(3,))
-    with pytest.raises(RejectedLinesError, match="malformed lines: 37"):  # no corpus
-        run_batch_on_ray(source, tmp_path / "out.jsonl", window=20, strict=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.rejects.jsonl"]
-    with pytest.raises(RequestError, match="window must be at least 1, got 0"):
-        run_batch_on_ray(source, tmp_path / "out.jsonl", window=0)
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(b"")
-    (tmp_path / ".out.jsonl.windows").write_text("of somebody else")
-    with pytest.raises(RequestError, match=r"cannot write .*windows: File exists"):
-        run_batch_on_ray(source, output, window=10)
 
 
 def test_the_proxy_serves_and_streams_in_ray_serve(engine: FakeEngine, serve_port: int) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
+from ragboost.proxy import watched_file
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
-from ragboost.proxy.watched_file import Refreshable, WatchedFile
-from tests.eventually import eventually
+from ragboost.proxy.watched_file import Refreshable, Refresher, WatchedFile
+from tests.eventually import DEADLINE_S, eventually, eventually_async
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
 
@@ -147,6 +149,43 @@ async def test_what_is_no_file_any_more_is_not_left_open(tmp_path: Path) -> None
     for _ in range(5):
         await file.refresh()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_file_that_hangs_holds_no_other_and_has_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_open, looks = threading.Event(), threading.Semaphore(0)
+    contents: list[bytes] = []
+    for name in ("hung", "other"):
+        write(tmp_path / name, "one")
+    parts = [
+        WatchedFile(tmp_path / name, setting=name, apply=contents.append)
+        for name in ("hung", "other")
+    ]
+    opener = watched_file._open_at_once
+
+    def open_late(path: str, flags: int) -> int:
+        if path.endswith("hung"):
+            looks.release()
+            may_open.wait()
+        return opener(path, flags)
+
+    monkeypatch.setattr(watched_file, "_open_at_once", open_late)
+    monkeypatch.setattr(watched_file, "_TIMEOUT_S", 0.01)
+    refresher = Refresher(parts, interval_s=0.001)
+    await refresher.open()
+    try:
+        await eventually_async(lambda: "hung does not answer" in caplog.text)
+        write(tmp_path / "other", "two")
+        await eventually_async(lambda: contents[2:], equals=[b"two"])
+        assert looks.acquire(timeout=DEADLINE_S)
+        assert not looks.acquire(blocking=False)
+        write(tmp_path / "hung", "three")
+        may_open.set()
+        await eventually_async(lambda: contents[3:], equals=[b"three"])
+    finally:
+        may_open.set()
+        await refresher.close()
 
 
 def test_a_key_costs_the_same_among_thousands(tmp_path: Path) -> None:

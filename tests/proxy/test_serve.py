@@ -281,6 +281,15 @@ def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
         assert process.wait() == 0
 
 
+def test_a_process_that_is_told_to_stop_as_soon_as_it_listens_ends_without_error(
+    start: Start, engine: FakeEngine
+) -> None:
+    for options in ((), ("--workers", "2")):
+        process, _ = start("--backend", engine.url, *options)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
 def test_a_signal_before_the_server_handles_signals_stops_it(unused_port: int) -> None:
     settings = Settings(proxy=ProxySettings(port=unused_port))
     server = make_server(create_app(settings), settings.proxy)

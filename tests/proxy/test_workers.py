@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from tests.fakes import FakeEngine
 from tests.fakes.events import EventPublisher
 from tests.fakes.served import ServedProxy
 
+BODY = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 DOCUMENTS = [f"Document {i}. " + f"about{i} " * 40 for i in range(6)]
 
 
@@ -289,6 +291,51 @@ def test_sigterm_drains_every_worker(engine: FakeEngine, proxy: ServedProxy) -> 
 
     assert results == [200] * 8
     assert proxy.process.wait(60) == 0
+
+
+def test_keys_and_backends_of_files_change_in_every_worker(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    keys, backends, secret = (tmp_path / name for name in ("keys", "backends", "secret"))
+    environment = {
+        "RAGBOOST_PROXY__API_KEYS_FILE": str(keys),
+        "RAGBOOST_BACKEND__FILE": str(backends),
+        "RAGBOOST_BACKEND__API_KEY_FILE": str(secret),
+        "RAGBOOST_ROUTER__HEALTH_INTERVAL_S": "0.05",
+    }
+
+    def write(path: Path, contents: object) -> None:
+        new = path.with_suffix(".new")
+        new.write_text(contents if isinstance(contents, str) else json.dumps(contents))
+        os.replace(new, path)
+
+    def answers(key: str) -> set[int]:
+        """Ask on so many new connections that the kernel gives each worker some."""
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"{proxy.url}/v1/chat/completions"
+        return {httpx.post(url, json=BODY, headers=headers).status_code for _ in range(24)}
+
+    write(keys, {"a": ["old"]})
+    write(backends, [engine.url])
+    write(secret, "first")
+    with ServedProxy("--workers", "2", environment=environment) as proxy, FakeEngine() as other:
+        assert answers("old") == {200}
+        write(keys, {"a": ["new", "old"]})
+        eventually(lambda: answers("new"), equals={200})
+        assert answers("old") == {200}
+        write(secret, "second")
+        write(backends, [other.url])
+        write(keys, {"a": ["new"]})
+        eventually(lambda: answers("old"), equals={401})
+
+        def none_is_left() -> bool:
+            before = len(engine.requests)
+            assert answers("new") == {200}
+            return len(engine.requests) == before
+
+        eventually(none_is_left)
+        assert {r.header("authorization") for r in other.requests[-24:]} == {"Bearer second"}
+        assert "Bearer" not in proxy.log
 
 
 def test_workers_stop_when_the_supervisor_is_killed(proxy: ServedProxy) -> None:

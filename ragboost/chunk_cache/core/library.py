@@ -11,15 +11,16 @@ from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import PUBLIC, Identity, PrefixDigests, chunk_key
+from ragboost.chunk_cache.store.keys import PUBLIC, Identity, PrefixDigests, chunk_key, prepared_key
 
 logger = logging.getLogger(__name__)
 
 
 class ChunkLibrary:
     """Chunk KV of one model, by content. `model` checks what is found, unless it is elsewhere.
-    `recipes`: of prepared chunks, which are preferred, by the key of their plain KV. `has_public`:
-    all tenants find what `publish` stored."""
+    `recipes`: of prepared chunks, which are preferred, by the key of their plain KV.
+    `has_prepared`: `measure` stores such KV, too. `has_public`: all tenants find what `publish`
+    stored."""
 
     def __init__(
         self,
@@ -29,12 +30,14 @@ class ChunkLibrary:
         regime: str,
         model: ReusableModel | None = None,
         recipes: Mapping[str, str] | None = None,
+        has_prepared: bool = False,
         has_public: bool = False,
     ) -> None:
         self.store = store
         self.regime = regime
         self.identity = identity
         self.recipes: Mapping[str, str] = {} if recipes is None else recipes
+        self.has_prepared = has_prepared
         self.has_public, self._is_public_full = has_public, False
         self._model = model
         self.num_fills, self.fill_seconds = 0, 0.0  # of prompts
@@ -47,6 +50,7 @@ class ChunkLibrary:
         *,
         identity: Identity | None = None,
         recipes: Mapping[str, str] | None = None,
+        has_prepared: bool = False,
         has_public: bool = False,
     ) -> "ChunkLibrary":
         """Return the chunks that a model has computed with its present weights."""
@@ -59,13 +63,20 @@ class ChunkLibrary:
             regime=model.regime(1),
             model=model,
             recipes=recipes,
+            has_prepared=has_prepared,
             has_public=has_public,
         )
 
     def renewed(self, model: ReusableModel) -> "ChunkLibrary":
         if model.fingerprint() == self.identity.model:
             return self
-        return ChunkLibrary.of(model, self.store, recipes=self.recipes, has_public=self.has_public)
+        return ChunkLibrary.of(
+            model,
+            self.store,
+            recipes=self.recipes,
+            has_prepared=self.has_prepared,
+            has_public=self.has_public,
+        )
 
     def __contains__(self, key: str) -> bool:
         return key in self.store
@@ -97,10 +108,19 @@ class ChunkLibrary:
 
     def keys(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> list[str]:
         recipe = self.recipes.get(key)
-        if recipe is None:
+        if recipe is not None:
+            prepared = self.key(tokens, recipe=recipe)
+        elif self.has_prepared:
+            prepared = prepared_key(key)
+        else:
             return [key]
-        prepared = self.key(tokens, recipe=recipe)
         return [key, prepared] if is_first else [prepared, key]
+
+    def prefetch(self, chunks: Mapping[str, Sequence[int]]) -> list[str]:
+        """Begin to load chunks by the keys of their plain KV; return the keys that are loaded."""
+        wanted = {key: len(c) for plain, c in chunks.items() for key in self.keys(plain, c)}
+        self.store.prefetch(wanted)
+        return [*wanted]
 
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
         """Return stored KV: prepared before plain (directly behind a prompt's beginning plain,
@@ -139,11 +159,16 @@ class ChunkLibrary:
                 self.store.replace(key, kv)
         return key in self
 
-    def measure(self, key: str, measure: ChunkMeasure) -> None:
-        """Add measurements to a stored chunk, if it is there."""
+    def measure(self, key: str, measure: ChunkMeasure, *, behind: ChunkKV | None = None) -> None:
+        """Add measurements to a stored chunk, if it is there, and keep its KV `behind` the
+        neighbours (FusionRAG eq. 10)."""
         kv = self.store.get(key)
         if kv is not None and len(kv.tokens) == len(measure.sensitivity):
             self.store.replace(key, measure.added_to(kv))
+            if self.has_prepared and behind is not None:
+                prepared = prepared_key(key)
+                keep = self.store.replace if prepared in self else self.store.put
+                keep(prepared, replace(behind, compute_s=kv.compute_s))
 
     def _get(self, key: str, tokens: Sequence[int]) -> ChunkKV | None:
         """Return the KV of a key; that of other tokens or another shape is removed."""

@@ -12,13 +12,12 @@ from ragboost.chunk_cache.core.fill import FilledPrompt, assemble_plan, fill_ste
 from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_stored
 from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.chunk_cache.core.snapkv import QuestionWindow, evict
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly, extract
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.model.plan import Observer, observe_both
+from ragboost.chunk_cache.model.plan import Observer
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -114,7 +113,6 @@ class ChunkReuse:
         ratio: float = DEFAULT_RATIO,
         granularity: int = 1,
         prefix: ChunkKV | None = None,
-        keep_tokens: int | None = None,
         stored: Sequence[ChunkKV | None] | None = None,
         observe: Observer | None = None,
         keep: bool = False,
@@ -122,33 +120,29 @@ class ChunkReuse:
         """Fill the KV of a prompt: for every token the exact `prefix` (from the caller's prefix
         cache) before a stored chunk before computing. Raises `ChunkCacheError`.
 
-        `granularity`: block size of the selection. `keep_tokens`: most tokens of the returned
-        cache, see `snapkv.evict`. `stored`: KV of each chunk, None to compute it. `observe`: of the
-        pass that computes the prompt. `keep`: store chunks that are not."""
+        `granularity`: block size of the selection. `stored`: KV of each chunk, None to compute it.
+        `observe`: of the pass that computes the prompt. `keep`: store chunks that are not."""
         begin = time.perf_counter()
         plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
         options = replace(plan.request, ratio=ratio, granularity=granularity)
-        window = QuestionWindow(len(question)) if keep_tokens is not None else None
         steps = fill_steps(
             self.adapter,
             replace(plan, request=options),
             prefix=prefix,
             backend=self.backend,
             policy=make_policy(policy) if isinstance(policy, str) else policy,
-            observe=observe_both(window, observe),
+            observe=observe,
         )
         filled = at_once(steps)
         publishable = (plan.approximate or 0) if filled.counts.reused else len(plan.tokens)
         if keep:
             self._keep_missing(filled, plan, num_system=len(system), num_exact=publishable)
-        cache: DynamicCache = filled.cache
-        if window is not None and keep_tokens is not None:
-            documents = (len(system), len(plan.tokens) - len(question))
-            cache = evict(filled.cache, window, documents=documents, capacity=keep_tokens)
         if filled.logits is None:
             raise AssertionError("nothing was computed, or the observer stopped the final pass")
         seconds = time.perf_counter() - begin
-        return Prefill(cache, filled.logits, filled.selected, filled.counts, publishable, seconds)
+        return Prefill(
+            filled.cache, filled.logits, filled.selected, filled.counts, publishable, seconds
+        )
 
     def keep(
         self,

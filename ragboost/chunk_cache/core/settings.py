@@ -33,12 +33,18 @@ class EngineChunkSettings:
     host_bytes: int = 4 * _GIB
     # secret with which `ragboost precompute --public` stores documents for all tenants; empty: none
     public_key: str = field(default="", repr=False)
+    # what `ragboost precompute` leaves of a document behind its neighbours: `measures`, or `kv` as
+    # well (FusionRAG eq. 10), which is reused rather than that computed alone
+    prepared: str = "measures"
     accelerator_bytes: int = 0  # capacity of the store in the engine's device, before host memory
     directory: str = ""  # folder of the store's disk tier; empty for none
     # remote store that several engines may share, such as redis://HOST:6379 or
     # mooncake://HOST:50051; empty for none
     remote: str = field(default="", repr=False)  # it may hold a password
     disk_bytes: int = 64 * _GIB  # capacity of the disk tier
+    # `faster`: prompts are filled where this takes less time than to compute them, as measured in
+    # this engine (with one rank); `always`: wherever enough is stored
+    fill: str = "faster"
     eviction: str = "heat"  # eviction policy of the store: heat, lru or lfu
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
@@ -51,7 +57,9 @@ class EngineChunkSettings:
     backend: str = "tiled"
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], *, device: str = "cpu") -> "EngineChunkSettings":
+    def read(
+        cls, values: Mapping[str, Any], *, device: str = "cpu", num_workers: int = 1
+    ) -> "EngineChunkSettings":
         """Return checked settings; the engine's device decides some defaults."""
         types = {field.name: type(field.default) for field in fields(cls)}
         for name, value in values.items():
@@ -61,8 +69,15 @@ class EngineChunkSettings:
             if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
         settings = cls(**{**({} if device == "cpu" else _ON_ACCELERATORS), **values})
-        if settings.reuse not in ("exact", "approx"):
-            raise ConfigError(f"`reuse` must be exact or approx, got {settings.reuse!r}")
+        known_words = {
+            "reuse": ("exact", "approx"),
+            "prepared": ("measures", "kv"),
+            "fill": ("faster", "always"),
+        }
+        for name, known in known_words.items():
+            if getattr(settings, name) not in known:
+                value = getattr(settings, name)
+                raise ConfigError(f"`{name}` must be {' or '.join(known)}, got {value!r}")
         if settings.policy not in SERVED_POLICIES:
             raise ConfigError(
                 f"`policy` must be one of {', '.join(SERVED_POLICIES)}, got {settings.policy!r}"
@@ -76,6 +91,9 @@ class EngineChunkSettings:
             )
         if settings.remote:
             check_address(settings.remote)
+        if num_workers > 1 and (settings.public_key or settings.prepared == "kv"):
+            name = "public_key" if settings.public_key else "prepared"
+            raise ConfigError(f"`{name}` needs one worker of the model, not {num_workers}")
         if not 0.0 <= settings.ratio <= 1.0:
             raise ConfigError(f"`ratio` must be in [0, 1], got {settings.ratio}")
         for name in ("host_bytes", "disk_bytes", "granularity"):

@@ -107,13 +107,9 @@ class AnnouncementInbox:
             return []
         plain = EngineChunkRequest(tenant=announced.tenant)
         tenant = in_namespace(plain, *announced.namespace).tenant
-        wanted = {
-            library.key(tokens, tenant=tenant): len(tokens)
-            for tokens in announced.chunks
-            if len(tokens) >= MIN_CHUNK_TOKENS
-        }
-        library.store.prefetch(wanted)
-        return [] if announced.reply_to is None else [_Pending(list(wanted), announced.reply_to)]
+        wanted = [tokens for tokens in announced.chunks if len(tokens) >= MIN_CHUNK_TOKENS]
+        keys = library.prefetch({library.key(tokens, tenant=tenant): tokens for tokens in wanted})
+        return [] if announced.reply_to is None else [_Pending(keys, announced.reply_to)]
 
 
 class Announcer:

@@ -244,8 +244,8 @@ class ReuseMiddleware(ABC):
         spans = found.present
         if not spans:
             raise ExactError("not_found")
-        if options is not None and self.loads_first:
-            await self._announce(found, fields, tenant=tenant, waits=True)
+        if options is not None:  # they load while the server renders and tokenises the prompt
+            await self._announce(found, fields, tenant=tenant, waits=self.loads_first)
         exact = [span for span in found.spans[:num_exact] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
@@ -325,11 +325,13 @@ class ReuseMiddleware(ABC):
         body = await read_body(receive)
         fields = read_json(body.data) if body.is_whole else None
         extension = (fields or {}).get(FIELD) or {}
-        self.defaults(scope)
+        defaults = self.defaults(scope)
         try:
             await check_key(self._app, scope)
             if fields is None or not isinstance(extension, dict):
                 raise RequestError("the body must be a JSON object")
+            if defaults.refusal is None and not self._takes_commands:
+                raise RequestError("the store of a model with several workers takes no commands")
             is_chat = "messages" in fields
             options = read_store_options(extension)
             is_public = read_public(extension, self._public_key)
@@ -351,9 +353,9 @@ class ReuseMiddleware(ABC):
         await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})
 
     async def _ask_store(self, *command: Any) -> dict[str, Any] | None:
-        """Send the engine a `StoreCommand` of these fields; several ranks do not answer."""
+        """Send the engine a `StoreCommand` of these fields."""
         announcer = self._announcer
-        if announcer is None or announcer.num_ranks != 1:
+        if announcer is None or not self._takes_commands:
             return None
         inbox = self._open_inbox()
         ticket = inbox.expect()
@@ -362,6 +364,10 @@ class ReuseMiddleware(ABC):
             return await inbox.take_fields(ticket, timeout_s=_COMMAND_TIMEOUT_S)
         finally:
             inbox.forget(ticket)
+
+    @property
+    def _takes_commands(self) -> bool:
+        return self._announcer is not None and self._announcer.num_ranks == 1
 
     def _open_inbox(self) -> ReportInbox:
         if self._inbox is None:  # the first request: only now is there an event loop

@@ -73,10 +73,10 @@ def run_command(
     if is_listing_all:
         found = (key for key in store.keys(owner) if key > options.after)
         by_key = dict.fromkeys(heapq.nsmallest(options.limit, found), 0)
-    rows = [
-        {"key": key, "done": _act(options, key, count, retention), **_describe(key, store)}
-        for key, count in by_key.items()
-    ]
+    rows = []
+    for key, count in by_key.items():  # whatever is stored of a document shares its fate
+        done = [_act(options, each, count, retention) for each in library.keys(key, ())]
+        rows.append({"key": key, "done": any(done), **_describe(key, store)})
     for row in rows:
         row["expires_s"] = retention.expires_in(row["key"])
     more = by_key and is_listing_all and len(by_key) == options.limit

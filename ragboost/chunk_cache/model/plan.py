@@ -76,15 +76,3 @@ class ForwardPlan:
             mask = exact_mask(self.positions, num_keys, window=window, visible=self.visible)
             self.memo[key] = mask[None, None]
         return self.memo[key]
-
-
-def observe_both(first: Observer | None, second: Observer | None) -> Observer | None:
-    """Return an observer that calls both; the second one decides which rows are kept."""
-    if first is None or second is None:
-        return first or second
-
-    def observe(layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
-        first(layer, inputs)
-        return second(layer, inputs)
-
-    return observe

@@ -47,4 +47,6 @@ def read_settings(server_args: Any) -> EngineChunkSettings:
         raise ConfigError(
             f"--hicache-storage-backend-extra-config must be a JSON object, got {text!r}"
         )
-    return EngineChunkSettings.read(fields, device=server_args.device)
+    return EngineChunkSettings.read(
+        fields, device=server_args.device, num_workers=server_args.tp_size
+    )

@@ -14,6 +14,7 @@ LAYOUT_VERSION = 2
 
 PUBLIC = "public"
 """Salt of documents that all tenants may read. Tenants' own are digests, or empty."""
+_OWNER_DIGITS = 16
 _KEY = re.compile(r"[A-Za-z0-9 _-]{1,128}")
 
 
@@ -59,9 +60,18 @@ def chunk_key(
     return owner_prefix(one.salt) + _digest([LAYOUT_VERSION, *made_from, *ids])
 
 
+def prepared_key(plain: str) -> str:
+    """Return the key of a chunk's KV computed behind neighbours, by that of its plain KV."""
+    return owner_of(plain) + _digest([plain, "neighbours"])
+
+
+def owner_of(key: str) -> str:
+    return key[:_OWNER_DIGITS]
+
+
 def owner_prefix(salt: str) -> str:
     """Return what the keys of one tenant begin with (16 hex digits)."""
-    return hashlib.sha256(b"owner" + salt.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return owner_of(hashlib.sha256(b"owner" + salt.encode("utf-8", "surrogatepass")).hexdigest())
 
 
 def check_key(key: str) -> str:

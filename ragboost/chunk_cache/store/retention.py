@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from ragboost.bounded_map import BoundedMap
+from ragboost.chunk_cache.store.keys import owner_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 
 MAX_ENTRIES = 1 << 16
 """Maximum chunks with an expiry, and chunks that are waited for; more are refused."""
 MAX_SECONDS = 10 * 365 * 86_400.0
 _MAX_LOADING = 64
+_MAX_LOOKS = 16  # at chunks with an expiry, for one that is evicted
 
 
 class Retention:
@@ -20,7 +22,9 @@ class Retention:
 
     def __init__(self, store: TieredStore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock, self._lock = store, clock, threading.Lock()
-        self._expiries: dict[str, float] = {}
+        # By owner, so that none takes all places; the oldest of each first.
+        self._expiries: dict[str, dict[str, float]] = {}
+        self._num_expiries = 0
         self._next_due = math.inf  # no expiry is earlier
         # Chunks to pin once they are in memory, with their tokens, those that are loading first.
         self._awaited: dict[str, int] = {}
@@ -46,7 +50,7 @@ class Retention:
         """Remove a chunk from all places."""
         with self._lock:
             self._awaited.pop(key, None)
-            self._expiries.pop(key, None)
+            self._drop_expiry(key)
         self._store.discard(key)
 
     def expire(self, key: str, seconds: float | None) -> bool:
@@ -55,17 +59,20 @@ class Retention:
         is_stored = key in self._store
         with self._lock:
             if seconds is None:
-                self._expiries.pop(key, None)
+                self._drop_expiry(key)
             elif not is_stored or not self._has_place(key):
                 return False
             else:
-                at = self._expiries[key] = self._clock() + min(seconds, MAX_SECONDS)
+                at = self._clock() + min(seconds, MAX_SECONDS)
+                own = self._expiries.setdefault(owner_of(key), {})
+                self._num_expiries += key not in own
+                own[key] = at
                 self._next_due = min(self._next_due, at)
         return True
 
     def expires_in(self, key: str) -> float | None:
         with self._lock:
-            at = self._expiries.get(key)
+            at = self._expiries.get(owner_of(key), {}).get(key)
         return None if at is None else max(0.0, at - self._clock())
 
     def tend(self) -> None:
@@ -73,9 +80,9 @@ class Retention:
         with self._lock:
             due = []
             if now >= self._next_due:
-                due = [key for key, at in self._expiries.items() if at <= now]
-                later = (at for at in self._expiries.values() if at > now)
-                self._next_due = min(later, default=math.inf)
+                expiries = [item for own in self._expiries.values() for item in own.items()]
+                due = [key for key, at in expiries if at <= now]
+                self._next_due = min((at for _, at in expiries if at > now), default=math.inf)
             awaited = dict(islice(self._awaited.items(), _MAX_LOADING))
         for key in due:
             self.evict(key)
@@ -83,10 +90,28 @@ class Retention:
             self._advance(key, awaited)
 
     def _has_place(self, key: str) -> bool:
-        """Return True if one more key may have an expiry, once evicted ones have none."""
-        if key not in self._expiries and len(self._expiries) >= MAX_ENTRIES:
-            self._expiries = {k: at for k, at in self._expiries.items() if k in self._store}
-        return key in self._expiries or len(self._expiries) < MAX_ENTRIES
+        """Return True if the key may have an expiry. Where all places are taken, that of an evicted
+        chunk is free; else the owner with the most loses its oldest, which is removed early."""
+        own = self._expiries.get(owner_of(key), {})
+        if key in own or self._num_expiries < MAX_ENTRIES:
+            return True
+        most = max(self._expiries.values(), key=len)
+        oldest = [*islice(own, _MAX_LOOKS), *islice(most, _MAX_LOOKS)]
+        lost = next((each for each in oldest if each not in self._store), None)
+        if lost is None and len(most) > len(own) + 1:
+            lost = next(iter(most))
+            self._store.discard(lost)
+        if lost is not None:
+            self._drop_expiry(lost)
+        return lost is not None
+
+    def _drop_expiry(self, key: str) -> None:
+        """Requires the lock."""
+        own = self._expiries.get(owner_of(key), {})
+        self._num_expiries -= key in own
+        own.pop(key, None)
+        if not own:
+            self._expiries.pop(owner_of(key), None)
 
     def _advance(self, key: str, awaited: Mapping[str, int]) -> None:
         if self._store.keep(key):

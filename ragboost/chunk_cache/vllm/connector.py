@@ -60,12 +60,12 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         device = str(vllm_config.device_config.device_type)
-        self._settings = EngineChunkSettings.read(extra, device=device)
+        self._num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._settings = EngineChunkSettings.read(extra, device=device, num_workers=self._num_ranks)
         self.filler: Any = None  # the worker's side, a `BlockFiller`; None if reuse is off
         self.scheduler: ChunkScheduler | None = None  # the scheduler's side; None if reuse is off
         self.off_reason: str | None = None  # why reuse is off
         self._has_failed = False  # in the worker, at its start
-        self._num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._catalogue: RankCatalogue | None = None  # of workers in other processes
         self._cache_manager: Any = None
         self._reports = ReportSender()

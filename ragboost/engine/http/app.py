@@ -68,7 +68,6 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
             refusal=loaded.reuse_refusal,
             policies=served_policies(engine.chunk_filler.reuse) if engine.chunk_filler else (),
         ),
-        keep_tokens=settings.reuse_keep_tokens,
         default_max_tokens=settings.default_max_tokens,
         max_body_bytes=settings.max_body_bytes,
     )

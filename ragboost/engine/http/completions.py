@@ -40,7 +40,6 @@ class CompletionService:
         loaded: LoadedModel,
         *,
         reuse: ReuseDefaults,
-        keep_tokens: int | None = None,
         default_max_tokens: int,
         max_body_bytes: int,
     ) -> None:
@@ -48,7 +47,7 @@ class CompletionService:
         self.loaded = loaded
         self.reuse = reuse
         # Call it through `in_thread`.
-        self.prompts = Prompts(loaded, reuse=reuse, keep_tokens=keep_tokens)
+        self.prompts = Prompts(loaded, reuse=reuse)
         self.metrics = EngineMetrics(engine)
         self._default_max_tokens = default_max_tokens
         self._max_body_bytes = max_body_bytes

@@ -19,16 +19,13 @@ from ragboost.chunk_cache.http.fields import Fields, read_fields
 from ragboost.errors import RequestError
 from ragboost.graph.request import GraphFields, GraphRequest
 
-KEEP = f"{FIELD}.reuse.keep_tokens"
-
 
 class RagboostFields(Fields):
     """Fields of the engine beyond OpenAI's."""
 
     reuse: Any = Field(
         None,
-        description='Chunk reuse: "exact", "approx", or an object with `policy`, `ratio` and '
-        "`keep_tokens`, the prompt tokens per layer and head that remain for decoding.",
+        description='Chunk reuse: "exact", "approx", or an object with `policy` and `ratio`.',
     )
     chunks: list[list[Annotated[int, Field(ge=0)]]] = Field(
         [],
@@ -52,7 +49,6 @@ class Extension(NamedTuple):
     reuse: ReuseOptions | None  # None: the request is computed exactly
     positions: Sequence[ChunkPosition] = ()  # of its chunks
     graph: GraphRequest | None = None
-    keep_tokens: int | None = None  # per layer and head, for decoding; None: the engine's default
     exact_chunks: int = 0  # leading ones that are not reused
 
 
@@ -66,13 +62,11 @@ def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Ex
                 f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
             )
         return Extension(None, graph=fields.graph.request())
-    reuse, keep_tokens = _without_keep(fields.reuse)
-    asked = {"reuse": reuse, "chunks": fields.chunks, "tenant": fields.tenant}
+    asked = {"reuse": fields.reuse, "chunks": fields.chunks, "tenant": fields.tenant}
     positions = read_positions(asked, is_chat=is_chat)
     return Extension(
         read_options(asked, defaults),
         positions,
-        keep_tokens=keep_tokens,
         exact_chunks=fields.exact_chunks,
     )
 
@@ -83,14 +77,3 @@ def check_inside(stop: int, length: int) -> None:
             f"{FIELD}.chunks ends at {stop}, after the end of its text at {length}",
             param=f"{FIELD}.chunks",
         )
-
-
-def _without_keep(reuse: Any) -> tuple[Any, int | None]:
-    if not isinstance(reuse, dict) or reuse.get("keep_tokens") is None:
-        return reuse, None
-    keep = reuse["keep_tokens"]
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise RequestError(
-            f"{KEEP} must be a number of tokens, at least 1, got {keep!r}", param=KEEP
-        )
-    return {name: value for name, value in reuse.items() if name != "keep_tokens"}, keep

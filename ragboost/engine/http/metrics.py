@@ -48,9 +48,6 @@ class _EngineState(Collector):
             tokens.add_metric([source], count)
         yield tokens
         yield _counter("chunks_stored", "Chunks stored.", chunks.num_stored)
-        yield _counter(
-            "evicted_prompt_tokens", "Prompt tokens evicted before decoding.", chunks.num_evicted
-        )
 
 
 class EngineMetrics:

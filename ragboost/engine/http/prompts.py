@@ -7,26 +7,23 @@ from typing import Any
 from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.http.spans import find_spans, pack_ids
-from ragboost.engine.http.extension import KEEP, Extension, check_inside, parse_extension
+from ragboost.engine.http.extension import Extension, check_inside, parse_extension
 from ragboost.engine.http.protocol import check_token_ids
 from ragboost.engine.http.schemas import ChatCompletionRequest, ChatFields, CompletionRequest
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.errors import RequestError
-from ragboost.graph.conversation import GraphPrompt
+from ragboost.graph.layout import Layout
 
 
 class Prompts:
-    """Builds the prompts of one model; `keep_tokens` of one with reuse remain by default."""
+    """Builds the prompts of one model."""
 
-    def __init__(
-        self, loaded: LoadedModel, *, reuse: ReuseDefaults, keep_tokens: int | None = None
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, *, reuse: ReuseDefaults) -> None:
         self._tokenizer = loaded.tokenizer
         self._graphs = loaded.graphs
         self._vocab_size = loaded.runner.vocab_size
         self._reuse = reuse
-        self._keep_tokens = keep_tokens
 
     def chat_ids(self, chat: ChatFields) -> list[int]:
         return self._encode(self._render(chat))
@@ -48,8 +45,8 @@ class Prompts:
             graph = self._graphs.prompt(
                 extension.graph, messages, template_kwargs=chat.template_kwargs
             )
-            if isinstance(graph, GraphPrompt):
-                return PromptTokens(graph.layout.tokens, graph=graph)
+            if isinstance(graph, Layout):
+                return PromptTokens(graph.tokens, graph=graph)
             return PromptTokens(graph)
         for number, _, stop in positions:
             if number >= len(messages):
@@ -97,18 +94,7 @@ class Prompts:
             tenant=options.tenant,
             exact_chunks=extension.exact_chunks,
         )
-        keep, least = extension.keep_tokens, len(tokens)
-        if spans:
-            least -= spans[-1][1] - chunks.beginning
-        if keep is not None and keep < least:
-            raise RequestError(
-                f"{KEEP} must be at least {least}, the tokens before and after the chunks, "
-                f"got {keep}",
-                param=KEEP,
-            )
-        if keep is None and self._keep_tokens is not None:
-            keep = max(self._keep_tokens, least)
-        return PromptTokens(tokens, chunks, keep_tokens=keep)
+        return PromptTokens(tokens, chunks)
 
     def _render(self, chat: ChatFields) -> str:
         return self._tokenizer.render_chat(

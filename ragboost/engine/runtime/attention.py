@@ -14,7 +14,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import masked_attention
 from ragboost.chunk_cache.model.attention.tiled import TiledAttention
-from ragboost.chunk_cache.model.plan import Observer
 from ragboost.engine.runtime.kv import RequestKV
 
 IMPLEMENTATION = "ragboost_ragged"
@@ -29,7 +28,6 @@ class Segment:
     num_keys: int  # that the last row sees, its position + 1
     kv: RequestKV  # the rows' keys and values are written to it
     wants_logits: bool = True  # of the last row
-    observe: Observer | None = None  # called in each layer
     windows: set[int | None] = field(default_factory=set)  # that the layers have asked for
     memo: dict[Hashable, Any] = field(default_factory=dict)  # masks that the layers share
 
@@ -99,20 +97,16 @@ def ragged_attention(
         last = first + len(segment.token_ids)
         segment.windows.add(sliding_window)
         keys, values = segment.kv.layers[module.layer_idx]
-        evicted = segment.kv.evicted[module.layer_idx]
-        num_keys = segment.num_keys - evicted
         inputs = AttentionInputs(
             query[:, :, first:last],
-            keys[None, :, :num_keys],
-            values[None, :, :num_keys],
-            segment.positions - evicted,
+            keys[None, :, : segment.num_keys],
+            values[None, :, : segment.num_keys],
+            segment.positions,
             scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
             window=sliding_window,
             softcap=softcap,
-            memo={} if evicted else segment.memo,  # masks of other layers have other keys
+            memo=segment.memo,
         )
-        if segment.observe is not None:
-            segment.observe(module.layer_idx, inputs)
         outputs.append(attend(inputs))
         first = last
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)

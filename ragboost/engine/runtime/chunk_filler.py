@@ -9,7 +9,6 @@ from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import in_namespace
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.core.snapkv import evict
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.request_cache import RequestCache
@@ -31,7 +30,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         super().__init__()
         self.reuse = reuse
         self.totals = TokenOrigins()  # of all prompts with chunk reuse
-        self.num_stored = self.num_evicted = 0
+        self.num_stored = 0
 
     def add(self, request: EngineRequest) -> None:
         """Find the chunks of a request that begins to wait, and load them meanwhile."""
@@ -96,15 +95,14 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         request.is_filling = False
 
     def finish_prompt(self, request: EngineRequest) -> None:
-        """Store new chunks of a computed prompt, and shorten it if asked for (SnapKV)."""
+        """Store new chunks of a computed prompt."""
         if request.chunks is None or request.origins is None:
             return
         self.totals = TokenOrigins(*map(sum, zip(self.totals, request.origins, strict=True)))
-        for work in (self._keep, self._shorten):
-            try:
-                work(request)
-            except COMPUTE_ERRORS as error:  # such as no memory for the copies
-                logger.warning("chunks not stored, or prompt not shortened: %s", error)
+        try:
+            self._keep(request)
+        except COMPUTE_ERRORS as error:  # such as no memory for the copies
+            logger.warning("chunks not stored: %s", error)
 
     def close(self) -> None:
         super().close()
@@ -121,21 +119,6 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
             num_exact=end if request.exact_until is None else request.exact_until,
             tenant=options.tenant,
         )
-
-    def _shorten(self, request: EngineRequest) -> None:
-        window, request.window = request.window, None
-        keep, kv, options = request.prompt.keep_tokens, request.kv, request.chunks
-        if window is None or keep is None or options is None or request.finish_reason is not None:
-            return
-        assert kv is not None, "a request without KV"
-        documents = (options.beginning, options.chunks[-1][1])
-        short = evict(_prompt_cache(request), window, documents=documents, capacity=keep)
-        layers = [(layer.keys[0], layer.values[0]) for layer in short.layers]
-        kv.shorten(layers, num_tokens=request.num_prompt_tokens)
-        if any(kv.evicted):
-            # Slots have moved, and what is generated sees a part of the prompt only.
-            request.exact_until = 0
-            self.num_evicted += max(kv.evicted)
 
 
 def _prompt_cache(request: EngineRequest) -> RequestCache:

@@ -1,6 +1,5 @@
 """Compute prompts with graphs by dependency attention (DepCache), in pieces."""
 
-import logging
 from collections.abc import Iterable
 
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
@@ -8,10 +7,8 @@ from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.engine.runtime.filling import PromptFiller
 from ragboost.engine.runtime.request import EngineRequest
-from ragboost.errors import ChunkCacheError, RagBoostError
+from ragboost.errors import RagBoostError
 from ragboost.graph.depcache import DepCache, DepKV
-
-logger = logging.getLogger(__name__)
 
 
 class GraphRunner(PromptFiller[DepKV]):
@@ -23,32 +20,22 @@ class GraphRunner(PromptFiller[DepKV]):
 
     def look_ahead(self, waiting: Iterable[EngineRequest]) -> None:
         self._depcache.look_ahead(
-            lambda: [(r.prompt.graph.layout, r.salt or "") for r in waiting if r.prompt.graph]
+            lambda: [(r.prompt.graph, r.salt or "") for r in waiting if r.prompt.graph]
         )
 
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[DepKV]:
-        prompt, kv, salt = request.prompt.graph, request.kv, request.salt or ""
-        assert prompt is not None, "a request without a graph"
+        layout, kv, salt = request.prompt.graph, request.kv, request.salt or ""
+        assert layout is not None, "a request without a graph"
         assert kv is not None, "a request without KV"
-        count = len(prompt.layout)
+        count = len(layout)
         kv.reserve(count)
         own = [(keys[None, :, :count], values[None, :, :count]) for keys, values in kv.layers]
         for keys, values in own:  # masked KV is multiplied by 0 and must be finite
             keys.zero_()
             values.zero_()
-        cache = RequestCache(own)
-        for ratio in (prompt.recompute_ratio, 0.0):
-            try:
-                return (
-                    yield from self._depcache.steps(
-                        prompt.layout, recompute_ratio=ratio, salt=salt, into=cache, pace=pace
-                    )
-                )
-            except ChunkCacheError as error:
-                if not ratio:
-                    raise
-                logger.warning("graph tokens are not recomputed: %s", error)
-        raise AssertionError("without a ratio it returns or raises")
+        return (
+            yield from self._depcache.steps(layout, salt=salt, into=RequestCache(own), pace=pace)
+        )
 
     def apply(self, request: EngineRequest, result: DepKV) -> None:
         # No KV here equals that of a plain prefill, in value or in place.

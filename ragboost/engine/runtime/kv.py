@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor
 
 
@@ -47,14 +46,11 @@ class KVLayout(NamedTuple):
 class RequestKV:
     # position 0                 num_tokens             capacity
     #          |  prompt         |  generated           |
-    # slot     0        num_tokens - evicted[layer]
-    #          | kept   |  generated                    |    once the prompt is shortened
 
     def __init__(self, layout: KVLayout, capacity: int) -> None:
         self._layout = layout
         self.capacity = capacity  # positions that fit
-        self.layers = layout.allocate(capacity)  # (heads, slots, dim); keys are post-RoPE
-        self.evicted = [0] * len(self.layers)  # prompt tokens of each layer
+        self.layers = layout.allocate(capacity)  # (heads, positions, dim); keys are post-RoPE
 
     def reserve(self, num_tokens: int) -> None:
         if num_tokens <= self.capacity:
@@ -67,18 +63,8 @@ class RequestKV:
         self.layers, self.capacity = grown, capacity
 
     def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        slots = positions - self.evicted[layer]
-        self.layers[layer][0].index_copy_(1, slots, keys)
-        self.layers[layer][1].index_copy_(1, slots, values)
-
-    def shorten(self, kept: Sequence[tuple[Tensor, Tensor]], *, num_tokens: int) -> None:
-        """Replace the KV of a prompt of `num_tokens` tokens by fewer, each (heads, tokens, dim)."""
-        room, layers = self.capacity - num_tokens, []
-        for pair in kept:
-            keys, values = (F.pad(tensor, (0, 0, 0, room)) for tensor in pair)
-            layers.append((keys, values))
-        self.layers = layers
-        self.evicted = [num_tokens - keys.shape[1] for keys, _ in kept]
+        self.layers[layer][0].index_copy_(1, positions, keys)
+        self.layers[layer][1].index_copy_(1, positions, values)
 
 
 class KVPool:

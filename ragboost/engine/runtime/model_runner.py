@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ragboost.chunk_cache.model.plan import Observer
 from ragboost.engine.runtime import attention
 from ragboost.engine.runtime.attention import PackedCache, Segment
 from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV
@@ -56,7 +55,6 @@ class ModelRunner:
         start: int = 0,
         positions: Tensor | None = None,
         wants_logits: bool = True,
-        observe: Observer | None = None,
     ) -> Segment:
         """Return rows of a request at ascending `positions`, or consecutive from `start` on; its
         other positions, up to the last row, are in `kv`, which grows as needed."""
@@ -64,7 +62,7 @@ class ModelRunner:
             positions = torch.arange(start, start + len(token_ids), device=self.device)
         end = int(positions[-1]) + 1
         kv.reserve(end)
-        return Segment(token_ids, positions, end, kv, wants_logits, observe)
+        return Segment(token_ids, positions, end, kv, wants_logits)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """Compute all rows and write their KV; return the logits of each segment's last row that

@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.graph.conversation import GraphPrompt
+from ragboost.graph.layout import Layout
 
 
 class PromptTokens(NamedTuple):
     token_ids: list[int]  # the whole prompt
     chunks: EngineChunkRequest | None = None  # how chunks are reused; None: computed exactly
-    graph: GraphPrompt | None = None  # the same prompt as a tree; None: ordinary attention
-    keep_tokens: int | None = None  # that remain for decoding, see `snapkv.evict`; None: all
+    graph: Layout | None = None  # the same prompt as a tree; None: ordinary attention

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ragboost.chunk_cache.core.snapkv import QuestionWindow
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.engine.runtime.kv import RequestKV
 from ragboost.engine.runtime.prefix_cache import CacheBlock, block_key
@@ -53,10 +52,6 @@ class EngineRequest:
         self.chunk_keys: dict[int, str] = {}  # of the chunks to store, by number
         self.awaited_keys: list[str] = []  # of stored KV that may be loaded before it begins
         self.awaits_since = 0.0
-        self.window: QuestionWindow | None = None  # until the prompt is shortened by it
-        if prompt.chunks is not None and prompt.chunks.chunks and prompt.keep_tokens is not None:
-            num_after = self.num_prompt_tokens - prompt.chunks.chunks[-1][1]
-            self.window = QuestionWindow(max(1, num_after))  # at least the last token
         # First position whose KV differs from a plain prefill's; KV from here on never enters the
         # prefix cache. None: all KV is exact.
         self.exact_until: int | None = None

@@ -161,7 +161,6 @@ class Scheduler:
             request.kv,
             positions=positions,
             wants_logits=is_last,
-            observe=request.window if is_last else None,
         )
 
     def _plan(self) -> StepPlan:

@@ -5,7 +5,7 @@ comparison of bytes, whatever its length. Does not know causes.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,7 +43,7 @@ class SeenPrompt(NamedTuple):
     raw: bytes  # all fields that are part of the prompt, and perhaps others
     head: Mapping[str, Raw]  # fields beside the messages that are part of the prompt
     messages: Sequence[Raw]  # views of `raw`, as above
-    samples: list[int]  # hash of each message's kind and ends
+    samples: list[int]  # hash of each message's kind and ends; empty until they are asked for
     # Of its tools and instructions, under which it is found; None if these were not looked at.
     head_keys: Sequence[int] | None
     time_s: float
@@ -134,17 +134,19 @@ class LastPrompts:
                 self._latest.put(owner, (number, keys))
         elif found is not None and found.is_continued:
             keys = found.prompt.head_keys
-        samples = search.all_samples(found.prompt if found and found.is_continued else None)
-        prompt = SeenPrompt(owner, raw, head, messages, samples, keys, self._clock(), where)
+        prompt = SeenPrompt(owner, raw, head, messages, [], keys, self._clock(), where)
         self._last.put(number, prompt, size=len(raw) + _MESSAGE_BYTES * len(messages))
-        self._lead(search.own_keys, number)
+        self._lead(search.own_keys(), number)
         return found
 
     def _find(self, search: "_Search") -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
-        for key in search.keys:
-            for number in reversed(self._by_key.peek(key) or ()):
+        for key in search.sought_keys():
+            numbers = self._by_key.peek(key)
+            if numbers is None:
+                continue
+            for number in reversed(numbers):
                 prompt = self._last.peek(number)
                 if prompt is None or number in candidates or prompt.owner != search.owner:
                     continue
@@ -187,12 +189,14 @@ class LastPrompts:
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
         for key in keys:
-            numbers = self._by_key.peek(key) or ()
-            if numbers and numbers[-1] == number:
+            numbers = self._by_key.peek(key)
+            if numbers is None:
+                self._by_key.put(key, (number,))
+            elif numbers[-1] == number:
                 self._by_key.touch(key)
-                continue
-            others = [other for other in numbers if other != number and other in self._last]
-            self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
+            else:
+                others = [other for other in numbers if other != number and other in self._last]
+                self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
 
 
 class _Search:
@@ -212,28 +216,40 @@ class _Search:
         self.owner = owner
         self.name_key = name_key  # 0 without a name
         self.num_above = above = _num_instructions(decoded)
-        last = len(decoded) - 1
-        first = above if above <= last and above < _MAX_ABOVE else 0  # turn; 0 if there is none
-        places = (*range(last, max(first, last - _MAX_SOUGHT), -1), first)
-        self._samples = {at: _sample(owner, decoded[at]) for at in places}
-        # Its conversation may be found under these, the most specific first.
-        self.keys: Sequence[int] = [name_key] if name_key else list(self._samples.values())
-        # What continues it is to find it under these.
-        self.own_keys: Sequence[int] = self.keys
-        if not name_key and last - first > 2:
-            self.own_keys = [self._samples[at] for at in (first, last - 2, last - 1, last)]
+        self._last = last = len(decoded) - 1
+        # The first message of a turn; 0 if there is none.
+        self._first = above if above <= last and above < _MAX_ABOVE else 0
+        self._samples: dict[int, int] = {}  # of the messages that were looked at
+
+    def sought_keys(self) -> Iterator[int]:
+        """Yield the keys under which its conversation may be found, the most specific first."""
+        if self.name_key:
+            yield self.name_key
+            return
+        samples, owner, decoded = self._samples, self.owner, self.decoded
+        for at in (*range(self._last, max(self._first, self._last - _MAX_SOUGHT), -1), self._first):
+            samples[at] = sample = _sample(owner, decoded[at])
+            yield sample
+
+    def own_keys(self) -> Sequence[int]:
+        """Return the keys under which what continues it is to find it."""
+        if self.name_key:
+            return (self.name_key,)
+        first, last = self._first, self._last
+        if last - first > 2:
+            return self.samples_at((first, last - 2, last - 1, last))
+        return self.samples_at((*range(last, first, -1), first))
 
     def has_head_of(self, other: SeenPrompt) -> bool:
         above = slice(self.num_above)
         return other.head == self.head and other.messages[above] == self.messages[above]
 
-    def all_samples(self, before: SeenPrompt | None) -> list[int]:
-        """Return the samples of all messages; those of the request that it continues are known."""
-        samples, owner = [] if before is None else before.samples.copy(), self.owner
-        for at in range(len(samples), len(self.decoded)):
-            known = self._samples.get(at)
-            samples.append(_sample(owner, self.decoded[at]) if known is None else known)
-        return samples
+    def samples_at(self, places: Iterable[int]) -> list[int]:
+        known, owner, decoded = self._samples, self.owner, self.decoded
+        return [known.get(at) or _sample(owner, decoded[at]) for at in places]
+
+    def samples(self) -> list[int]:
+        return self.samples_at(range(len(self.decoded)))
 
 
 def _num_instructions(messages: Sequence[Any]) -> int:
@@ -249,15 +265,29 @@ def _sample(owner: bytes, message: Any) -> int:
     """Hash what identifies a message well enough to look at its conversation."""
     if not isinstance(message, dict):
         return hash((owner, str(message)[:_SAMPLE]))
-    kind = message.get("role") or message.get("type")
+    kind, text = message.get("role") or message.get("type"), message.get("content")
+    if type(text) is not str or not text:
+        text = _sampled_text(message)
+    return hash((owner, str(kind), len(text), text[:_SAMPLE], text[-_SAMPLE:]))
+
+
+def _sampled_text(message: Mapping[str, Any]) -> str:
     for name in _CONTENTS:
         if content := message.get(name):
             break
     if isinstance(content, list) and content and isinstance(content[-1], dict):
         block = content[-1]
         content = block.get("text") or block.get("id") or block.get("tool_use_id")
-    text = content if isinstance(content, str) else ""
-    return hash((owner, str(kind), len(text), text[:_SAMPLE], text[-_SAMPLE:]))
+    return content if isinstance(content, str) else ""
+
+
+def _samples_of(prompt: SeenPrompt) -> list[int]:
+    samples = prompt.samples
+    if not samples and prompt.messages:
+        messages = b",".join([bytes(message) for message in prompt.messages])
+        decoded = JsonBody(b'{"m":[%b]}' % messages).fields["m"]
+        samples += [_sample(prompt.owner, message) for message in decoded]
+    return samples
 
 
 def _is_same(before: SeenPrompt, search: _Search) -> bool:
@@ -301,12 +331,13 @@ def _is_read(messages: Sequence[Any]) -> bool:
 def _is_similar(before: SeenPrompt, search: _Search) -> bool:
     """Return True if a request, looked at more closely, continues another one: it has the last
     message of that, or one much like it in its place, and more than an opening in common."""
-    new, last = search.all_samples(None), len(before.samples) - 1
+    new, samples = search.samples(), _samples_of(before)
+    last = len(samples) - 1
     if last < 0:
         return False
-    is_longer = len(new) > len(before.samples)
-    if before.samples[last] in new:
-        old = set(before.samples)
+    is_longer = len(new) > len(samples)
+    if samples[last] in new:
+        old = set(samples)
         return is_longer or any(
             sample in old and not _is_asked(search.decoded[at]) for at, sample in enumerate(new)
         )
@@ -320,8 +351,8 @@ def _is_similar(before: SeenPrompt, search: _Search) -> bool:
 
 
 def _common_share(before: SeenPrompt, search: _Search) -> float:
-    old = set(before.samples)
-    return len(old.intersection(search.all_samples(None))) / max(1, len(old))
+    old = set(_samples_of(before))
+    return len(old.intersection(search.samples())) / max(1, len(old))
 
 
 def _is_asked(message: Any) -> bool:

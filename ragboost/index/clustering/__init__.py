@@ -2,7 +2,6 @@
 
 from ragboost.index.clustering.cluster import Linkage, cluster
 from ragboost.index.clustering.clusters import ClusterTree
-from ragboost.index.clustering.improve import KeepImproving
 from ragboost.index.clustering.large import EXACT_CONTEXTS
 
-__all__ = ["EXACT_CONTEXTS", "ClusterTree", "KeepImproving", "Linkage", "cluster"]
+__all__ = ["EXACT_CONTEXTS", "ClusterTree", "Linkage", "cluster"]

@@ -10,7 +10,6 @@ import numpy as np
 
 from ragboost.index.clustering import distance, large
 from ragboost.index.clustering.clusters import ClusterTree, Ints, number
-from ragboost.index.clustering.improve import KeepImproving, improve
 from ragboost.index.clustering.walk import walk
 
 Linkage = Literal["savings", "distance"]
@@ -23,7 +22,6 @@ def cluster(
     linkage: Linkage = "savings",
     alpha: float = 0.001,
     exact_contexts: int = large.EXACT_CONTEXTS,
-    keep_improving: KeepImproving | None = None,
 ) -> ClusterTree:
     """Cluster contexts by the documents they share. Deterministic.
 
@@ -32,16 +30,12 @@ def cluster(
             is the paper's (Eq. 1), quadratic in time and memory.
         alpha: weight of positions in Eq. 1.
         exact_contexts: with `savings`, larger batches are clustered in parts.
-        keep_improving: with `savings`, a local search improves the clusters until this returns
-            False; None: no search.
     """
     rows = number(contexts, tokens)
     if linkage == "distance":
         rank = _sorted_rank(rows.names)
         return walk(rows, distance.merge(rows, alpha=alpha, rank=rank), rank=rank)
     merges = large.merge(rows, exact_contexts=exact_contexts)
-    if keep_improving is not None:
-        merges = improve(rows, merges, keep_improving=keep_improving)
     return walk(rows, merges, rank=np.arange(len(rows.names)))
 
 

@@ -1,9 +1,10 @@
 """Hold one client's exchange: its request, body and response, and whether it has left."""
 
 import asyncio
+import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -41,7 +42,9 @@ class RequestContext:
         self.endpoint = endpoint
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._path = str(scope["path"])
-        self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
+        given_id = get_header(self.headers, REQUEST_ID)
+        self.has_given_id = given_id is not None
+        self.request_id = given_id or new_request_id()
         self.team = ""  # of the client's API key; empty if there is one team
         self.model = ""  # requested; empty if unknown
         self.outcome = "ok"  # label for metrics, unless the request failed or was refused
@@ -147,22 +150,24 @@ class ClientDisconnectedError(Exception):
     """The client disconnected while it was sending; there is nobody to respond to."""
 
 
-async def read_body(receive: Receive, *, declared: str | None, settings: ProxySettings) -> bytes:
+async def read_body(scope: Scope, receive: Receive, *, settings: ProxySettings) -> bytes:
     """Receive a whole request body.
 
     The declared length may be absent or wrong. Raises BodyTooLargeError, BodyTimeoutError, or
     ClientDisconnectedError.
     """
-    limit = settings.max_body_bytes
+    limit, seconds = settings.max_body_bytes, settings.body_timeout_s
+    declared = get_header(scope["headers"], b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
+    if _connection(scope).get("body_timeout_s", math.inf) <= seconds:
+        return await _receive_all(receive, limit)  # the server ends slower ones
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
+        async with asyncio.timeout(seconds):
             return await _receive_all(receive, limit)
     except TimeoutError:
         raise BodyTimeoutError(
-            f"the request body did not arrive within {settings.body_timeout_s:g} s "
-            "(proxy.body_timeout_s)"
+            f"the request body did not arrive within {seconds:g} s (proxy.body_timeout_s)"
         ) from None
 
 
@@ -182,6 +187,12 @@ async def _receive_all(receive: Receive, limit: int) -> bytes:
             return b"".join(chunks) if len(chunks) > 1 else chunk
 
 
+def _connection(scope: Scope) -> Mapping[str, Any]:
+    """Return what the proxy's own server says of the connection; empty on any other."""
+    connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION_EXTENSION, {})
+    return connection
+
+
 def _too_large(size: int, limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(
         f"the request body has at least {size} bytes; the limit is {limit} (proxy.max_body_bytes)"
@@ -191,7 +202,7 @@ def _too_large(size: int, limit: int) -> BodyTooLargeError:
 class ClientWatch:
     """Cancel the current task when the client disconnects, and absorb that cancellation.
 
-        async with ClientWatch(scope, receive) as watch:
+        with ClientWatch(scope, receive) as watch:
             ...                       # cancelled when the client disconnects
             watch.finish()            # before the last byte is sent
         if watch.has_left: ...
@@ -202,14 +213,13 @@ class ClientWatch:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.has_left = False  # the client disconnected before `finish`
-        connection = scope.get("extensions", {}).get(CONNECTION_EXTENSION, {})
         self._watch_connection: Callable[[Callable[[], None] | None], None] | None
-        self._watch_connection = connection.get("watch")
+        self._watch_connection = _connection(scope).get("watch")
         self._receive = receive
         self._is_finished = False
         self._reader: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -219,7 +229,7 @@ class ClientWatch:
             self._reader = asyncio.create_task(self._read_until_disconnect())
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,

@@ -7,6 +7,7 @@ from typing import Any
 from ragboost.context import Context
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.types import KEY_OF
 from ragboost.wires.usage import Usage
 
 MAX_RECENT = 50
@@ -74,11 +75,14 @@ class RecentRequests:
 
     def _orders(self, context: Context) -> tuple[list[str], list[str]]:
         after = [label[:_MAX_LABEL] for label in context.labels]
-        keys = [document.key for document in context.documents]
+        keys = list(map(KEY_OF, context.documents))
         if len(self._labels) + len(keys) > self._max_new_labels:
             self._older_labels, self._labels = self._labels, {}
         # A request may have more documents than labels are kept.
         self._labels.update(zip(keys[: self._max_new_labels], after, strict=False))
+        if -1 not in context.positions:
+            before = list(map(after.__getitem__, context.positions))
+            return before[:_MAX_DOCUMENTS], after[:_MAX_DOCUMENTS]
         before = [
             after[position] if position >= 0 else self.label(document.key)
             for document, position in zip(context.retrieved, context.positions, strict=True)

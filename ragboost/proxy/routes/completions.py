@@ -26,7 +26,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.proxy.workers.worker_pool import WorkerLostError, WorkerSlot
-from ragboost.rewriting.headers import get_header, request_headers
+from ragboost.rewriting.headers import request_headers
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
@@ -82,15 +82,14 @@ class Passthrough:
             exchange.outcome = "client_left"
 
     async def _answer(self, exchange: RequestContext) -> None:
-        declared = get_header(exchange.headers, b"content-length")
-        body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
-        async with ClientWatch(exchange.scope, exchange.receive) as watch:
-            with self._dispatcher.admission() as admission:
-                try:
-                    await self._forward(exchange, watch, admission, body)
-                finally:
-                    if self._has_notes:
-                        exchange.notes.update(admission.notes)
+        body = await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
+        watch = ClientWatch(exchange.scope, exchange.receive)
+        with watch, self._dispatcher.admission() as admission:
+            try:
+                await self._forward(exchange, watch, admission, body)
+            finally:
+                if self._has_notes:
+                    exchange.notes.update(admission.notes)
         if watch.has_left:
             exchange.outcome = "client_left"
 
@@ -184,7 +183,8 @@ class Completions(Passthrough):
         return piece.sentence(self._boosting.tenants.tokens_per_byte(upstream.model))
 
     def _cost(self, upstream: UpstreamRequest, usage: Usage) -> PromptCost | None:
-        price = find_price(self._settings.prices, upstream.model)
+        prices = self._settings.prices
+        price = find_price(prices, upstream.model) if prices else None
         dropped = upstream.dropped_tokens
         return prompt_cost(price, usage, dropped_tokens=dropped) if price is not None else None
 

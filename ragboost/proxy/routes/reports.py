@@ -60,8 +60,7 @@ def report_route(state: ProxyState) -> TypedRoute:
         Every worker of the proxy applies it, and the engine replays what any of them lacks.
         """
         key.check(request)
-        declared = request.headers.get("content-length")
-        body = await read_body(request.receive, declared=declared, settings=settings)
+        body = await read_body(request.scope, request.receive, settings=settings)
         answer = await state.sync.report(body)
         workers = state.workers
         if workers is not None and not workers.has_handed_over(request.scope["headers"]):

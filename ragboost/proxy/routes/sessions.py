@@ -46,7 +46,7 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.rewriting.headers import get_header, user_of
+from ragboost.rewriting.headers import user_of
 from ragboost.sessions import ChatSession, ChatSessionStore
 from ragboost.wires.openai_chat import AnswerMessage
 
@@ -165,8 +165,7 @@ class _Guarded(Passthrough):
         self._app = app
 
     async def _answer(self, exchange: RequestContext) -> None:
-        declared = get_header(exchange.headers, b"content-length")
-        body = await read_body(exchange.receive, declared=declared, settings=self._settings.proxy)
+        body = await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}

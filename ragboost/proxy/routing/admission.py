@@ -173,6 +173,7 @@ class Admission:
     def _remove_load(self) -> None:
         if self._backend is None:
             return
-        self.count_computed()
-        self._backend.load.add(assigned=-1, running=-self.is_running)
-        self.is_running = False
+        running, tokens = -self.is_running, -self._prefill_tokens
+        self._backend.load.add(assigned=-1, running=running, prefill_tokens=tokens)
+        self.is_running = self.is_prefilling = False
+        self._prefill_tokens = 0

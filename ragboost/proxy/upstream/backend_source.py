@@ -1,10 +1,8 @@
 """Find the URLs of backends that come and go, in DNS or in a file; never none."""
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from ragboost.config import Settings
 from ragboost.config.proxy import BaseUrl
 from ragboost.errors import ConfigError
+from ragboost.proxy.threads import HangingCall
 from ragboost.proxy.watched_file import Refreshable, WatchedFile
 
 logger = logging.getLogger(__name__)
@@ -39,22 +38,14 @@ class _Addresses:
         self._parts = urlsplit(url)
         if self._parts.scheme != "http":
             raise ConfigError("backend.dns needs a backend.url with http")
+        self._port = self._parts.port or 80
         self._follow = follow
         self._problem: str | None = None
-        self._lookup: asyncio.Task[list[Any]] | None = None  # that has not been read
+        self._lookup = HangingCall(self._look_up)
 
     async def refresh(self) -> None:
-        host, port = self._parts.hostname, self._parts.port or 80
-        if self._lookup is None:  # one that hangs keeps its thread: there is never a second
-            loop = asyncio.get_running_loop()
-            answer = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            self._lookup = asyncio.ensure_future(answer)
         try:
-            await asyncio.wait([self._lookup], timeout=_TIMEOUT_S)
-            if not self._lookup.done():
-                raise TimeoutError
-            lookup, self._lookup = self._lookup, None
-            found = lookup.result()
+            addresses = await self._lookup.result(timeout_s=_TIMEOUT_S)
         except (OSError, UnicodeError) as error:  # TimeoutError is one
             problem = str(error) or "no answer"
             if problem != self._problem:
@@ -62,14 +53,16 @@ class _Addresses:
             self._problem = problem
             return
         self._problem = None
-        family = found[0][0]
-        addresses = sorted({str(each[4][0]) for each in found if each[0] == family})
-        self._follow([self._url(address, port) for address in addresses])
+        self._follow([self._url(address) for address in addresses])
 
-    def _url(self, address: str, port: int) -> str:
+    def _look_up(self) -> list[str]:
+        found = socket.getaddrinfo(self._parts.hostname, self._port, type=socket.SOCK_STREAM)
+        return sorted({str(each[4][0]) for each in found if each[0] == found[0][0]})
+
+    def _url(self, address: str) -> str:
         login, at, _ = self._parts.netloc.rpartition("@")
         host = f"[{address}]" if ":" in address else address
-        return urlunsplit(("http", f"{login}{at}{host}:{port}", self._parts.path, "", ""))
+        return urlunsplit(("http", f"{login}{at}{host}:{self._port}", self._parts.path, "", ""))
 
 
 def _read_urls(contents: bytes) -> list[str]:

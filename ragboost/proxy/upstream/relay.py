@@ -121,9 +121,9 @@ async def relay(
         return None
     try:
         exchange.outcome = _outcome(response.status)
-        reader = reader if _is_readable(response) else None
-        await _send_head(exchange, slot, response, upstream, reader)
-        is_whole = await _send_body(exchange, watch, slot, response, reader)
+        reader, is_stream = reader if _is_readable(response) else None, _is_stream(response)
+        await _send_head(exchange, slot, response, upstream, reader, is_stream=is_stream)
+        is_whole = await _send_body(exchange, watch, slot, response, reader, is_stream=is_stream)
         return reader.usage if is_whole and reader is not None else None
     finally:
         response.close()  # no effect after the last byte; before it, this cancels the backend
@@ -157,9 +157,11 @@ async def _send_head(
     response: UpstreamResponse,
     upstream: UpstreamRequest,
     reader: ResponseReader | None,
+    *,
+    is_stream: bool,
 ) -> None:
     headers = response_headers(response.headers)
-    if reader is not None and reader.start(is_stream=_is_stream(response)):
+    if reader is not None and reader.start(is_stream=is_stream):
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
         headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
@@ -168,7 +170,7 @@ async def _send_head(
         name = slot.backend.name.encode("latin-1", "replace")
         headers.append((b"x-ragboost-backend", name))
         headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % slot.cached_tokens))
-    is_held = reader is not None and reader.has_receipt and not _is_stream(response)
+    is_held = reader is not None and reader.has_receipt and not is_stream
     await exchange.start_response(response.status, headers, is_held=is_held)
 
 
@@ -178,13 +180,15 @@ async def _send_body(
     slot: BackendSlot,
     response: UpstreamResponse,
     reader: ResponseReader | None,
+    *,
+    is_stream: bool,
 ) -> bool:
     last = sent = b""
     try:
         while chunk := await response.read():
             if exchange.first_byte is None:
                 exchange.first_byte = time.perf_counter()
-                slot.prefill_done(is_stream=exchange.status == 200 and _is_stream(response))
+                slot.prefill_done(is_stream=exchange.status == 200 and is_stream)
             last = reader.feed(chunk) if reader else chunk
             if response.is_complete:
                 break
@@ -252,7 +256,7 @@ def _outcome(status: int) -> str:
 
 
 def _with_request_id(headers: RawHeaders, exchange: RequestContext) -> RawHeaders:
-    if get_header(headers, REQUEST_ID) is None:
+    if not exchange.has_given_id or get_header(headers, REQUEST_ID) is None:
         headers = [*headers, (REQUEST_ID, exchange.request_id.encode("latin-1"))]
     for name, value in exchange.trace_headers.items():
         headers = with_header(headers, name.lower().encode(), value.encode())

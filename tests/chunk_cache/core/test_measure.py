@@ -1,14 +1,18 @@
 """Measurements inside an engine equal those of the offline stage."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ragboost.chunk_cache.core.fill import fill_steps
+from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.precompute.prime import prime
+from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
@@ -51,6 +55,51 @@ def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdap
     assert stored.influence.context == ()  # the stored KV is still that of the chunk alone
     assert stored.layers is before.layers
     assert filled.counts.recomputed == len(chunk)
+
+
+def test_kv_behind_neighbours_is_kept_and_preferred_if_the_engine_is_told_so(
+    adapter: ModelAdapter,
+) -> None:
+    system, chunks, question = make_prompt()
+    library = make_library(adapter)
+    library.has_prepared = True
+    learn(library, adapter, system, chunks)
+    *neighbours, chunk = chunks
+    reuse = ChunkReuse(adapter, TieredStore(), backend=None)
+    primed = prime(reuse, system, chunk, neighbours=neighbours)
+    assert primed.influence is not None
+    assert primed.sensitivity is not None
+
+    key = library.key(chunk)
+    measure = ChunkMeasure(primed.sensitivity, primed.influence)
+    library.measure(key, measure, behind=primed)
+
+    preferred, plain = library.find(key, chunk), library.find(key, chunk, is_first=True)
+    assert preferred is not None
+    assert plain is not None
+    assert preferred.layers is primed.layers
+    names = [chunk_name(tokens) for tokens in neighbours]
+    assert preferred.influence is not None
+    assert preferred.influence.overlap(names) == pytest.approx(1.0)  # beta' (eq. 8)
+    assert plain.base == len(system)  # directly behind the prompt's beginning it is exact
+    assert plain.influence is not None
+    assert plain.influence.overlap(names) == 0.0
+    # Neighbours of a chunk that is measured are those computed alone (eq. 10).
+    for is_measuring, kv in ((False, preferred), (True, plain)):
+        request, tokens = make_request([*system, 7], [chunks[0], chunk], question)
+        request = replace(request, measure=is_measuring)
+        keys = find_chunks(request, tokens, library)
+        plan = plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library)
+        assert isinstance(plan, PromptPlan)
+        assert plan.stored[-1] is not None
+        assert plan.stored[-1].layers is kv.layers
+    # Prepared anew behind others it replaces the old; elsewhere both are loaded ahead.
+    other = replace(primed, base=primed.base + 1)
+    library.measure(key, measure, behind=other)
+    found = library.find(key, chunk)
+    assert found is not None
+    assert found.base == other.base
+    assert len(library.prefetch({key: chunk})) == 2
 
 
 def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(

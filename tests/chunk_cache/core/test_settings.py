@@ -24,6 +24,7 @@ from tests.eventually import eventually
         ({"ratio": 2}, "ratio"),
         ({"policy": "best"}, "best"),
         ({"eviction": "fifo"}, "fifo"),
+        ({"prepared": "yes"}, "prepared.*measures or kv"),
         ({"eviction": "lacr"}, "lacr.*use heat, lru or lfu"),
         ({"eviction": "next-use"}, "next-use.*use heat, lru or lfu"),
     ],

@@ -392,6 +392,13 @@ def test_a_request_waits_in_front_of_an_engine_that_cannot_wait(
     assert len(plan_of(served)["chunks"]) == 3
 
 
+def test_chunks_are_on_their_way_before_the_engine_sees_the_request(
+    served: Served, place: HungPlace
+) -> None:
+    assert served.post(chat()).status_code == 200  # by an engine that asks for none
+    assert place.was_asked.acquire(timeout=DEADLINE_S)
+
+
 def test_the_chunks_of_a_request_to_come_are_loaded(served: Served, place: HungPlace) -> None:
     answer = served.post(chat(), path=f"/chunk_prefetch{CHAT}")
     assert (answer.status_code, answer.json()) == (202, {"chunks": 3})
@@ -482,3 +489,9 @@ def test_only_the_holder_of_the_public_key_stores_for_all_tenants(served: Served
     assert plan_of(served)["public"] is True
     assert served.post(chat()).status_code == 200
     assert "public" not in plan_of(served)
+
+
+def test_a_store_of_several_workers_says_that_it_takes_no_commands(served: Served) -> None:
+    refused = served.post({"ragboost": {"store": {"action": "list"}}}, path="/chunk_store")
+    assert refused.status_code == 400
+    assert "several workers" in refused.text

@@ -151,3 +151,22 @@ def test_a_chunk_that_is_evicted_while_it_is_loaded_does_not_come_back() -> None
     assert "a" not in store
     assert store.get("a") is None
     store.close()
+
+
+def test_no_owner_takes_all_places_among_expiries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ENTRIES", 8)
+    store = TieredStore(host_bytes=64 * SIZE)
+    kept = Retention(store)
+    many, few = ([f"{owner * 16}{number}" for number in range(12)] for owner in "ab")
+    for key in (*many, *few):
+        store.put(key, make_chunk())
+    assert [kept.expire(key, 60) for key in many] == [True] * 8 + [False] * 4
+    assert [kept.expire(key, 60) for key in few] == [True] * 4 + [False] * 8
+    assert [key in store for key in many[:8]] == [False] * 4 + [True] * 4  # the oldest, early
+    assert all(key in store for key in (*many[8:], *few))
+    assert [kept.expire(key, 60) for key in many[8:]] == [False] * 4
+    store.discard(few[0])  # as an eviction does
+    assert kept.expire(few[4], 60)
+    for key in (*many, *few):
+        kept.expire(key, None)
+    assert (kept._num_expiries, kept._expiries) == (0, {})

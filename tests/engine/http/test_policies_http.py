@@ -52,36 +52,6 @@ def sources(response: httpx.Response) -> tuple[int, ...]:
     return tuple(response.json()["usage"]["ragboost"][name] for name in SOURCES)
 
 
-def evicted(url: str) -> float:
-    for line in httpx.get(f"{url}/metrics").text.splitlines():
-        if line.startswith("ragboost_engine_evicted_prompt_tokens_total"):
-            return float(line.split()[1])
-    raise AssertionError("no metric of evicted tokens")
-
-
-def test_a_request_decodes_over_the_tokens_that_it_keeps() -> None:
-    with serving() as url:
-        whole = post(url, [0, 1, 2], {"ratio": 1.0})
-        roomy = post(url, [0, 1, 2], {"ratio": 1.0, "keep_tokens": 1000})
-        assert evicted(url) == 0
-        assert roomy.json()["choices"][0]["text"] == whole.json()["choices"][0]["text"]
-
-        kept = post(url, [2, 1, 0], {"policy": "a3", "keep_tokens": 60})
-
-        assert sum(sources(kept)) == 152
-        assert evicted(url) == 152 - 60
-
-
-def test_keeping_less_than_system_prompt_and_question_is_refused() -> None:
-    with serving(reuse_keep_tokens=1) as url:  # as a default, that much is kept
-        for keep in (31, 0, True, "all"):
-            refused = post(url, [0, 1], {"keep_tokens": keep})
-            assert refused.status_code == 400
-            assert refused.json()["error"]["param"] == "ragboost.reuse.keep_tokens"
-        post(url, [0, 1], "approx").raise_for_status()
-        assert evicted(url) == 80
-
-
 @pytest.mark.parametrize("name", ["dense", "tiled", "varlen"])
 def test_selection_runs_with_any_attention(name: str) -> None:
     with serving(reuse_attention=name) as url:

@@ -169,12 +169,11 @@ def test_graphs_stream_beside_other_requests(dependency: Served) -> None:
     assert answers[::2] == [alone] * 3
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_a_graph_is_computed_in_pieces_beside_the_steps_of_other_requests(
-    dependency: Served, monkeypatch: pytest.MonkeyPatch, ratio: float
+    dependency: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [[f"entity {i}", "is near", f"place {i * 7}", "in", f"land {i}"] for i in range(80)]
-    graph = {"paths": paths, "recompute_ratio": ratio}
+    graph = {"paths": paths}
     alone = ask(dependency, graph)
     pieces: list[int] = []
     compute = ModelAdapter.forward
@@ -184,9 +183,9 @@ def test_a_graph_is_computed_in_pieces_beside_the_steps_of_other_requests(
         return compute(adapter, tokens, *args, **options)
 
     monkeypatch.setattr(ModelAdapter, "forward", note_rows)
-    beside = ask(dependency, graph, extra={"cache_salt": f"other {ratio}"})
+    beside = ask(dependency, graph, extra={"cache_salt": "other"})
 
-    limit = SETTINGS.max_step_tokens * (1 if ratio == 0 else 2)  # looks at one layer of two
+    limit = SETTINGS.max_step_tokens
     assert reused(beside) == 0
     assert sum(pieces) > 4 * limit
     assert max(pieces) <= limit
@@ -208,14 +207,6 @@ def test_a_graph_that_the_memory_does_not_suffice_for_fails_alone(
                 ask(dependency, {"paths": [*PATHS, ["a", name, "b"]]})
         again = ask(dependency, {"paths": PATHS[:3]})
         assert again.choices[0].message.content == good
-
-
-def test_recompute_is_asked_for_per_request(dependency: Served) -> None:
-    answer = ask(dependency, {"paths": PATHS, "recompute_ratio": 1.0})
-
-    assert answer.usage.completion_tokens == 6
-    plain = ask(dependency, {"paths": PATHS})
-    assert reused(plain) > 0
 
 
 def test_subgraphs_that_do_not_fit_wait_in_host_memory(dependency: Served) -> None:
@@ -263,11 +254,9 @@ def test_written_out_subgraphs_are_reused_without_tuning() -> None:
         first = ask(served, {"paths": PATHS[:3]})
         turned = ask(served, {"paths": [PATHS[3], *PATHS[:3]]})
         apart = ask(served, {"paths": [PATHS[3], *PATHS[:3]]}, extra={"cache_salt": "new"})
-        repaired = ask(served, {"paths": PATHS, "recompute_ratio": 0.5})
         with pytest.raises(openai.BadRequestError, match="subgraphs"):
             ask(served, {"paths": PATHS, "attention": "dependency"})
     assert reused(turned) > reused(first) == reused(apart) == 0
-    assert repaired.usage.completion_tokens == 6
 
 
 def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:

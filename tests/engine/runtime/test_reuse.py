@@ -13,7 +13,6 @@ from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
-from ragboost.engine.builtin import build_model
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.request import EngineRequest
@@ -138,48 +137,6 @@ def test_the_engine_gives_what_chunk_reuse_gives_by_itself(engine: Engine) -> No
         got = Request(engine, parts, reuse=approx(policy, 0.3)).tokens()[0]
         alone = reuse.prefill(parts.system, parts.chunks, parts.question, policy=policy, ratio=0.3)
         assert got == int(alone.logits.argmax()), policy
-
-
-def test_decoding_over_a_shortened_prompt_gives_what_the_library_gives(engine: Engine) -> None:
-    assert engine.chunk_filler is not None
-    parts, keep = parts_of([2, 3, 1]), 60
-    reuse = engine.chunk_filler.reuse
-    alone = reuse.prefill(parts.system, parts.chunks, parts.question, ratio=1.0, keep_tokens=keep)
-    want = [int(alone.logits.argmax())]
-    plain = build_model("tiny", seed=0)  # the same weights, with transformers' own attention
-    for at in range(len(parts.token_ids), len(parts.token_ids) + 5):
-        with torch.inference_mode():
-            out = plain(
-                torch.tensor([want[-1:]]),
-                position_ids=torch.tensor([[at]]),
-                past_key_values=alone.cache,
-                use_cache=True,
-            )
-        want.append(int(out.logits[0, -1].argmax()))
-
-    request = Request(engine, parts, reuse=approx(ratio=1.0), max_tokens=6, keep_tokens=keep)
-
-    assert request.tokens() == want
-    assert engine.chunk_filler.num_evicted == len(parts.token_ids) - keep
-    assert request.submitted.exact_until == 0, "what is generated now is not exact"
-    whole = Request(engine, parts, reuse=None, max_tokens=6)
-    assert whole.finish()[-1].cached_tokens == 144, "the prompt was saved before it was shortened"
-
-
-@pytest.mark.parametrize("num_tokens", [20, 400])
-def test_a_shortened_request_decodes_beyond_its_room_beside_others(
-    engine: Engine, num_tokens: int
-) -> None:
-    shortened = Request(
-        engine, parts_of([1, 2]), reuse=approx(), max_tokens=num_tokens, keep_tokens=40
-    )
-    beside = Request(engine, parts_of([3, 4]), reuse=None, max_tokens=num_tokens)
-    tokens, others = shortened.tokens(), beside.tokens()
-    again = Request(
-        engine, parts_of([1, 2]), reuse=approx(), max_tokens=num_tokens, keep_tokens=40, salt="b"
-    )
-    assert again.tokens() == tokens
-    assert Request(engine, parts_of([3, 4]), max_tokens=num_tokens, salt="c").tokens() == others
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -427,15 +384,6 @@ def test_token_prompts_with_text_between_chunks_add_up(engine: Engine) -> None:
     moved = Parts(tuple(SYSTEM), [chunk(2), chunk(1)], (5, 9, *question[2:]), [(5, 6)])
     request = Request(engine, moved, reuse=approx(ratio=0.5))
     assert request.sources() == (20, 40, 40, 2 + 14)
-
-
-@pytest.mark.parametrize("keep", [1, 30])
-def test_a_prompt_that_ends_in_a_chunk_is_shortened(engine: Engine, keep: int) -> None:
-    parts = Parts((), [chunk(1)], ())
-    request = Request(engine, parts, reuse=approx(), keep_tokens=keep, max_tokens=5)
-    assert [output.finish_reason for output in request.finish()] == [None] * 4 + ["length"]
-    assert engine.chunk_filler is not None
-    assert engine.chunk_filler.num_evicted == 40 - keep
 
 
 def test_a_store_that_cannot_load_ahead_does_not_end_the_engine(

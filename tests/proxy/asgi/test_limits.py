@@ -1,11 +1,15 @@
 """What a client may send, and how long it may take."""
 
+import asyncio
 import socket
 from collections.abc import Callable
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from ragboost.config import ProxySettings
+from ragboost.proxy.asgi.client_exchange import BodyTimeoutError, read_body
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -92,3 +96,13 @@ def test_bodies_are_bounded_together_while_they_arrive_and_while_their_requests_
     eventually(lambda: budget.num_bytes, equals=0)
     assert httpx.post(url, content=body).status_code == 200
     assert read_metric(proxy.url, "ragboost_requests_total", outcome="refused") == 2
+
+
+async def test_another_server_leaves_the_time_of_a_body_to_the_app() -> None:
+    async def receive() -> Message:
+        message: Message = await asyncio.Future()
+        return message
+
+    scope = {"type": "http", "headers": []}
+    with pytest.raises(BodyTimeoutError, match="body_timeout_s"):
+        await read_body(scope, receive, settings=ProxySettings(body_timeout_s=0.01))

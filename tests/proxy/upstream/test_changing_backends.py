@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from ragboost.config import Settings
+from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.upstream import backend_source
 from ragboost.proxy.upstream.backends import Backends
@@ -232,6 +233,20 @@ async def test_a_lookup_that_hangs_takes_one_thread_and_counts_when_it_ends(
     monkeypatch.setattr(backend_source, "_TIMEOUT_S", DEADLINE_S)
     await backends.sources[0].refresh()
     assert [backend.name for backend in backends.all] == ["10.0.0.1:8000"]
+
+
+def test_one_server_is_one_backend_however_its_url_is_written() -> None:
+    urls = ("http://h", "http://H:80/v1/", "HTTP://h:80", "http://me:pw@h:", "http://h:8080")
+    settings = Settings.model_validate({"backend": {"dns": True}})
+    backends = Backends.of(settings)
+    backends.follow(settings, urls)
+    assert [backend.name for backend in backends.all] == ["h", "h:8080"]
+    others = ("https://h:443", "https://[::1]:8443/a", "https://[::1]:443/a")
+    assert [public_url(url) for url in others] == [
+        "https://h",
+        "https://[::1]:8443/a",
+        "https://[::1]/a",
+    ]
 
 
 def test_without_any_address_yet_a_request_is_told_to_come_back(start_proxy: Start) -> None:

@@ -69,9 +69,9 @@ class ReusingRequest:
             options = replace(options, reason=refusal, chunks=())
         options = in_namespace(options, *namespace)
         keys = find_chunks(options, tokens, library)
-        spans = {number: options.chunks[number] for number in keys}
         if options.reason is None:
-            library.store.prefetch({keys[n]: stop - start for n, (start, stop) in spans.items()})
+            spans = {key: options.chunks[number] for number, key in keys.items()}
+            library.prefetch({key: tokens[start:stop] for key, (start, stop) in spans.items()})
         reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
         return cls(request_id, options, tokens, keys, set(keys), reply_to, options.reason)
 
@@ -80,9 +80,12 @@ class ReusingRequest:
         faster than computing; not for loads that later requests have started."""
         if time.monotonic() - self.arrived_at > MAX_WAIT_S:
             return False
-        chunks = self.options.chunks
-        keys = [key for number, key in self.keys.items() if chunks[number][1] > prefix_tokens]
-        return library.store.is_loading(keys)
+        awaited: list[str] = []
+        for number, key in self.keys.items():
+            start, stop = self.options.chunks[number]
+            if stop > prefix_tokens:
+                awaited += library.keys(key, self.tokens[start:stop])
+        return library.store.is_loading(awaited)
 
     def forget_chunks(self) -> None:
         self.keys, self.uncaptured = {}, set()

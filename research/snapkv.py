@@ -1,10 +1,15 @@
 """Evict document KV that the question pays little attention to, once after prefill (SnapKV, an
 extension in A3). Keys keep their rotation, so positions continue from the full prompt."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_mask
 from ragboost.chunk_cache.model.attention.dense import attention_weights
 from ragboost.chunk_cache.model.request_cache import RequestCache
@@ -48,6 +53,25 @@ class QuestionWindow:
         by_head = weights.sum(1)
         self.scores[layer] = by_head.view(inputs.key.shape[1], -1, inputs.num_keys).sum(1)
         self.windows[layer] = inputs.window
+
+
+def shortened_prefill(
+    reuse: ChunkReuse,
+    system: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    *,
+    keep_tokens: int | None,
+    **options: Any,
+) -> Prefill:
+    """Fill a prompt, and keep at most so many tokens of it for decoding (None: all)."""
+    if keep_tokens is None:
+        return reuse.prefill(system, chunks, question, **options)
+    window = QuestionWindow(len(question))
+    filled = reuse.prefill(system, chunks, question, observe=window, **options)
+    documents = (len(system), filled.num_tokens - len(question))
+    cache = evict(filled.cache, window, documents=documents, capacity=keep_tokens)
+    return replace(filled, cache=cache)
 
 
 def evict(

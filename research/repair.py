@@ -7,34 +7,28 @@ import torch
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly, TokenSource
 from ragboost.chunk_cache.model.attention import make_backend
-from ragboost.chunk_cache.model.pace import Pace, Steps
+from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.recompute import recompute
 from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.chunk_cache.selection import make_policy
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, make_policy
+from ragboost.graph.depcache import DepKV
 from ragboost.graph.layout import Layout
 
 
 def repair(
-    adapter: ModelAdapter,
-    layout: Layout,
-    cache: RequestCache,
-    *,
-    ratio: float,
-    policy: str,
-    pace: Pace,
-) -> Steps[tuple[torch.Tensor, int]]:
-    """Recompute a share of the trees' tokens, and compute the task, in steps, into `cache`; return
-    the last logits, (vocabulary,), and the number of recomputed tokens."""
+    adapter: ModelAdapter, kv: DepKV, *, ratio: float, policy: str = DEFAULT_POLICY
+) -> torch.Tensor:
+    """Recompute a share of the trees' tokens, and the task over them, in the prompt's cache; return
+    the last logits, (vocabulary,)."""
+    layout, cache = kv.layout, kv.cache
     cache.positions = layout.positions
     assembly = _assembly(layout, cache)
     backend = make_backend("tiled")
-    selected = yield from make_policy(policy).select(
-        adapter, assembly, ratio=ratio, backend=backend, pace=pace
-    )
-    rows = assembly.rows_to_compute(selected)
-    logits = yield from recompute(adapter, assembly, rows, backend=backend, pace=pace)
+    steps = make_policy(policy).select(adapter, assembly, ratio=ratio, backend=backend)
+    rows = assembly.rows_to_compute(at_once(steps))
+    logits = at_once(recompute(adapter, assembly, rows, backend=backend))
     assert logits is not None, "the task is computed"
-    return logits, len(selected)
+    return logits
 
 
 def _assembly(layout: Layout, cache: RequestCache) -> Assembly:

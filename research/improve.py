@@ -1,22 +1,42 @@
 """Improve a cluster forest by ruin and recreate: a few contexts leave it and find better places.
+The bound that plans are measured against; .2 to 2 % better than them, for seconds a plan.
 
 A local search on the saved tokens that never accepts a loss. Each context is a leaf, and an inner
 node holds what everything below it shares beyond its parent. Knows document numbers and no clock.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragboost.index.clustering.clusters import Ints, Merges, Rows
+from ragboost.index.clustering import ClusterTree, large
+from ragboost.index.clustering.clusters import Ints, Merges, Rows, number
+from ragboost.index.clustering.walk import walk
 
 KeepImproving = Callable[[], bool]
 """Called before each step; False ends the search."""
 
 _MOST_MOVED = 12  # contexts that leave the forest in one step, at most
 _BLINK = 0.02  # share of places overlooked by chance, so that a context does not always return
+
+
+def cluster_longer(
+    contexts: Sequence[Sequence[Hashable]],
+    tokens: Mapping[Hashable, int],
+    *,
+    keep_improving: KeepImproving,
+) -> ClusterTree:
+    """Cluster by saved tokens as `cluster` does, and search for better places."""
+    rows = number(contexts, tokens)
+    merges = improve(rows, large.merge(rows), keep_improving=keep_improving)
+    return walk(rows, merges, rank=np.arange(len(rows.names)))
+
+
+def orders_of(tree: ClusterTree, contexts: Sequence[Sequence[Hashable]]) -> list[list[Hashable]]:
+    """Return the documents of each context, its prefix in front, in the order of release."""
+    return [list(dict.fromkeys([*tree.prefixes[at], *contexts[at]])) for at in tree.leaves]
 
 
 def improve(rows: Rows, merges: Merges, *, keep_improving: KeepImproving) -> Merges:

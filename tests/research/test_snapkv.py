@@ -7,6 +7,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+from research.snapkv import shortened_prefill
 from tests.chunk_cache.families import build_adapter, flat, make_prompt
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
@@ -16,7 +17,7 @@ TOTAL = len(SYSTEM) + len(flat(CHUNKS)) + len(QUESTION)
 def prefill(keep_tokens: int | None, *, family: str = "llama", ratio: float = 1.0) -> Prefill:
     reuse = ChunkReuse(build_adapter(family), TieredStore())
     reuse.precompute(SYSTEM, CHUNKS)
-    return reuse.prefill(SYSTEM, CHUNKS, QUESTION, ratio=ratio, keep_tokens=keep_tokens)
+    return shortened_prefill(reuse, SYSTEM, CHUNKS, QUESTION, ratio=ratio, keep_tokens=keep_tokens)
 
 
 def decode(result: Prefill, *, family: str, steps: int = 6) -> list[int]:

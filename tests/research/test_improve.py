@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.index.clustering import KeepImproving, cluster
+from ragboost.index.clustering import cluster
 from ragboost.simulate import simulate
+from research.improve import KeepImproving, cluster_longer
 
 TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2, "f": 5}
 CONTEXTS = st.lists(st.lists(st.sampled_from(sorted(TOKENS)), max_size=6), max_size=14)
@@ -30,7 +31,7 @@ def saved(contexts: list[list[str]], tree_prefixes: list[tuple[object, ...]]) ->
 @given(contexts=CONTEXTS, count=st.integers(0, 40))
 def test_a_search_loses_no_document_and_no_token(contexts: list[list[str]], count: int) -> None:
     greedy = cluster(contexts, TOKENS)
-    improved = cluster(contexts, TOKENS, keep_improving=steps(count))
+    improved = cluster_longer(contexts, TOKENS, keep_improving=steps(count))
 
     assert sorted(improved.leaves) == list(range(len(contexts)))
     for context, prefix in zip(contexts, improved.prefixes, strict=True):
@@ -50,7 +51,7 @@ def test_a_search_saves_more_than_the_greedy_clustering() -> None:
     contexts, tokens = random_contexts()
 
     greedy = cluster(contexts, tokens)
-    improved = cluster(contexts, tokens, keep_improving=steps(2_000))
+    improved = cluster_longer(contexts, tokens, keep_improving=steps(2_000))
 
     assert improved.saved_tokens > 1.02 * greedy.saved_tokens
 
@@ -58,6 +59,6 @@ def test_a_search_saves_more_than_the_greedy_clustering() -> None:
 def test_equal_searches_give_equal_plans() -> None:
     contexts, tokens = random_contexts()
 
-    first, second = (cluster(contexts, tokens, keep_improving=steps(200)) for _ in range(2))
+    first, second = (cluster_longer(contexts, tokens, keep_improving=steps(200)) for _ in range(2))
 
     assert first == second
