@@ -30,6 +30,9 @@ from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
+# Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
+LARGE_BYTES = 256 * 1024
+_MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 # A blank line in a JSON text, without which nothing is unmarked; some write it as \u000a twice.
 _PARAGRAPHS = re.compile(rb"\\n\\n|\\u000[aA]")
 _MAX_OPENING = 4  # instructions and the first question
@@ -88,15 +91,19 @@ class ParsedRequest:
         self._leading: Request | EllipsisType | None = ...
 
     @property
-    def is_opening(self) -> bool:
-        """It has no name, no documents, and one message beside instructions."""
-        messages = self.body.fields.get(self.body.list_name) or ()
-        if not self.scope or not 0 < len(messages) <= _MAX_OPENING:
-            return False
-        for message in messages[:-1]:
+    def is_large(self) -> bool:
+        """Rewriting it takes too long for an event loop."""
+        num = len(self.found.documents) if self.found is not None else 0
+        return num > _MANY_DOCUMENTS or len(self.body.raw) > LARGE_BYTES
+
+    @property
+    def opening(self) -> int | None:
+        """Index of the first message beside instructions; None with a name or documents."""
+        messages = self.body.fields.get(self.body.list_name) or () if self.scope else ()
+        for at, message in enumerate(messages[:_MAX_OPENING]):
             if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
-                return False
-        return True
+                return at
+        return None
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
