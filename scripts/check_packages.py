@@ -25,7 +25,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MAX_CORE_MB = 150
 MAX_IMPORT_S = 0.3
 EXTRAS = (  # litellm requires older packages than the engine
-    ("engine", "retrieval", "plot", "tokens", "otel", "langchain", "llama-index", "ray"),
+    ("engine", "plot", "tokens", "otel", "langchain", "llama-index", "ray"),
     ("litellm",),
 )
 LOWEST_TESTS = (
@@ -131,7 +131,7 @@ def check_lowest(wheel: Path, *, folder: Path) -> str:
     venv = folder / "lowest"
     run(["uv", "venv", "-q", "--python", sys.executable, venv], cwd=folder)
     lowest = ["uv", "pip", "install", "-q", "--resolution", "lowest-direct"]
-    target = f"ragboost-middleware[test,retrieval] @ {wheel.as_uri()}"
+    target = f"ragboost-middleware[test] @ {wheel.as_uri()}"
     run([*lowest, target], cwd=folder, env={"VIRTUAL_ENV": str(venv), "UV_COMPILE_BYTECODE": "0"})
     tests = [ROOT / "tests" / name for name in LOWEST_TESTS]
     arguments = ["-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "-x", *tests]

@@ -38,13 +38,6 @@ EXTRAS = [
         "mooncake",
     ),
     Use(
-        "import numpy\n"
-        "from ragboost import Document; from ragboost.retrieval import FaissRetriever\n"
-        "FaissRetriever([Document('a')], lambda texts: numpy.eye(1, dtype='float32'))",
-        "faiss",
-        "retrieval",
-    ),
-    Use(
         "import pathlib, tempfile; from ragboost.plots import line_plot\n"
         "path = pathlib.Path(tempfile.mkdtemp(), 'a.svg')\n"
         "line_plot(path, {'a': [(0, 1)]}, x_label='x', y_label='y')",

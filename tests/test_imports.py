@@ -14,11 +14,10 @@ WEB = {"fastapi", "starlette", "uvicorn", "aiohttp"}
 EVENTS = {"zmq", "msgspec"}
 TORCH = {"torch", "transformers", "tokenizers", "safetensors"}
 NUMPY = {"numpy", "scipy"}
-RETRIEVAL = {"faiss"}
 SETTINGS = {"pydantic", "pydantic_settings"}
 LANGCHAIN = {"langchain", "langchain_core", "langgraph"}
 FRAMEWORKS = LANGCHAIN | {"llama_index", "litellm", "ray"}
-HEAVY = WEB | EVENTS | TORCH | NUMPY | RETRIEVAL | SETTINGS | FRAMEWORKS
+HEAVY = WEB | EVENTS | TORCH | NUMPY | SETTINGS | FRAMEWORKS
 
 # Modules of HEAVY that importing a package may load. The longest matching name applies.
 RULES: dict[str, set[str]] = {
@@ -44,11 +43,11 @@ RULES: dict[str, set[str]] = {
     "ragboost.engine_hooks": {"msgspec"},  # inside an engine's process
     "ragboost.cache_sync": EVENTS | NUMPY | SETTINGS,
     "ragboost.hosted": {"msgspec"} | NUMPY | SETTINGS,
-    "ragboost.retrieval": NUMPY | SETTINGS | RETRIEVAL,
+    "ragboost.retrieval": NUMPY | SETTINGS,
     "ragboost.sessions": SETTINGS,
     "ragboost.serving": {"msgspec"} | SETTINGS | WEB,
     "ragboost.cli": NUMPY | SETTINGS,
-    "ragboost.demo": {"msgspec"} | NUMPY | SETTINGS | RETRIEVAL | WEB,
+    "ragboost.demo": {"msgspec"} | NUMPY | SETTINGS | WEB,
     "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
     "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH | EVENTS,
     "ragboost.graph": NUMPY | SETTINGS | TORCH,

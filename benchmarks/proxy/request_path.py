@@ -1,9 +1,11 @@
-"""Count what one request touches in the proxy: files, rooms, classes, carriers, calls.
+"""Count what one request touches in the proxy: files, rooms, classes, carriers, calls, bytecodes.
 
     python -m benchmarks.proxy.request_path --json
+    python -m benchmarks.proxy.request_path --body tags
 
-One chat completion with eight documents in a `ragboost` object goes through the real app to a
-backend on loopback. Another request with half of these documents has warmed the app before.
+One chat completion with eight documents, in a `ragboost` object or in tags, or with none, goes
+through the real app to a backend on loopback. Others, which share some of these documents, have
+warmed the app before. The counts do not depend on the machine or its load.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from benchmarks.command import make_parser, report
 from benchmarks.proxy.mock_backend import Backend
@@ -22,7 +24,10 @@ from ragboost.proxy.app import create_app
 
 _PACKAGE = str(Path(sys.modules["ragboost"].__path__[0]))
 _NUM_DOCUMENTS = 8
+_NUM_POOLED = 60  # documents that requests have in common
 _PATH = "/v1/chat/completions"
+_WARM_UP = 300  # of the first requests, both orders are compared
+Body = Literal["object", "tags", "none"]
 
 
 class PathCounter:
@@ -32,6 +37,7 @@ class PathCounter:
         self.files: set[str] = set()
         self.classes: dict[str, type] = {}
         self.num_calls = self.num_switches = 0  # the latter from one file into another
+        self.num_bytecodes = 0
         self._last = ""
         self._task = asyncio.current_task()
 
@@ -57,6 +63,17 @@ class PathCounter:
         if kind.__module__.startswith("ragboost."):
             self.classes[f"{kind.__module__}.{kind.__qualname__}"] = kind
 
+    def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
+        """Count the bytecodes of our code: a function of `sys.settrace`."""
+        if asyncio.current_task() not in (self._task, None):
+            return None
+        if event == "call":
+            if not frame.f_code.co_filename.startswith(_PACKAGE):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self.num_bytecodes += event == "opcode"
+        return self.trace
+
     def figures(self) -> dict[str, Any]:
         """Return the counts, and the names behind them."""
         carriers = [name for name, kind in self.classes.items() if _is_carrier(kind)]
@@ -67,6 +84,7 @@ class PathCounter:
             "classes": len(self.classes),
             "carriers": len(carriers),
             "calls": self.num_calls,
+            "bytecodes": self.num_bytecodes,
             "switches": self.num_switches,
             "names": {
                 "files": sorted(self.files),
@@ -80,29 +98,43 @@ def _is_carrier(kind: type) -> bool:
     return issubclass(kind, tuple) or dataclasses.is_dataclass(kind)
 
 
-def request_body(first: int) -> bytes:
+def request_body(number: int, kind: Body = "object") -> bytes:
     """Return a chat completion with eight documents, of which other requests have some."""
+    first = 4 * number % _NUM_POOLED
     numbers = range(first, first + _NUM_DOCUMENTS)
-    documents = [f"Document {number}. {'some words ' * 80}" for number in numbers]
-    messages = [{"role": "user", "content": f"What is in {first}?"}]
-    body = {"model": "m", "messages": messages, "ragboost": {"documents": documents}}
+    documents = [f"Document {at}. {'some words ' * 80}" for at in numbers]
+    messages = [{"role": "user", "content": f"What is in {number}?"}]
+    body: dict[str, Any] = {"model": "m", "messages": messages}
+    if kind == "object":
+        body["ragboost"] = {"documents": documents}
+    elif kind == "tags":
+        blocks = "\n".join([f"<document>{text}</document>" for text in documents])
+        messages.insert(0, {"role": "system", "content": f"<documents>\n{blocks}\n</documents>"})
     return json.dumps(body).encode()
 
 
-async def count_request(settings: Mapping[str, Any] | None = None) -> PathCounter:
-    """Serve two requests, and count what the second one calls."""
+async def count_request(
+    settings: Mapping[str, Any] | None = None, *, kind: Body = "object"
+) -> PathCounter:
+    """Serve some requests, and count what one calls, and the bytecodes of the next one."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(Backend, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     app = create_app(Settings(backend={"url": f"http://127.0.0.1:{port}"}, **(settings or {})))
     counter = PathCounter()
     async with app.router.lifespan_context(app):
-        await _ask(app, request_body(0))
+        for number in range(_WARM_UP):
+            await _ask(app, request_body(number, kind))
         sys.setprofile(counter)
         try:
-            await _ask(app, request_body(4))
+            await _ask(app, request_body(_WARM_UP, kind))
         finally:
             sys.setprofile(None)
+        sys.settrace(counter.trace)
+        try:
+            await _ask(app, request_body(_WARM_UP + 1, kind))
+        finally:
+            sys.settrace(None)
     server.close()
     return counter
 
@@ -135,8 +167,9 @@ async def _ask(app: Any, body: bytes) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__)
+    parser.add_argument("--body", choices=get_args(Body), default="object", help="kind of request")
     args = parser.parse_args()
-    figures = asyncio.run(count_request()).figures()
+    figures = asyncio.run(count_request(kind=args.body)).figures()
     report(figures, args, show)
 
 

@@ -230,6 +230,17 @@ class Booster(StoredConversations, UsageReports):
         with self._lock:
             return self._order_alone(retrieved, has_tail=False).cached_tokens
 
+    def arrive(self, request: Request, *, is_first: bool) -> int:
+        """Predict the cached tokens of a request that begins to wait for `plan_next`, if all that
+        wait were sent in order of arrival.
+
+        Args:
+            is_first: nobody waits yet.
+        """
+        retrieved = self._retrieve(request.query, request.documents, request.prompt_prefix)
+        with self._lock:
+            return self._planner.arrive(retrieved, is_first=is_first)
+
     def session(self, session_id: str) -> "Session":
         """Return a conversation; it is stored from its first turn on."""
         if not isinstance(session_id, str) or not session_id:

@@ -142,7 +142,9 @@ def check_context(
         raise ContextIndexError("the context contains a document that was not retrieved")
     named = {label for hint in hints if hint.kind == "location" for label in hint.labels}
     keys = list(map(KEY_OF, documents))
-    for given, position in zip(map(KEY_OF, retrieved), positions, strict=True):
+    given_keys = list(map(KEY_OF, retrieved))
+    is_whole = -1 not in positions and list(map(keys.__getitem__, positions)) == given_keys
+    for given, position in () if is_whole else zip(given_keys, positions, strict=True):
         if position >= 0:
             if keys[position] != given:
                 raise ContextIndexError(f"document {given} is not at {position}")

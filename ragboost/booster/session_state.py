@@ -106,10 +106,12 @@ class SessionState:
         self._labels, self._owners, self._leading = {}, {}, ()
 
     def _sum_up(self) -> None:
+        if self._num_summed == len(self.turns):
+            return
         for turn in self.turns[self._num_summed :]:
-            for sent in turn.documents:
-                self._labels[sent.key] = sent.label
-                self._owners[sent.label] = sent.key
+            keys, labels, _ = zip(*turn.documents, strict=True) if turn.documents else ((), (), ())
+            self._labels.update(zip(keys, labels, strict=True))
+            self._owners.update(zip(labels, keys, strict=True))
             self._num_documents += len(turn.documents)
             if turn.is_leading:
                 self._leading, self._later_tokens = turn.documents, 0

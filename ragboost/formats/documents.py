@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ragboost.context import Context
 from ragboost.errors import RagBoostError
-from ragboost.types import Document, DocumentLike, as_documents
+from ragboost.types import KEY_OF, Document, DocumentLike, as_documents
 from ragboost.wires.body import Path
 
 _DOCUMENT_BYTES = 500  # size of an entry beside its text
@@ -40,7 +40,7 @@ class FoundDocuments:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple([document.key for document in self.documents])
+        return tuple(map(KEY_OF, self.documents))
 
     @property
     def seed(self) -> bytes:

@@ -59,12 +59,14 @@ class TextGroup:
     end: int  # where hints about the documents are inserted
     is_json: bool = False  # the documents' texts are JSON strings
 
-    def identity(self, block: DocumentBlock) -> str:
-        """Return the text of a block's document; two are equal only if they read the same without
-        their numbers."""
-        if block.number is None:
-            return self.value[block.start : block.end]
-        return self._piece(block, "")
+    def identities(self) -> list[str]:
+        """Return the text of each block's document; two are equal only if they read the same
+        without their numbers."""
+        text = self.value
+        return [
+            text[block.start : block.end] if block.number is None else self._piece(block, "")
+            for block in self.blocks
+        ]
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
         """Write the blocks of `order` in place of all blocks; `names` replace numbers, by block.
@@ -75,8 +77,9 @@ class TextGroup:
         pieces: list[str] = []
         behind = blocks[0].start
         for i, place in zip(order, blocks, strict=False):  # without duplicates there are fewer
-            pieces.append(text[behind : place.start])
-            pieces.append(self._piece(blocks[i], names.get(i)))
+            block = blocks[i]
+            piece = self._piece(block, names[i]) if i in names else text[block.start : block.end]
+            pieces += text[behind : place.start], piece
             behind = place.end
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
@@ -87,9 +90,9 @@ class TextGroup:
     def hinted(self, hint: str, *, at: int) -> Edit:
         return Edit(at, at, f"\n\n{hint}")
 
-    def _piece(self, block: DocumentBlock, name: str | None) -> str:
+    def _piece(self, block: DocumentBlock, name: str) -> str:
         text, number = self.value, block.number
-        if number is None or name is None:
+        if number is None:
             return text[block.start : block.end]
         return text[block.start : number.start] + name + text[number.end : block.end]
 
@@ -102,8 +105,8 @@ class ListGroup:
     blocks: tuple[DocumentBlock, ...]
     end: int
 
-    def identity(self, block: DocumentBlock) -> str:
-        return json.dumps(self.value[block.start])
+    def identities(self) -> list[str]:
+        return [json.dumps(self.value[block.start]) for block in self.blocks]
 
     def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
         moved = [self.value[self.blocks[i].start] for i in order]

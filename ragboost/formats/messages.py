@@ -21,7 +21,7 @@ from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
 from ragboost.formats.references import EarlierTexts
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
-from ragboost.types import Document
+from ragboost.types import KEY_OF, Document
 from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
 
 _MAX_LINES = 250_000  # of all texts: the search takes a microsecond and more for each
@@ -76,7 +76,7 @@ class Messages:
     ) -> FoundDocuments:
         return FoundDocuments(
             query="",
-            documents=tuple([self._pool.of(group.identity(block)) for block in group.blocks]),
+            documents=self._pool.of_all(group.identities()),
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,
@@ -202,11 +202,10 @@ def _check_lines(texts: Sequence[str]) -> None:
 
 def _order(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:
     """Return the position among `documents` of each one sent; of equal ones the first."""
-    places: dict[str, int] = {}
-    for i, document in enumerate(documents):
-        places.setdefault(document.key, i)
+    keys = list(map(KEY_OF, documents))
+    places = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
     if len(sent) <= len(places):
-        return [places[document.key] for document in sent]
+        return list(map(places.__getitem__, map(KEY_OF, sent)))
     copies: dict[str, list[int]] = defaultdict(list)
     for i in range(len(documents) - 1, -1, -1):
         copies[documents[i].key].append(i)

@@ -20,11 +20,9 @@ def order_hint(labels: Sequence[str], by_relevance: Sequence[int], *, template: 
         by_relevance: positions in `labels`, most relevant first.
         template: contains `{order}`, which becomes `[Doc_2] >> [Doc_1] >> [Doc_4]`.
     """
-    places: dict[str, int] = {}
-    for place, label in enumerate(labels):
-        places.setdefault(label, place)
-    by_rank = list(dict.fromkeys([labels[place] for place in by_relevance]))
-    order = [places[label] for label in by_rank]
+    places = dict(zip(reversed(labels), range(len(labels) - 1, -1, -1), strict=True))
+    by_rank = list(dict.fromkeys(map(labels.__getitem__, by_relevance)))
+    order = list(map(places.__getitem__, by_rank))
     if order == sorted(order):
         return None
     named, rest = tuple(by_rank[:MAX_LABELS]), order[MAX_LABELS:]

@@ -30,7 +30,6 @@ from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import OrderComparison, ShadowTrial
-from ragboost.proxy.threads import needs_thread, run_bytes
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -38,7 +37,12 @@ from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, parse_request
+from ragboost.rewriting.parsed_request import (
+    LARGE_BYTES,
+    Bypass,
+    ParsedRequest,
+    parse_request,
+)
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
@@ -93,7 +97,9 @@ class BoostPipeline:
         has_marks = style != "none" and shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
         self._stable = StableOrder.of(settings) if shadow is None else None
-        self._priorities = Priorities(settings.proxy.priorities)
+        self._priorities: Priorities | None = None
+        if settings.proxy.priorities:
+            self._priorities = Priorities(settings.proxy.priorities)
         self._histories = Histories(settings.session)
         self._logged: set[str] = set()
 
@@ -125,7 +131,7 @@ class BoostPipeline:
         upstream = UpstreamRequest(raw)
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
-            request = await run_bytes(read, len(raw))
+            request = read() if len(raw) <= LARGE_BYTES else await asyncio.to_thread(read)
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
             upstream.bypass, upstream.headers = _UNREAD, request_headers(headers)
@@ -150,11 +156,12 @@ class BoostPipeline:
             has_options = has_stream_options
             work = self._boost(*parts, headers=headers, has_options=has_options, is_read=is_read)
             # A thread cannot be cancelled: the tenant is locked until it is done, client or not.
-            await (asyncio.shield(work) if needs_thread(request) else work)
+            await (asyncio.shield(work) if request.is_large else work)
         return self._count(upstream, seconds=_seconds(started, admission))
 
     def _read(self, raw: bytes, parse: Parse, *, team: str, has_chunks: bool) -> ParsedRequest:
-        raw = self._priorities.apply(raw, team)
+        if self._priorities is not None:
+            raw = self._priorities.apply(raw, team)
         if self._stable is not None:
             raw = self._stable.apply(raw)
         request = parse(raw)
@@ -229,8 +236,10 @@ class BoostPipeline:
         follower = self._sync.followers[admission.backend.name]
         fields = request.body.fields
         engine_id = EngineRequestId.of(fields, headers) if follower.streams else None
-        ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"), has_options)
-        if (in_thread := needs_thread(request)) and request.found is not None:  # to know lengths
+        ratio: float | None = None
+        if has_options and self._chunk_reuse.is_supported:
+            ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
+        if (in_thread := request.is_large) and request.found is not None:  # to know lengths
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
             parts = request, conversation, tenant, admission, ratio
@@ -260,7 +269,8 @@ class BoostPipeline:
             if tracked is not None and engine_id is not None and engine_id.is_generated:
                 sent = with_header(sent, SESSION_HEADER, engine_id.name.encode())
             upstream.headers = sent
-            upstream.dropped_tokens = sum(tenant.tokens.count_documents(dropped))
+            if dropped:
+                upstream.dropped_tokens = sum(tenant.tokens.count_documents(dropped))
 
         if in_thread:
             await asyncio.to_thread(encode)
@@ -279,7 +289,7 @@ class BoostPipeline:
         is_named = conversation is None and request.session is not None
         if is_named and request.session is not None:
             conversation = self.conversations.get(request.session)
-        in_thread = needs_thread(request)
+        in_thread = request.is_large
         if self._shadow is not None:
             await self._shadow.run(request, tenant, admission, in_thread=in_thread)
 

@@ -11,11 +11,13 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from ragboost.errors import ChunkCacheError, import_extra
-from ragboost.retrieval.retriever import Retriever, searchable_text
+from ragboost.errors import ChunkCacheError
+from ragboost.retrieval.retriever import Retriever, best, searchable_text
 from ragboost.types import Document
 
 Neighbours = list[tuple[int, ...]]
+
+_BATCH = 256
 
 
 def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: int) -> Neighbours:
@@ -34,24 +36,20 @@ def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: 
 
 
 def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
-    """Compare embeddings (documents, dimension) by their inner product, with faiss."""
+    """Compare embeddings (documents, dimension) by their inner product."""
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
         raise ChunkCacheError(
             f"vectors must be finite numbers of shape (documents, dimension), got {matrix.shape}"
         )
-    if top_n == 0 or len(matrix) < 2:
+    top_n = min(top_n, len(matrix) - 1)
+    if top_n <= 0:
         return [()] * len(matrix)
-    faiss = import_extra("faiss", extra="retrieval")
-    index = faiss.IndexFlatIP(matrix.shape[1])
-    index.add(matrix)
-    # Search for more: of equal scores faiss may leave out any, even the document itself.
-    scores, places = index.search(matrix, min(len(matrix), top_n + 8))
     result: Neighbours = []
-    for number in range(len(matrix)):
-        order = np.lexsort((places[number], -scores[number]))
-        others = [int(places[number, i]) for i in order if places[number, i] != number]
-        result.append(tuple(reversed(others[:top_n])))
+    for start in range(0, len(matrix), _BATCH):
+        for number, scores in enumerate(matrix[start : start + _BATCH] @ matrix.T, start):
+            scores[number] = np.nextafter(scores.min(), -np.inf)  # not of itself
+            result.append(tuple(best(scores, top_n)[::-1].tolist()))
     return result
 
 

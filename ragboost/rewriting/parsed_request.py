@@ -30,6 +30,9 @@ from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
+# Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
+LARGE_BYTES = 256 * 1024
+_MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 # A blank line in a JSON text, without which nothing is unmarked; some write it as \u000a twice.
 _PARAGRAPHS = re.compile(rb"\\n\\n|\\u000[aA]")
 _MAX_OPENING = 4  # instructions and the first question
@@ -86,6 +89,12 @@ class ParsedRequest:
         self.shape_beside = ""
         self.keys_beside: tuple[str, ...] = ()
         self._leading: Request | EllipsisType | None = ...
+
+    @property
+    def is_large(self) -> bool:
+        """Rewriting it takes too long for an event loop."""
+        num = len(self.found.documents) if self.found is not None else 0
+        return num > _MANY_DOCUMENTS or len(self.body.raw) > LARGE_BYTES
 
     @property
     def opening(self) -> int | None:

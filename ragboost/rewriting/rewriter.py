@@ -25,7 +25,7 @@ from ragboost.rewriting.sent_history import (
     with_messages,
 )
 from ragboost.tokens import num_bytes
-from ragboost.types import Document
+from ragboost.types import KEY_OF, Document
 
 _NO_LABELS: Mapping[str, str] = {}
 
@@ -344,7 +344,7 @@ class Rewriting:
 
 
 def _keys(documents: Sequence[Document]) -> tuple[str, ...]:
-    return tuple([document.key for document in documents])
+    return tuple(map(KEY_OF, documents))
 
 
 def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
@@ -356,5 +356,6 @@ def _bytes_around(body: JsonBody, found: FoundDocuments) -> tuple[int, int]:
         return 0, 0
     sizes = [memoryview(message).nbytes for message in body.messages]
     texts = [document.text for document in found.documents]
-    inside = sum([num_bytes(text) for text in texts])
+    is_ascii = all(map(str.isascii, texts))
+    inside = sum(map(len if is_ascii else num_bytes, texts))
     return sum(sizes[: found.message]), max(0, sum(sizes[found.message :]) - inside)

@@ -106,6 +106,9 @@ class TokenCounter:
         """
         frames = [f"\n\n{label}\n" for label in labels]
         lengths, estimates = self._lengths, self._estimates
+        for cache in (lengths, estimates):
+            if all(known := list(map(cache.get, frames))):
+                return known  # type: ignore[return-value]  # without None
         cached = [lengths.get(frame) or estimates.get(frame) for frame in frames]
         return [
             self._add(frame, frame) if length is None else length

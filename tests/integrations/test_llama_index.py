@@ -96,8 +96,15 @@ def test_a_query_engine_shares_the_prefix_and_tells_the_relevance_order(mode: st
     start = first[: first.index(TEXTS["lease"].strip()) + len(TEXTS["lease"].strip())]
     assert start.endswith(f"ragboost: [Doc_lease]\n\n{TEXTS['lease'].strip()}")
     assert second.startswith(start)
-    assert "priority order" not in first
+    assert "by relevance" not in first
     assert "[Doc_pets] >> [Doc_parking] >> [Doc_lease]" in second
+
+
+def test_nodes_that_were_not_boosted_come_last_whatever_their_metadata_say() -> None:
+    boosted = BoostPostprocessor().postprocess_nodes(nodes(*FIRST), query_str="first")
+    first, second = nodes("rent", "pets", ragboost_rank="first")
+
+    assert by_relevance([first, *boosted, second]) == [*boosted, first, second]
 
 
 async def test_a_query_engine_works_asynchronously() -> None:

@@ -70,12 +70,15 @@ def finds(text: str, needle: str, start: int, end: int) -> Iterator[int]:
 def runs(text: str, elements: Sequence[T]) -> Iterator[list[T]]:
     """Yield runs of two or more elements that only white space separates."""
     run: list[T] = []
+    end = 0
     for element in elements:
-        if run and not is_blank(text, run[-1].end, element.start):
+        between = text[end : element.start] if run else ""
+        if between and not between.isspace():
             if len(run) > 1:
                 yield run
             run = []
         run.append(element)
+        end = element.end
     if len(run) > 1:
         yield run
 

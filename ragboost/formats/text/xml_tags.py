@@ -24,6 +24,7 @@ _MAX_TAG = 1024
 _MAX_NAME = 200
 _CHARACTERS_PER_MARK = 400  # where both searches take the same time
 _FEW_MARKS = 32
+_FEW = 1000  # elements
 # Start tags of exactly this name (`<document_content>` does not match `<document>`), end tags, and
 # the tag that Anthropic writes around the text. Regular expressions that begin with a fixed
 # character are the fastest search for such marks.
@@ -84,17 +85,19 @@ def _elements(text: str, tag: str) -> list[_Found]:
     first = _MARKS[tag].search(text)
     at = first.start() if first else -1
     opener, closer = f"<{tag}>", f"</{tag}>"
-    while text.startswith(opener, at):  # elements of nothing but text, up to the first other mark
-        inner = at + len(opener)
-        inner_end = text.find("<", inner)
-        if inner_end <= inner or not text.startswith(closer, inner_end):
+    width, closer_width, find, starts = len(opener), len(closer), text.find, text.startswith
+    while starts(opener, at):  # elements of nothing but text, up to the first other mark
+        inner = at + width
+        inner_end = find("<", inner)
+        if inner_end <= inner or not starts(closer, inner_end):
             break
-        behind = inner_end + len(closer)
-        padded = text[inner:inner_end]
-        proper, inner = padded.strip(), inner_end - len(padded.lstrip())
+        padded, behind = text[inner:inner_end], inner_end + closer_width
+        if (proper := padded.strip()) is not padded:
+            inner = inner_end - len(padded.lstrip())
         elements.append(DocumentBlock(at, behind, proper or None, inner, inner + len(proper)))
-        check_number(elements)
-        if (at := text.find("<", behind)) < 0:
+        if len(elements) > _FEW:
+            check_number(elements)
+        if (at := find("<", behind)) < 0:
             break
     start = inner = content = -1  # of the element that is open
     for mark in _marks(text, tag, at):
@@ -158,6 +161,8 @@ def _attributes(text: str, start: int, end: int) -> dict[str, _Attribute]:
 
 
 def _group(text: str, run: list[_Found]) -> TextGroup:
+    if set(map(type, run)) == {DocumentBlock}:
+        return TextGroup(text, tuple(run), behind_closing_tag(text, run[-1].end))  # type: ignore[arg-type]
     elements = [element for element in run if isinstance(element, _Element)]
     number = _number_attribute(elements) if len(elements) == len(run) else None
     blocks = tuple(

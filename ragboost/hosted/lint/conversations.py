@@ -143,7 +143,10 @@ class LastPrompts:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
         for key in search.sought_keys():
-            for number in reversed(self._by_key.peek(key) or ()):
+            numbers = self._by_key.peek(key)
+            if numbers is None:
+                continue
+            for number in reversed(numbers):
                 prompt = self._last.peek(number)
                 if prompt is None or number in candidates or prompt.owner != search.owner:
                     continue

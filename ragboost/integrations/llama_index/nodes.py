@@ -45,9 +45,16 @@ def boosted_nodes(
 
 
 def by_relevance(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return boosted nodes, such as a response's `source_nodes`, in the order of the retriever."""
-    last = len(nodes)
-    return sorted(nodes, key=lambda node: node.node.metadata.get(RANK, last))
+    """Return boosted nodes, such as a response's `source_nodes`, in the order of the retriever.
+
+    Others come last, in the order given, whatever their metadata say.
+    """
+
+    def rank(node: NodeWithScore) -> int:
+        found = node.node.metadata.get(RANK)
+        return found if KEY in node.node.metadata and isinstance(found, int) else len(nodes)
+
+    return sorted(nodes, key=rank)
 
 
 def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None) -> dict[str, Any]:

@@ -42,7 +42,9 @@ class RequestContext:
         self.endpoint = endpoint
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._path = str(scope["path"])
-        self.request_id = get_header(self.headers, REQUEST_ID) or new_request_id()
+        given_id = get_header(self.headers, REQUEST_ID)
+        self.has_given_id = given_id is not None
+        self.request_id = given_id or new_request_id()
         self.team = ""  # of the client's API key; empty if there is one team
         self.model = ""  # requested; empty if unknown
         self.outcome = "ok"  # label for metrics, unless the request failed or was refused

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -19,6 +19,7 @@ from ragboost.proxy.observability.collectors import (
 )
 from ragboost.proxy.observability.tallies import (
     CounterTally,
+    HistogramTallies,
     HistogramTally,
     Tallies,
     TalliesByLabels,
@@ -241,8 +242,7 @@ class Metrics:
         return self._tallies.counter(Counter(name, text, registry=self.registry))
 
     def _histogram(self, name: str, text: str, *, buckets: tuple[float, ...]) -> HistogramTally:
-        histogram = Histogram(name, text, buckets=buckets, registry=self.registry)
-        return self._tallies.histogram(histogram)
+        return HistogramTallies(name, text, buckets=buckets, registry=self.registry).children[()]
 
     def _counters(
         self, name: str, text: str, labels: tuple[str, ...]
@@ -253,8 +253,9 @@ class Metrics:
     def _histograms(
         self, name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]
     ) -> TalliesByLabels[HistogramTally]:
-        histogram = Histogram(name, text, labels, buckets=buckets, registry=self.registry)
-        return TalliesByLabels(lambda *values: self._tallies.histogram(histogram.labels(*values)))
+        return HistogramTallies(
+            name, text, labels, buckets=buckets, registry=self.registry
+        ).children
 
     def watch_streams(self, sync: CacheSync) -> None:
         self.registry.register(StreamCollector(sync))

@@ -183,7 +183,8 @@ class Completions(Passthrough):
         return piece.sentence(self._boosting.tenants.tokens_per_byte(upstream.model))
 
     def _cost(self, upstream: UpstreamRequest, usage: Usage) -> PromptCost | None:
-        price = find_price(self._settings.prices, upstream.model)
+        prices = self._settings.prices
+        price = find_price(prices, upstream.model) if prices else None
         dropped = upstream.dropped_tokens
         return prompt_cost(price, usage, dropped_tokens=dropped) if price is not None else None
 

@@ -88,15 +88,14 @@ class ChunkReuseProbe:
         reports = self._reports
         return all(b.name in reports and reports[b.name].graphs for b in self._backends)
 
-    def recompute_ratio(self, reuse: Any, is_told: bool = True) -> float | None:
+    def recompute_ratio(self, reuse: Any) -> float | None:
         """Return the share of reused tokens that a request with this `ragboost.reuse` computes
-        again.
+        again, if it has the positions of its chunks.
 
-        None if it computes all exactly, as without the positions of its chunks, or if that is
-        unknown.
+        None if it computes all exactly, or if that is unknown.
         """
         is_default = self._report.default == "approx"  # requests that do not ask for it have it
-        if not (self.is_supported and is_told) or (reuse is None and not is_default):
+        if not self.is_supported or (reuse is None and not is_default):
             return None
         ratio = self._report.ratio
         if isinstance(reuse, dict):

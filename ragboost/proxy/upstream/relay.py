@@ -256,7 +256,7 @@ def _outcome(status: int) -> str:
 
 
 def _with_request_id(headers: RawHeaders, exchange: RequestContext) -> RawHeaders:
-    if get_header(headers, REQUEST_ID) is None:
+    if not exchange.has_given_id or get_header(headers, REQUEST_ID) is None:
         headers = [*headers, (REQUEST_ID, exchange.request_id.encode("latin-1"))]
     for name, value in exchange.trace_headers.items():
         headers = with_header(headers, name.lower().encode(), value.encode())

@@ -1,16 +1,16 @@
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from ragboost.proxy.observability.tallies import Tallies
+from ragboost.proxy.observability.tallies import HistogramTallies, Tallies
 
 
 def test_reading_the_registry_brings_its_metrics_up_to_date() -> None:
     registry = CollectorRegistry()
     tallies = Tallies(registry)
     counter = tallies.counter(Counter("requests", "Requests.", registry=registry))
-    histogram = tallies.histogram(
-        Histogram("seconds", "Seconds.", buckets=(1, 2), registry=registry)
-    )
+    histogram = HistogramTallies("seconds", "Seconds.", buckets=(1, 2), registry=registry).children[
+        ()
+    ]
     for _ in range(2):
         counter.inc()
         counter.inc(2.5)
@@ -24,13 +24,28 @@ def test_reading_the_registry_brings_its_metrics_up_to_date() -> None:
     assert b"requests_total 7.0" in generate_latest(registry)
 
 
-def test_values_that_nobody_reads_do_not_pile_up() -> None:
-    registry = CollectorRegistry()
-    histogram = Histogram("seconds", "Seconds.", registry=registry)
-    tally = Tallies(registry).histogram(histogram)
-    for _ in range(5000):
-        tally.observe(1)
-    assert next(s.value for s in histogram.collect()[0].samples if s.name == "seconds_count") > 4000
+@pytest.mark.parametrize("buckets", [(0.5, 1, 2.5), (-1.0, 0.0, 1.0)])
+@pytest.mark.parametrize("labels", [(), ("kind", "state")])
+def test_a_histogram_reads_as_the_librarys_own(
+    buckets: tuple[float, ...], labels: tuple[str, ...]
+) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tallies = HistogramTallies("seconds", "Seconds.", labels, buckets=buckets, registry=ours)
+    histogram = Histogram("seconds", "Seconds.", labels, buckets=buckets, registry=theirs)
+    for values in [("a", "b"), ("a", 'c"')] if labels else [()]:
+        child = histogram.labels(*values) if values else histogram
+        for value in (-2, -1, 0, 0.25, 0.5, 1, 2.5, 3):
+            tallies.children[values].observe(value)
+            child.observe(value)
+    shown = [_without_times(generate_latest(registry)) for registry in (ours, theirs)]
+    assert shown[0] == shown[1]
+
+
+def _without_times(text: bytes) -> list[bytes]:
+    return [
+        line.rpartition(b" ")[0] if line.startswith(b"seconds_created") else line
+        for line in text.splitlines()
+    ]
 
 
 def test_a_counter_never_decreases() -> None:

@@ -1,12 +1,12 @@
-"""Retrieval by exact inner product with faiss; the embedding model is the caller's."""
+"""Retrieval by exact inner product of embeddings; the embedding model is the caller's."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ragboost.errors import RequestError, import_extra
-from ragboost.retrieval.retriever import check_k, searchable_text, with_score
+from ragboost.errors import RequestError
+from ragboost.retrieval.retriever import best, check_k, searchable_text, with_score
 from ragboost.types import Document
 
 Vectors = npt.NDArray[np.float32]
@@ -16,7 +16,7 @@ EmbeddingFunction = Callable[[Sequence[str]], Vectors]
 _BATCH = 256
 
 
-class FaissRetriever:
+class EmbeddingRetriever:
     """Retriever over embeddings of title and text, computed for at most 256 texts at a time."""
 
     def __init__(self, documents: Sequence[Document], embed: EmbeddingFunction) -> None:
@@ -24,10 +24,7 @@ class FaissRetriever:
             raise RequestError("documents must not be empty: there is nothing to index")
         self._documents = documents
         self._embed = embed
-        vectors = self._vectors([searchable_text(document) for document in documents])
-        faiss = import_extra("faiss", extra="retrieval")
-        self._index = faiss.IndexFlatIP(vectors.shape[1])
-        self._index.add(vectors)
+        self._index = self._vectors([searchable_text(document) for document in documents])
 
     def retrieve(self, query: str, k: int) -> list[Document]:
         return self.retrieve_batch([query], k)[0]
@@ -36,27 +33,18 @@ class FaissRetriever:
         check_k(k)
         if not queries:
             return []
-        vectors = self._vectors(list(queries))
-        if vectors.shape[1] != self._index.d:
+        vectors, dimension = self._vectors(list(queries)), self._index.shape[1]
+        if vectors.shape[1] != dimension:
             raise RequestError(
                 f"embed gave vectors of {vectors.shape[1]} numbers for queries "
-                f"and of {self._index.d} for documents"
+                f"and of {dimension} for documents"
             )
-        return [self._search(vector, min(k, len(self._documents))) for vector in vectors]
+        return [self._search(vector, k) for vector in vectors]
 
     def _search(self, vector: Vectors, k: int) -> list[Document]:
-        """Search with a growing `k`: faiss may drop any of those that tie for the last place."""
-        wanted = k
-        while True:
-            wanted = min(wanted + 1, len(self._documents))
-            scores, positions = (row[0] for row in self._index.search(vector[None, :], wanted))
-            if not np.isfinite(scores).all():
-                raise RequestError("score must be finite: an inner product overflowed")
-            if wanted == len(self._documents) or scores[-1] < scores[k - 1]:
-                break
-            wanted *= 2
-        ranked = np.lexsort((positions, -scores))[:k]
-        return [with_score(self._documents[positions[i]], scores[i]) for i in ranked]
+        # Not a matrix product: BLAS may sum equal rows differently, which would break ties.
+        scores = np.einsum("ij,j->i", self._index, vector)
+        return [with_score(self._documents[i], scores[i]) for i in best(scores, k)]
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
         parts = [
