@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ragboost.ordering.prior import CorpusPrior
 
 # Measured in docs/lab/ordering.md.
-_PRIOR_CONTEXTS = 15.0
+_PRIOR_CONTEXTS = 8.0
 _BEST_RANK = 0.85
 _RANK_DECAY = 0.95
 _CORPUS_WEIGHT = 0.5  # of a context of the corpus, before any request
