@@ -12,8 +12,10 @@ matter; the model's weights are random, so its answers are meaningless.
 """
 
 import argparse
+import json
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 from benchmarks.command import make_parser, report, show_columns
@@ -69,6 +71,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     )
     chunks = {"host_bytes": 2 << 30, "fill": args.fill}
     modes = {arm: Mode({}, chunks if arm == "subgraphs" else None) for arm in args.arms}
+    shape = ("engine", "model", "workload", "entities", "paths", "roots", "queries", "warm", "fill")
+    facts = {name: getattr(args, name) for name in shape}
+    arms: dict[str, Any] = {}
     with serve(
         modes,
         engine=args.engine,
@@ -83,9 +88,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     engine.restart_counting()
                 engine.measure(CHAT, [make_body(paths, arm)])
             print(f"query {number + 1} of {len(queries)}", file=sys.stderr, flush=True)
-        arms = {arm: engine.summary() for arm, engine in served.items()}
-    shape = ("engine", "model", "workload", "entities", "paths", "roots", "queries", "warm", "fill")
-    return {**{name: getattr(args, name) for name in shape}, "arms": arms}
+            if number > args.warm:  # TTFT needs two answers
+                arms = {arm: engine.summary() for arm, engine in served.items()}
+                if args.keep:
+                    args.keep.write_text(json.dumps({**facts, "arms": arms}))
+    return {**facts, "arms": arms}
 
 
 def main() -> None:
@@ -101,6 +108,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=20, help="unmeasured queries before")
     parser.add_argument("--capacity-tokens", type=int, default=65_536, help="prefix cache size")
     parser.add_argument("--fill", choices=["faster", "always"], default="faster")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="write the figures so far into it"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     exit_on_sigterm()
