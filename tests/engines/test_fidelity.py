@@ -39,8 +39,10 @@ BARS = {
     Case("sglang", "hook", "counted"): 0.99,
     Case("vllm", "events", "told"): 0.99,
     Case("sglang", "events", "told"): 0.99,
-    # Ends of documents are guessed from bytes: a cached block more or less in one request of five.
-    Case("embedded", "events", "estimated"): 0.96,
+    # Ends of documents are guessed from bytes: a cached block more or less in one request of five
+    # with the relevance tail (.971), in more with the popularity tail, which shares more prefixes
+    # that end at a document (.949; its hit rate is .246 instead of .223).
+    Case("embedded", "events", "estimated"): 0.94,
 }
 IN_FLIGHT = [case._replace(concurrency=8) for case in list(BARS)[:5]]
 # Sums of 17 probes, in which a single block of 32 tokens is 1 %.
