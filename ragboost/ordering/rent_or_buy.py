@@ -44,6 +44,10 @@ class _Phase:
         """Tokens that the best decision in hindsight would have computed."""
         return min(self.share, 1.0) * self.tokens
 
+    def is_due(self, ratio: float) -> bool:
+        """Return True if the rent of one more request reaches the price."""
+        return self.share + ratio >= 1.0 - _ROUNDING
+
 
 class RentLedger:
     """Rents and purchases of the prefixes of one prefix cache.
@@ -98,6 +102,7 @@ class RentLedger:
             ratio: recompute ratio, from 0 to 1: the rent of a token.
         """
         num_documents = bought = reached = prefix = 0
+        left = sum(tokens[:_MAX_DOCUMENTS]) - cached_tokens  # that no cache holds
         is_open, is_new = True, False
         for number, (document, length) in enumerate(zip(documents, tokens, strict=True)):
             if number == _MAX_DOCUMENTS:
@@ -114,26 +119,23 @@ class RentLedger:
                 self._end(prefix)
                 phase, is_new = _Phase(), True
             phase.tokens = missing
-            is_open = is_open and self._is_worth_it(phase, ratio)
+            is_open = is_open and self._is_worth_it(phase, ratio, left=left)
             self._enter(phase, ratio, is_bought=is_open)
+            left -= missing
             if is_open:
                 num_documents, bought = number + 1, bought + missing
             self._phases.put(prefix, phase, size=length)
         self._trim()
         return Purchase(num_documents, bought)
 
-    def _is_worth_it(self, phase: _Phase, ratio: float) -> bool:
+    def _is_worth_it(self, phase: _Phase, ratio: float, *, left: int) -> bool:
+        """Return True if a prefix is to be bought. If not, nothing of the `left` tokens is."""
         returns = self._expected_returns(phase)
         is_expected = returns is not None and returns * ratio > 1.0 - ratio
-        if phase.share + ratio < 1.0 - _ROUNDING:  # the rent has not reached the price
-            advance = (1.0 - phase.share - 2 * ratio) * phase.tokens
-            return is_expected and self.balance >= advance
-        rent = ratio * phase.tokens
-        if returns is None or is_expected or self.balance < rent:
-            return True
-        phase.delayed_tokens += rent
-        self.balance -= rent
-        return False
+        if phase.is_due(ratio):
+            return returns is None or is_expected or self.balance < ratio * left
+        advance = (1.0 - phase.share - 2 * ratio) * phase.tokens
+        return is_expected and self.balance >= advance
 
     def _expected_returns(self, phase: _Phase) -> float | None:
         """Return how many requests followed so many in the average phase; None: no other phase had
@@ -145,9 +147,12 @@ class RentLedger:
 
     def _enter(self, phase: _Phase, ratio: float, *, is_bought: bool) -> None:
         """Enter a request for a prefix that is not cached."""
-        paid = phase.share * phase.tokens
+        paid, rent = phase.share * phase.tokens, ratio * phase.tokens
+        if not is_bought and phase.is_due(ratio):  # put off, or behind one that is
+            phase.delayed_tokens += rent
+            self.balance -= rent
         self._count(phase, ratio)
-        self.cost_tokens += phase.tokens if is_bought else ratio * phase.tokens
+        self.cost_tokens += phase.tokens if is_bought else rent
         if is_bought:
             phase.is_bought = True
             self.balance += 2 * phase.optimum - paid - phase.tokens + phase.delayed_tokens

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ragboost.ordering import Purchase, RentLedger
@@ -89,6 +89,7 @@ def _choices(
         yield cost, frozenset(p for p, _ in bought)
 
 
+@example([(("request", "dba"), None)] * 3, 0.8)  # `db` is put off, and `dba` behind it
 @given(
     st.lists(st.tuples(REQUESTS | EVICTIONS, st.none() | st.floats(0, 100)), max_size=9),
     st.sampled_from([0.0, 0.15, 0.3, 0.5, 0.8, 1.0]),
