@@ -21,7 +21,10 @@ _COLOURS = "amber black blue brown coral cyan gold gray green lime olive pink pl
 ANIMALS = tuple(_ANIMALS.split())
 COLOURS = tuple(_COLOURS.split())
 NUM_LABELS = 40
-WORDS = HintSettings()
+WORDS = HintSettings(  # the paper's, whose phrases are single tokens of the trained models
+    order_template="Please read the context in the following priority order: {order} "
+    "and answer the question."
+)
 
 Placing = Literal["sent", "resent", "after_documents", "in_place"]
 

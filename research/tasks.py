@@ -88,7 +88,7 @@ class TaskPrompt:
         return [*self.system, *(t for chunk in self.chunks for t in chunk), *self.question]
 
     def case(self) -> Case:
-        """Return the prompt as a case for `eval.runner.evaluate`."""
+        """Return the prompt as a case for `runner.evaluate`."""
         return Case(
             self.system,
             self.chunks,

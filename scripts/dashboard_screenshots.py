@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ VIEWS = (
     View("dashboard-dark", "dark", 1240, 2000),
     View("dashboard-narrow", "light", 390, 1640),
 )
+DEAD = View("dashboard-dead", "light", 1240, 900)
 
 
 def load(proxy: str) -> threading.Thread:
@@ -77,8 +79,8 @@ def load(proxy: str) -> threading.Thread:
     return thread
 
 
-def take(url: str) -> None:
-    """Write a screenshot of each view."""
+def take(url: str, *views: View, min_requests: int = MIN_REQUESTS) -> None:
+    """Write a screenshot of each view, when the page shows so many requests."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or sys.exit("chromium is not installed")
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
@@ -86,7 +88,7 @@ def take(url: str) -> None:
     browser = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     IMAGES.mkdir(exist_ok=True)
     try:
-        for view in VIEWS:
+        for view in views:
             features = [{"name": "prefers-color-scheme", "value": view.scheme}]
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
             size = {"width": view.width, "height": view.height}
@@ -94,7 +96,7 @@ def take(url: str) -> None:
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, **scale})
             browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
             browser.get(f"{url}/dashboard")
-            WebDriverWait(browser, 600).until(_is_filled)
+            WebDriverWait(browser, 600).until(partial(_is_filled, min_requests))
             browser.execute_script(
                 "document.querySelectorAll('#indexes > div > details').forEach((d, i) => {"
                 " if (i < 2) d.open = true; })"
@@ -106,9 +108,19 @@ def take(url: str) -> None:
         browser.quit()
 
 
-def _is_filled(browser: webdriver.Chrome) -> bool:
+def _is_filled(min_requests: int, browser: webdriver.Chrome) -> bool:
     count = "document.getElementById('requests').textContent.replace(/\\D/g, '')"
-    return bool(browser.execute_script(f"return Number({count}) >= {MIN_REQUESTS}"))
+    return bool(browser.execute_script(f"return Number({count}) >= {min_requests}"))
+
+
+def take_dead() -> None:
+    """Write a screenshot of a proxy whose only backend does not answer."""
+    settings = Settings(backend=BackendSettings(url="http://127.0.0.1:9"))  # nobody listens
+    with serve_in_thread(create_app(settings)) as url:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Who signed the lease?"}]}
+        for _ in range(3):
+            httpx.post(f"{url}/v1/chat/completions", json=body)
+        take(url, DEAD, min_requests=3)
 
 
 def main() -> None:
@@ -120,8 +132,9 @@ def main() -> None:
         )
         with serve_in_thread(create_app(settings)) as url:
             thread = load(url)
-            take(url)
+            take(url, *VIEWS)
             thread.join()
+    take_dead()
 
 
 if __name__ == "__main__":

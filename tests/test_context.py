@@ -27,8 +27,7 @@ def test_documents_hints_and_question_stand_in_this_order() -> None:
     assert context.render() == (
         "[Doc_2]\nSecond.\n\n"
         "[Doc_1] One\nFirst.\n\n"
-        "Please read the context in the following priority order: [Doc_1] >> [Doc_2] "
-        "and answer the question.\n\n"
+        "Documents by relevance, most relevant first: [Doc_1] >> [Doc_2]\n\n"
         "Where is E?"
     )
 
@@ -39,7 +38,7 @@ def test_hints_may_stand_behind_the_question() -> None:
 
     text = booster.boost("Where?", ["a", "b"]).render()
 
-    assert text.index("Where?") < text.index("Please read")
+    assert text.index("Where?") < text.index("Documents by relevance")
 
 
 def test_templates_are_the_users() -> None:

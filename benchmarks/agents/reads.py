@@ -37,7 +37,7 @@ _PART = re.compile(
 ARMS = {
     "off": DedupSettings(),
     "passages": DedupSettings(passages=True),
-    "passages_256": DedupSettings(passages=True, passage_min_bytes=256, passage_avg_bytes=512),
+    "passages_256": DedupSettings(passages=True, passage_min_bytes=256),
 }
 
 

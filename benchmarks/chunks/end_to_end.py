@@ -24,7 +24,8 @@ than a few: `--model deep`. `--engine simulated` counts tokens only, of the whol
 `--arms`: some of them. `--hot N`: only requests with one of the N most frequent documents, as a
 sample of what returns. `--disjoint`: no two requests share a document. `--one-by-one`: one engine
 at a time, arm after arm, for runs that count tokens; side by side their times are of the same load.
-`--keep FILE`: the figures so far, rewritten while it runs, of a run that may be cut.
+`--fill always`: stored chunks are reused whatever that takes, as runs that count tokens of a small
+model need it. `--keep FILE`: the figures so far, rewritten while it runs, of a run that may be cut.
 """
 
 import argparse
@@ -228,6 +229,7 @@ def main() -> None:
     real.add_argument("--retriever", help="default: native if present, else dense")
     real.add_argument("--at-once", type=int, default=10, help="requests sent concurrently")
     real.add_argument("--model", choices=["tiny", "wide", "deep"], default="deep")
+    real.add_argument("--fill", choices=["faster", "always"], default="faster")
     real.add_argument("--one-by-one", action="store_true", help="an engine at a time")
     real.add_argument("--keep", type=Path, metavar="FILE", help="write the figures so far into it")
     args = parser.parse_args()

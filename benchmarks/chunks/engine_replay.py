@@ -31,9 +31,9 @@ REUSING = ("reuse", "both_rent", "both")
 ARMS = ("plain", "order", *REUSING)
 
 
-def make_modes(arms: Sequence[str], ratio: float) -> dict[str, Mode]:
+def make_modes(arms: Sequence[str], ratio: float, fill: str) -> dict[str, Mode]:
     """Return these arms; stored chunks are recomputed at this ratio."""
-    chunks = {"host_bytes": 2 << 30, "ratio": ratio}
+    chunks = {"host_bytes": 2 << 30, "ratio": ratio, "fill": fill}
     settings: dict[str, dict[str, Any]] = {
         "reuse": {**_UNORDERED, **_RENT},
         "both_rent": _RENT,
@@ -48,7 +48,7 @@ def measure_engine(args: argparse.Namespace) -> dict[str, Any]:
         requests = [disjoint(request, number) for number, request in enumerate(requests)]
     facts = {
         **{name: getattr(args, name) for name in ("engine", "texts", "k", "at_once", "model")},
-        **{name: getattr(args, name) for name in ("hot", "disjoint", "one_by_one")},
+        **{name: getattr(args, name) for name in ("hot", "disjoint", "one_by_one", "fill")},
         "workload": workload,
         "requests": len(requests),
         "cache_tokens": args.capacity_tokens,
@@ -67,7 +67,7 @@ def measure_engine(args: argparse.Namespace) -> dict[str, Any]:
 
     for group in [[arm] for arm in args.arms] if args.one_by_one else [args.arms]:
         with serve(
-            make_modes(group, args.ratio),
+            make_modes(group, args.ratio, args.fill),
             engine=args.engine,
             cache_tokens=args.capacity_tokens,
             max_model_len=MAX_MODEL_LEN,
@@ -138,6 +138,7 @@ def compare(arms: Mapping[str, Any]) -> dict[str, Any]:
         "computed_tokens": {arm: figures["prefill_tokens"] for arm, figures in arms.items()},
         "hit_rate": {arm: figures["hit_rate"] for arm, figures in arms.items()},
         "ttft_median_s": {arm: figures["ttft_p50_ms"] / 1000 for arm, figures in arms.items()},
+        "engine_cpu_s": {arm: figures["engine_cpu_s"] for arm, figures in arms.items()},
         "ttft_ratio": {arm: ratios(arms[first], arms[arm])["ttft_ratio"] for arm in arms},
         "arms": arms,
     }

@@ -20,10 +20,10 @@ from benchmarks.chunks.reference import SPLITS, load_adapter, mean_and_error, ro
 from benchmarks.parts import part
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.metrics import estimate
-from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.precompute.prime import measure, prime
 from ragboost.chunk_cache.store.tiered import TieredStore
+from research.runner import EvalRow, evaluate
 
 POLICIES = (
     "random",

@@ -28,10 +28,9 @@ from benchmarks.chunks.reference import MODEL, SPLITS, load_reuse, mean_and_erro
 from benchmarks.command import make_parser, report
 from benchmarks.parts import part
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.metrics import normalised
-from ragboost.chunk_cache.eval.runner import EvalRow, evaluate
 from ragboost.chunk_cache.precompute.prime import measure as measure_offline
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES
+from research.runner import EvalRow, evaluate, normalised
 from research.tasks import TASKS, make_prompts
 
 RATIOS = (0.05, 0.1, 0.15, 0.3)

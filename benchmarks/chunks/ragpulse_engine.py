@@ -40,8 +40,8 @@ _REUSES = {"backend": {"reuse_chunks": True}}
 ARMS = ("plain", "order", "reuse", "both")
 
 
-def make_modes(arms: Sequence[str], *, ratio: float, host_bytes: int) -> dict[str, Mode]:
-    chunks = {"host_bytes": host_bytes, "ratio": ratio}
+def make_modes(arms: Sequence[str], *, ratio: float, host_bytes: int, fill: str) -> dict[str, Mode]:
+    chunks = {"host_bytes": host_bytes, "ratio": ratio, "fill": fill}
     modes = {
         "plain": Mode(_AS_SENT),
         "order": Mode(_MOVED),
@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     texts = TraceReplay(BackendSettings(), model="tiny", max_tokens=1, scale=args.scale)
     bodies = [texts.payload(request) for request in requests]
     reuse = {"ragboost": {"reuse": {"policy": DEFAULT_POLICY, "ratio": args.ratio}}}
-    modes = make_modes(args.arms, ratio=args.ratio, host_bytes=args.host_bytes)
+    modes = make_modes(args.arms, ratio=args.ratio, host_bytes=args.host_bytes, fill=args.fill)
     with serve(
         modes,
         engine="vllm",
@@ -88,7 +88,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             print(f"{min(cut.stop, len(requests))} of {len(requests)}", file=sys.stderr, flush=True)
         arms = {arm: served[arm].summary() for arm in modes}
     total = arms["plain"]["prompt_tokens"] if "plain" in arms else None
-    named = {name: getattr(args, name) for name in ("ratio", "scale", "speed", "model", "turn")}
+    named = {
+        name: getattr(args, name) for name in ("ratio", "scale", "speed", "model", "turn", "fill")
+    }
     return {
         "requests": len(requests),
         **named,
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=25, help="requests of an arm before the next")
     parser.add_argument("--capacity-tokens", type=int, default=69_632, help="prefix cache size")
     parser.add_argument("--host-bytes", type=int, default=2 << 30, help="size of the chunk store")
+    parser.add_argument("--fill", choices=["faster", "always"], default="faster")
     parser.add_argument("--model", choices=["tiny", "wide", "deep"], default="deep")
     args: argparse.Namespace = parser.parse_args()
     exit_on_sigterm()

@@ -5,8 +5,9 @@
 The backend takes one request at a time, and decodes one while another waits in the proxy, whose
 documents are in Redis only. By turns the proxy announces them meanwhile, and does not.
 
-- `loaded_ahead`: of these documents, how many were in memory when the backend became free.
-- `wait_s`: median time from then to the waiting request's first token.
+- `loaded_ahead`: of the four documents of each turn, how many were loaded before the backend became
+  free: when about half of the other request's tokens were there.
+- `wait_s`: median time from the last of these tokens to the waiting request's first.
 """
 
 import argparse
@@ -63,15 +64,16 @@ def take_turn(
         "ragboost": {"documents": documents, "reuse": "approx"},
     }
     running = {"model": "tiny", "max_tokens": tokens, "prompt": "One", "ignore_eos": True}
-    before = num_loaded(server)
+    before, loaded = num_loaded(server), 0
     with ThreadPoolExecutor(1) as threads:
         with client.stream("POST", "/v1/completions", json=running | {"stream": True}) as first:
             lines = first.iter_lines()
             next(lines)  # it runs
             answer = threads.submit(client.post, _CHAT, json=body)
-            for _ in lines:
-                pass
-        free, loaded = time.perf_counter(), num_loaded(server) - before
+            for number, _ in enumerate(lines):
+                if number == tokens:  # every other line is empty
+                    loaded = num_loaded(server) - before
+        free = time.perf_counter()
         usage = answer.result().json()["usage"]
         seconds = time.perf_counter() - free
     told = usage.get("ragboost", {})
@@ -81,9 +83,10 @@ def take_turn(
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         store = stack.enter_context(make_store("redis"))
-        texts = make_documents(_PER_REQUEST * (2 * args.turns + 1), words=args.words)
+        # The last ones stay in the engine's memory, and nobody asks for them.
+        count = _PER_REQUEST * (2 * args.turns + 1) + args.host_bytes // (16 << 20)
+        texts = make_documents(count, words=args.words)
         documents = {str(number): text for number, text in enumerate(texts)}
-        # Those of a request fit into the engine's memory, and those of three do not.
         settings = {"remote": store.url, "host_bytes": args.host_bytes}
         server = EngineServer(
             "vllm", shape=args.shape, dtype="float32", events="off", chunks=settings
@@ -118,8 +121,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 turns[is_announced].append(turn)
     return {
         name: {
-            "loaded_ahead": sum(turn.loaded_ahead for turn in found),
-            "documents": _PER_REQUEST * len(found),
+            "loaded_ahead": [turn.loaded_ahead for turn in found],
             "reused_tokens": sum(turn.reused for turn in found),
             "wait_s": statistics.median(turn.wait_s for turn in found),
         }
@@ -131,7 +133,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--shape", choices=("tiny", "wide", "deep"), default="deep")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=120, help="of the request that decodes")
+    parser.add_argument("--tokens", type=int, default=400, help="of the request that decodes")
     parser.add_argument("--words", type=int, default=160, help="pairs of words in a document")
     parser.add_argument("--host-bytes", type=int, default=260 << 20)
     args = parser.parse_args()

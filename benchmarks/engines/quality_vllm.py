@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.chunks.reference import MODEL
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.runner import evaluate
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.tiered import TieredStore
+from research.runner import evaluate
 from research.tasks import TASKS, make_prompts
 from tests.engines.offline_vllm import ReuseLLM
 

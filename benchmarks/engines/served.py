@@ -46,7 +46,7 @@ class Served:
         self._server = server
         self._client = client
         self._excluded: list[Counted] = []
-        self._start = Counted(0, 0)
+        self._start, self._cpu_start_s = Counted(0, 0), 0.0
 
     @property
     def engine_url(self) -> str:
@@ -55,12 +55,15 @@ class Served:
 
     def reset(self) -> None:
         """Clear the engine's cache and restart counting."""
-        self.answers.clear()
-        self._excluded.clear()
         self._server.clear_cache()
         # NOTE: vLLM publishes the cleared cache with its next step only.
         self.send("/v1/completions", {"prompt": "Run one more engine step."})
-        self._start = self.counters()
+        self.restart_counting()
+
+    def restart_counting(self) -> None:
+        self.answers.clear()
+        self._excluded.clear()
+        self._start, self._cpu_start_s = self.counters(), self._server.cpu_seconds()
 
     def measure(self, path: str, bodies: Sequence[Body]) -> list[Answer]:
         """Send measured requests concurrently, in this order."""
@@ -109,6 +112,8 @@ class Served:
             "prompt_tokens": sum(tokens.values()),
             "prefill_tokens": computed,
             "tokens": tokens,
+            # with what was not measured
+            "engine_cpu_s": round(self._server.cpu_seconds() - self._cpu_start_s, 2),
         }
 
 

@@ -39,7 +39,7 @@ from benchmarks.language.cells import make_cases
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
-from research.order_tasks import draw_questions
+from research.order_tasks import WORDS, draw_questions
 from scripts.processes import exit_on_sigterm
 
 MODELS = Path(__file__).parents[1] / "models" / "order"
@@ -101,7 +101,12 @@ def measure(model: Path, *, questions: int, conversations: int, seed: int) -> di
                 options = ["--system", "", "--max-tokens", "2", "--metric", "em"]
                 options += ["--concurrency", "4"]
                 results[name] = evaluate(
-                    part, Path(folder), url=url, model=model.name, options=options
+                    part,
+                    Path(folder),
+                    url=url,
+                    model=model.name,
+                    options=options,
+                    settings={ORDER_TEMPLATE: WORDS.order_template},
                 )
     return results
 

@@ -89,11 +89,15 @@ def measure(
     """
     capacities = {"unbounded": None} if unbounded else CAPACITIES
     rates: dict[str, float] = {}
+    reordered: dict[str, float] = {}  # share of the requests, each of which carries an order hint
     for name, capacity in capacities.items():
         orders, micros, cpu_micros = replay(
             workload, capacity, tail=tail, window=window, prior=prior
         )
         rates[name] = round(simulate(orders, workload.tokens, capacity_tokens=capacity).hit_rate, 4)
+        if window == 1:
+            moved = [list(a) != b for a, b in zip(orders, workload.contexts, strict=True)]
+            reordered[name] = round(sum(moved) / len(moved), 4)
     return {
         "workload": workload.name,
         "contexts": len(workload.contexts),
@@ -103,6 +107,7 @@ def measure(
         "mean_us": round(float(micros.mean()), 1),
         **{f"cpu_p{p}_us": round(float(np.percentile(cpu_micros, p)), 1) for p in (50, 99)},
         "hit_rate": rates,
+        "reordered": reordered,
         "baseline_hit_rate": hit_rates(workload.contexts, workload.tokens),
     }
 
@@ -173,6 +178,7 @@ def show(result: dict[str, Any]) -> None:
     title = f"{result['workload']}: {result['contexts']} contexts, windows of {result['window']}"
     rates = {"plain order": result["baseline_hit_rate"]}
     show_hit_rates(rates | {f"RAGBoost ({result['tail']})": result["hit_rate"]}, title)
+    print(f"reordered: {result['reordered']}")
     print(f"per request: p50 {result['p50_us']} us, p99 {result['p99_us']} us")
 
 

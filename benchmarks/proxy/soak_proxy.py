@@ -55,7 +55,7 @@ _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
     (LastPrompts, "max_prompts"),
 )
 _MODELS = 4  # whose documents are counted apart
-_POOLS = ("asyncio_", "ThreadPoolExecutor-")  # uvloop's has the second name
+_POOLS = ("asyncio_", "uvloop_")
 _ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 

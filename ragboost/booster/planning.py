@@ -9,7 +9,9 @@ from typing import NamedTuple
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import OrderPolicy, RequestWindow, plan_batch
+from ragboost.ordering import OrderPolicy, RequestWindow, order_documents, plan_batch
+
+_MAX_WAITING_NODES = 10_000
 
 
 class Planned(NamedTuple):
@@ -42,13 +44,40 @@ class LivePlanner:
     def __init__(
         self, index: ContextIndex, settings: OrderingSettings, policy: OrderPolicy
     ) -> None:
+        self._index = index
         self._window = RequestWindow(index)
+        self._in_order: ContextIndex | None = None  # if all that wait were sent as they came
         self._settings = settings
         self._policy = policy
 
     def clear(self) -> None:
         """Forget what the last plan found out: nobody waits."""
         self._window.clear()
+
+    def arrive(self, retrieved: Retrieved, *, is_first: bool) -> int:
+        """Let a request wait; return the tokens that it would find cached if nobody were overtaken.
+
+        That is what the cache holds now, or what those before it would leave there.
+
+        Args:
+            is_first: nobody waits yet.
+        """
+        if self._in_order is None or is_first:
+            self._in_order = ContextIndex(
+                capacity_tokens=self._index.capacity_tokens, max_nodes=_MAX_WAITING_NODES
+            )
+        elements, tokens = retrieved.elements, retrieved.tokens
+        order = max(
+            (
+                order_documents(
+                    index, elements, tokens, settings=self._settings, policy=self._policy
+                )
+                for index in (self._index, self._in_order)
+            ),
+            key=lambda order: order.cached_tokens,
+        )
+        self._in_order.insert(*retrieved.in_order(order.permutation))
+        return order.cached_tokens
 
     def plan_first(
         self, retrieved: Sequence[Retrieved], *, budget_tokens: float

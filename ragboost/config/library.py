@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -12,7 +12,6 @@ from pydantic import (
     SecretStr,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from ragboost.config.section import Section
@@ -108,9 +107,9 @@ class OrderingSettings(Section):
         True, description="Reorder documents to extend a cached prefix. Off: relevance order."
     )
     tail: Annotated[str, AfterValidator(_check_order_policy)] = Field(
-        "relevance",
-        description="Order of the documents behind the cached prefix: by relevance, or by how "
-        "often recent requests had them together. One of "
+        "popularity",
+        description="Order of the documents behind the cached prefix: by how often recent requests "
+        "had them together if that is worth an order hint, or always by relevance. One of "
         f"{', '.join(f'`{name}`' for name in ORDER_POLICIES)}.",
     )
     prior: Path | None = Field(
@@ -164,18 +163,11 @@ class DedupSettings(Section):
         "reference, for whole results and for passages.",
     )
     passage_min_bytes: int = Field(
-        512, ge=64, description="Shortest passage; shorter repetitions are kept."
+        512,
+        ge=64,
+        description="Shortest passage; shorter repetitions are kept. The mean is twice, the "
+        "longest eight times as long.",
     )
-    passage_avg_bytes: int = Field(1024, ge=64, description="Mean length of a passage.")
-    passage_max_bytes: int = Field(4096, ge=64, description="Longest passage.")
-
-    @model_validator(mode="after")
-    def _are_passage_sizes_ordered(self) -> Self:
-        if not self.passage_min_bytes <= self.passage_avg_bytes <= self.passage_max_bytes:
-            raise ValueError(
-                "passage_min_bytes, passage_avg_bytes and passage_max_bytes must not decrease"
-            )
-        return self
 
 
 class HintSettings(Section):
@@ -200,7 +192,7 @@ class HintSettings(Section):
         "documents, beside the order hint, or in_place of the documents that they refer to.",
     )
     order_template: str = Field(
-        "Please read the context in the following priority order: {order} and answer the question.",
+        "Documents by relevance, most relevant first: {order}",
         description="Text of the order hint; {order} becomes the labels, most relevant first.",
     )
     label_template: str = Field(

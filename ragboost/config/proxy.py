@@ -128,11 +128,11 @@ class RouterSettings(Section):
         description="cache_aware: the backend with the fewest tokens to prefill for the request "
         "and those before it, given its prefix cache; least_loaded: the same without the caches.",
     )
-    running_tokens: int = Field(
-        512,
+    running_tokens: int | None = Field(
+        None,
         ge=0,
         description="Load of a running request, in prompt tokens to prefill. Raise it to spread "
-        "requests more evenly.",
+        "requests more evenly. None: 5 % of the prompt that is routed, at most 512.",
     )
     max_prefixes: int = Field(
         50_000,

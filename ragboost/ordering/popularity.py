@@ -3,11 +3,13 @@
 If a later request holds document i with probability p_i, the expected saving is greatest in the
 order of p_i / (1 - p_i) times tokens. The recent contexts with the same prefix, the ranks of the
 request itself and a prior from the corpus estimate p_i at each step. The prior's weight fades, the
-faster the more often recent contexts predict requests better.
+faster the more often recent contexts predict requests better. Where no such context is left,
+documents keep their relevance order, and so do all if another saves too little to be worth a hint.
 """
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import NamedTuple
 
 from ragboost.ordering.prior import CorpusPrior
@@ -21,6 +23,7 @@ _CORPUS_HALF_LIFE = 200.0  # requests after which it weighs half as much
 _RECORD_DECAY = 0.98  # of how well the corpus has predicted, per request
 _RECORD_START = 5.0  # documents that it is taken to have predicted
 _COMPARED = 24  # documents at each step
+_MIN_GAIN = 120  # tokens per document of the request: twenty times its label in the order hint
 
 
 class RecentContexts:
@@ -72,16 +75,28 @@ class RecentContexts:
     ) -> list[Hashable]:
         """Sort documents by expected saving behind a prefix; see the module.
 
+        Keeps their relevance order unless the contexts would save `_MIN_GAIN` more with the other.
         Takes time in proportion to their number: of more than `_COMPARED`, only so many are
         compared for each place, by what they saved when a sixteenth more contexts followed; all are
         compared whenever half of the contexts no longer follow.
         """
         contexts = self._following(prefix)
-        near = self._candidates(documents, tokens)
+        if not contexts.num:
+            return list(documents)  # nothing is known
+        by_relevance = self._candidates(documents, tokens)
+        ordered = self._by_savings(copy(contexts), by_relevance)
+        gain = contexts.saved_tokens(ordered) - contexts.saved_tokens(by_relevance)
+        is_worth_it = gain >= _MIN_GAIN * (len(prefix) + len(documents))
+        return [candidate.document for candidate in (ordered if is_worth_it else by_relevance)]
+
+    def _by_savings(
+        self, contexts: "_Contexts", candidates: Sequence["_Candidate"]
+    ) -> list["_Candidate"]:
+        near = list(candidates)
         far: list[_Candidate] = []  # the best last
         savings: list[float] = []  # of `near`; empty: to be computed
         scored_with = compared_with = math.inf  # contexts
-        ordered: list[Hashable] = []
+        ordered: list[_Candidate] = []
         while near and (num_contexts := contexts.num):
             if 2 * num_contexts < compared_with and len(near) + len(far) > _COMPARED:
                 compared_with, far = num_contexts, contexts.sorted(far + near)
@@ -90,7 +105,7 @@ class RecentContexts:
                 scored_with, savings = num_contexts, contexts.savings(near)
             best = savings.index(max(savings))
             candidate = near[best]
-            ordered.append(candidate.document)
+            ordered.append(candidate)
             is_old = contexts.narrow(candidate) and (not far or 8 * contexts.num < 7 * scored_with)
             if far:
                 near[best] = far.pop()
@@ -100,8 +115,7 @@ class RecentContexts:
                 del near[best], savings[best]
             if is_old:
                 savings = []
-        rest = _Contexts().sorted(sorted(near + far, key=lambda candidate: -candidate.prior))
-        return ordered + [candidate.document for candidate in reversed(rest)]
+        return ordered + sorted(near + far, key=lambda candidate: -candidate.prior)
 
     def _following(self, prefix: Sequence[Hashable]) -> "_Contexts":
         shared = (1 << len(self._contexts)) - 1
@@ -141,7 +155,7 @@ class RecentContexts:
 
     def _forget(self, context: tuple[Hashable, ...], bit: int) -> None:
         for document in set(context):
-            left = self._bits[document] & ~bit
+            left = self._bits[document] ^ bit
             if left:
                 self._bits[document] = left
             else:
@@ -159,9 +173,7 @@ class _Candidate(NamedTuple):
 class _Contexts:
     """The contexts that hold all documents that are ordered so far."""
 
-    def __init__(
-        self, shared: int = 0, imagined: frozenset[int] = frozenset(), weight: float = 0.0
-    ) -> None:
+    def __init__(self, shared: int, imagined: frozenset[int], weight: float) -> None:
         self.shared = shared  # recent ones, as bits
         self.imagined = imagined  # of the corpus
         self.weight = weight  # of one of the corpus
@@ -185,6 +197,16 @@ class _Contexts:
         savings = self.savings(candidates)
         order = sorted(range(len(candidates) - 1, -1, -1), key=savings.__getitem__)
         return [candidates[i] for i in order]
+
+    def saved_tokens(self, order: Iterable[_Candidate]) -> float:
+        """Return what these contexts would save if they came behind a prompt in this order."""
+        shared, imagined, saved = self.shared, self.imagined, 0.0
+        for candidate in order:
+            shared, imagined = shared & candidate.holders, imagined & candidate.imagined
+            if not shared and not imagined:
+                break
+            saved += candidate.tokens * (shared.bit_count() + self.weight * len(imagined))
+        return saved
 
     def narrow(self, candidate: _Candidate) -> bool:
         """Put a document behind the others; return False if all contexts hold it."""

@@ -171,9 +171,10 @@ class BoostPipeline:
         return request
 
     def _recognised(self, request: ParsedRequest) -> Conversation | None:
-        if request.is_opening:
-            self._histories.add_unchanged(request)
-        return self._histories.match(request) if request.links else None
+        if request.links:
+            return self._histories.match(request)
+        self._histories.add_unchanged(request)
+        return None
 
     async def _admit(
         self, request: ParsedRequest, conversation: Conversation | None, admission: Admission

@@ -97,15 +97,13 @@ class ParsedRequest:
         return num > _MANY_DOCUMENTS or len(self.body.raw) > LARGE_BYTES
 
     @property
-    def is_opening(self) -> bool:
-        """It has no name, no documents, and one message beside instructions."""
-        messages = self.body.fields.get(self.body.list_name) or ()
-        if not self.scope or not 0 < len(messages) <= _MAX_OPENING:
-            return False
-        for message in messages[:-1]:
+    def opening(self) -> int | None:
+        """Index of the first message beside instructions; None with a name or documents."""
+        messages = self.body.fields.get(self.body.list_name) or () if self.scope else ()
+        for at, message in enumerate(messages[:_MAX_OPENING]):
             if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
-                return False
-        return True
+                return at
+        return None
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.

@@ -8,6 +8,8 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 
+from msgspec import Raw
+
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import SessionSettings
 from ragboost.rewriting.json_body import Link, chain_links
@@ -15,6 +17,7 @@ from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Digest, HistoryDelta
 
 _MAX_REWRITINGS = 64  # of one message: users who begin with the same question
+_MAX_OPENING_BYTES = 512  # of first messages that several conversations may have
 _NODE_BYTES = 400  # size of a node beside its message
 
 
@@ -43,8 +46,9 @@ class Histories:
         )
         # Digests of the messages that were rewritten, whatever precedes them.
         self._messages: BoundedMap[Digest, None] = BoundedMap(max_entries=settings.max_sessions)
-        # First messages that were sent as they came since they were last rewritten.
-        self._unchanged: BoundedMap[Link, None] = BoundedMap(
+        # Messages that were sent as they came, all before them, too; True: since they were last
+        # rewritten. The first of them had been rewritten before.
+        self._unchanged: BoundedMap[Link, bool] = BoundedMap(
             max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
         )
 
@@ -63,14 +67,14 @@ class Histories:
     def match(self, request: ParsedRequest) -> Conversation:
         """Return what was sent for a request's history, as far as the request contains all of it.
 
-        The last rewritten message decides: a first message that was sent as it came since, else a
-        rewriting with whose documents the request's begin, else the newest. `Conversation.digest`
+        The last known message decides: one that was sent as it came since, else a rewriting with
+        whose documents the request's begin, or else end, else the newest. `Conversation.digest`
         names what is recognised.
         """
         self._nodes.expire()
         self._unchanged.expire()
         reached: set[Digest | None] = {UNCHANGED}
-        best, rank = UNCHANGED, (-1, False)
+        best, rank = UNCHANGED, (-1, 0)
         documents = frozenset(request.keys_beside)
         for at, link in enumerate(request.links):
             is_last = at == len(request.links) - 1
@@ -80,23 +84,32 @@ class Histories:
                     continue
                 if _contains(request, documents, node, is_last=is_last):
                     reached.add(digest)
-                    if (new := (at, _begins(request, node))) >= rank:
+                    if (new := (at, _likeness(request, node))) >= rank:
                         best, rank = digest, new
-            if link in self._unchanged and not is_last:
-                best, rank = UNCHANGED, (at, True)
+            if not is_last and self._unchanged.peek(link):
+                best, rank = UNCHANGED, (at, 2)
         # All are of one branch, so that these need not know theirs.
         deltas = [node._replace(parent=None) for node in self._chain(best)]
         self._touch(best)
         return Conversation(deltas=reversed(deltas), digest=best)
 
     def add_unchanged(self, request: ParsedRequest) -> None:
-        """Note that the first message of a conversation was sent as it came, if it was rewritten
-        before; all messages are hashed only if its own bytes were."""
-        if hashlib.sha256(request.body.messages[-1]).digest() not in self._messages:
+        """Note that a message without documents was sent as it came, if the first message of its
+        conversation was, and was rewritten before; all are hashed only if its own bytes were."""
+        at = request.opening if self._messages else None
+        if at is None or not self._is_rewritten(request.body.messages[at]):
             return
-        link = chain_links(request.body.message_digests, seed=request.scope)[-1]
-        if link in self._rewritings:
-            self._unchanged.put(link, None)
+        links = chain_links(request.body.message_digests, seed=request.scope)
+        first, last = links[at], links[-1]
+        if first == last and first in self._rewritings:
+            self._unchanged.put(first, True)
+        elif first in self._unchanged:
+            self._unchanged.touch(first)
+            self._unchanged.put(last, True)
+
+    def _is_rewritten(self, message: Raw) -> bool:
+        view = memoryview(message)
+        return view.nbytes <= _MAX_OPENING_BYTES and hashlib.sha256(view).digest() in self._messages
 
     def add(
         self, request: ParsedRequest, conversation: Conversation, delta: HistoryDelta
@@ -121,7 +134,8 @@ class Histories:
         others = [other for other in rewritings if other in self._nodes and other != digest]
         self._rewritings.put(link, (*others, digest)[-_MAX_REWRITINGS:])
         self._messages.put(request.body.message_digests[len(request.links) - 1], None)
-        self._unchanged.pop(link)
+        if link in self._unchanged:
+            self._unchanged.put(link, False)
         self._touch(digest)
         return digest
 
@@ -158,14 +172,16 @@ def _contains(
     return True
 
 
-def _begins(request: ParsedRequest, node: HistoryDelta) -> bool:
-    """Return True if a client that keeps its list of documents and its option sends this request
-    in a later turn: others with the same words hardly do."""
+def _likeness(request: ParsedRequest, node: HistoryDelta) -> int:
+    """Return 2 if a client that adds to the end of its list of documents and keeps its option sends
+    this request in a later turn, 1 if one that adds to the front does, else 0."""
     if not node.shape:
-        return True
-    sent = node.sent[0][1]
-    is_prefix = request.keys_beside[: len(sent.retrieved)] == sent.retrieved
-    return is_prefix and sent.is_boosted == request.is_boost_wanted
+        return 2
+    sent, keys = node.sent[0][1], request.keys_beside
+    num = len(sent.retrieved)
+    if sent.is_boosted != request.is_boost_wanted:
+        return 0
+    return 2 if keys[:num] == sent.retrieved else int(keys[len(keys) - num :] == sent.retrieved)
 
 
 def _digest(node: HistoryDelta) -> Digest:

@@ -47,9 +47,8 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     new = list(messages)
     if len(texts) < 2:
         return SharedResults(new, 0)
-    sizes = PassageSizes(
-        settings.passage_min_bytes, settings.passage_avg_bytes, settings.passage_max_bytes
-    )
+    shortest = settings.passage_min_bytes
+    sizes = PassageSizes(shortest, 2 * shortest, 8 * shortest)
     saved = 0
     rendering = _Rendering(texts)
     for text, pieces in zip(

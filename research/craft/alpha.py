@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from ragboost.chunk_cache.core.reuse import Prefill
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate
-from ragboost.chunk_cache.eval.runner import AnswerScorer
 from ragboost.errors import ChunkCacheError
 from research.craft.reuse import CraftReuse
+from research.runner import AnswerScorer
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 DESIRED = 0.9

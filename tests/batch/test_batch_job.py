@@ -119,7 +119,7 @@ def test_ragboost_object_is_rendered_into_the_question(tmp_path: Path) -> None:
 def test_documents_field_is_reordered_and_the_hint_stands_at_the_question(tmp_path: Path) -> None:
     _, lines = run(tmp_path, [with_field(names) for names in REQUESTS])
 
-    assert any("priority order" in line["body"]["messages"][-1]["content"] for line in lines)
+    assert any("by relevance" in line["body"]["messages"][-1]["content"] for line in lines)
     for line in lines:
         titles = "".join(document["title"] for document in line["body"]["documents"])
         assert sorted(titles) == sorted(line["custom_id"])
@@ -232,7 +232,7 @@ def test_caller_who_wants_no_boost_gets_the_documents_as_they_are(tmp_path: Path
         content.index(TEXTS[name]) for name in "dcba"
     )
     assert content.count(TEXTS["d"]) == 2
-    assert "priority order" not in content
+    assert "by relevance" not in content
 
 
 def test_requests_behind_different_system_prompts_are_not_mixed(tmp_path: Path) -> None:

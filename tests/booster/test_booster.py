@@ -35,8 +35,7 @@ def test_the_worked_example_of_context_ordering() -> None:
     assert [c.predicted_cached_tokens for c in (c6, c7, c8)] == [200, 0, 200]
     assert (c6.hints, c7.hints) == ((), ())
     assert c8.hints[0].text == (
-        "Please read the context in the following priority order: "
-        "[Doc_1] >> [Doc_2] >> [Doc_9] and answer the question."
+        "Documents by relevance, most relevant first: [Doc_1] >> [Doc_2] >> [Doc_9]"
     )
 
 

@@ -45,6 +45,17 @@ def test_requests_of_a_window_share_a_prefix_that_neither_would_find_alone() -> 
     made.index.check_integrity()
 
 
+def test_a_request_that_arrives_is_expected_to_find_what_those_before_it_would_leave() -> None:
+    made = booster()
+    made.boost("q", request(3, 4, 5).documents)
+
+    assert made.arrive(request(1, 2, 6), is_first=True) == 0
+    assert made.arrive(request(7, 2, 1), is_first=False) == 20
+    assert made.arrive(request(4, 8, 3), is_first=False) == 20, "the cache holds these"
+    assert made.arrive(request(1, 2), is_first=True) == 0, "they are sent"
+    assert made.cached_tokens(request(1, 2).documents) == 0, "and the cache is as it was"
+
+
 def test_a_window_extends_what_the_cache_holds() -> None:
     made = booster()
     made.boost("q", request(3, 4, 5).documents)

@@ -82,7 +82,7 @@ class ReuseSGLang(OfflineEngine):
             max_total_tokens=tokens,
             max_running_requests=8,
             radix_cache_backend=BACKEND,
-            hicache_storage_backend_extra_config=json.dumps(settings or {}),
+            hicache_storage_backend_extra_config=json.dumps({"fill": "always", **(settings or {})}),
             **{"log_level": "error", "disable_overlap_schedule": True, **options},
         )
 

@@ -62,7 +62,7 @@ class ReuseLLM(OfflineEngine):
                     "kv_connector_module_path": CONNECTOR,
                     "kv_role": "kv_both",
                     "kv_load_failure_policy": "recompute",
-                    "kv_connector_extra_config": settings or {},
+                    "kv_connector_extra_config": {"fill": "always", **(settings or {})},
                 },
                 **options,
             )

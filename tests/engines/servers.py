@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import psutil
+
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.chunk_cache.sglang.flags import sglang_flags
 from ragboost.chunk_cache.vllm.flags import vllm_flags
@@ -30,6 +32,7 @@ from ragboost.chunk_cache.vllm.flags import vllm_flags
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "engines"
 READY_S = 400
+_FILLS = {"fill": "always"}  # whatever the times of small models on a busy machine
 
 Kind = Literal["vllm", "sglang", "embedded"]
 Shape = Literal["tiny", "wide", "deep"]
@@ -223,14 +226,13 @@ class EngineServer:
         return self._process is not None and self._process.poll() is None
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that the server's processes have taken so far."""
-        ticks = 0
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # a process that ends
-                fields = stat.read_text().rpartition(")")[2].split()
-                if self._process is not None and int(fields[2]) == self._process.pid:  # its group
-                    ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        """Return the processor time that the server's processes have taken so far, which other
+        load does not change."""
+        if self._process is None:
+            return 0.0
+        server = psutil.Process(self._process.pid)
+        times = [each.cpu_times() for each in [server, *server.children(recursive=True)]]
+        return sum(time.user + time.system for time in times)
 
     def log(self) -> str:
         """Return the server's output so far."""
@@ -335,7 +337,7 @@ class EngineServer:
             flags["--kv-events-config"] = json.dumps(
                 {"enable_kv_cache_events": True, "publisher": "zmq", **self._addresses()}
             )
-        chunks = [] if self.chunks is None else vllm_flags(self.chunks)
+        chunks = [] if self.chunks is None else vllm_flags({**_FILLS, **self.chunks})
         command += ["--enforce-eager", "--enable-prompt-tokens-details", *chunks]
         return [*command, *_flat(flags)]
 
@@ -366,7 +368,7 @@ class EngineServer:
         elif self.events == "hook":
             config = {"publisher": "ragboost", "endpoint": self.report_url}
             flags["--kv-events-config"] = json.dumps(config)
-        chunks = [] if self.chunks is None else sglang_flags(self.chunks)
+        chunks = [] if self.chunks is None else sglang_flags({**_FILLS, **self.chunks})
         return [*command, *chunks, *_flat(flags)]
 
     def _embedded(self) -> list[str]:

@@ -31,7 +31,7 @@ def first_document(body: dict[str, Any]) -> str:
 def follow_hint(body: dict[str, Any]) -> str:
     """Answer like a model that reads the order hint."""
     prompt = str(body["messages"][-1]["content"])
-    _, _, hint = prompt.partition("priority order: [Doc_")
+    _, _, hint = prompt.partition("most relevant first: [Doc_")
     return f"fact {hint[0]}" if hint else first_document(body)
 
 

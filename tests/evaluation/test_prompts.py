@@ -58,9 +58,9 @@ def test_hints_are_left_out_or_stand_where_the_arm_says() -> None:
     def asked(name: str) -> str:
         return rendered(name, *SINGLE)[1].messages[-1][1]
 
-    assert "priority order" not in asked("boosted-no-hints")
+    assert "by relevance" not in asked("boosted-no-hints")
     assert asked("hints-before").endswith("question 2?")
-    assert asked("hints-after").endswith("and answer the question.")
+    assert asked("hints-after").endswith("[Doc_A]")
     assert order(rendered("boosted-no-hints", *SINGLE)[1]) == "ABCD"
 
 
@@ -83,12 +83,12 @@ def test_shuffled_arms_send_the_same_documents_with_and_without_hints() -> None:
         assert prompts == rendered(name, *SINGLE)
     hinted = rendered("shuffled-hints", *SINGLE, system="Be brief.")
     assert any("[Doc_D] >> [Doc_C] >> [Doc_B] >> [Doc_A]" in p.messages[-1][1] for p in hinted)
-    assert not any("priority" in p.messages[-1][1] for p in rendered("shuffled", *SINGLE))
+    assert not any("by relevance" in p.messages[-1][1] for p in rendered("shuffled", *SINGLE))
 
 
 def test_the_reversed_arm_sends_the_least_relevant_document_first() -> None:
     assert [order(one) for one in rendered("reversed", *SINGLE)] == ["DCBA", "ABCD", "EBAC"]
-    assert not any("priority" in p.messages[-1][1] for p in rendered("reversed", *SINGLE))
+    assert not any("by relevance" in p.messages[-1][1] for p in rendered("reversed", *SINGLE))
 
 
 def test_later_turns_refer_to_documents_behind_in_place_or_not_at_all() -> None:

@@ -73,7 +73,7 @@ def test_only_the_first_group_is_ordered() -> None:
     assert found is not None
     assert (len(found.documents), found.num_later, found.num_repeated) == (2, 3, 1)
     new = reorder(body, [1, 0])
-    assert text_of(new, 0).startswith("Use:\n" + xml("B", "A") + "\n\nPlease read")
+    assert text_of(new, 0).startswith("Use:\n" + xml("B", "A") + "\n\nDocuments by relevance")
     question = text_of(new)
     assert question.startswith(xml("C") + "\n<document>Please refer to the document that begins")
     assert question.endswith("</document>\n" + xml("D") + "\nWhy?")
@@ -167,7 +167,7 @@ def test_document_blocks_are_moved_as_they_are() -> None:
     body = {**user([*blocks, question]), "system": "Be brief."}
     content = text_of(reorder(body, [2, 0, 1]))
     assert all(new is blocks[i] for new, i in zip(content, (2, 0, 1), strict=False))
-    assert content[3]["text"].startswith("Please read")
+    assert content[3]["text"].startswith("Documents by relevance")
     assert '"title A" >> "B" >> "title C"' in content[3]["text"]
     assert content[4] is question
 
@@ -272,7 +272,7 @@ def test_copies_that_are_sent_are_named_once_in_hints() -> None:
     boost(booster, user(f"{first}\n\nQuestion: who?"))
     again = "\n".join(f"[Doc_{i}] {LONG[name]}" for i, name in enumerate("ABCA", 1))
     shown = text_of(boost(booster, user(f"{again}\n\nQuestion: who?")))
-    order = shown.partition("priority order: ")[2].partition(" and answer")[0].split(" >> ")
+    order = shown.partition("most relevant first: ")[2].partition("\n")[0].split(" >> ")
     cited = shown.partition("by their numbers: ")[2].partition(".\n")[0].split(", ")
     assert [shown.count(LONG[name]) for name in "ABC"] == [2, 1, 1]
     assert (len(order), len(set(order))) == (3, 3)

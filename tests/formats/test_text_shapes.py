@@ -143,7 +143,7 @@ def test_text_behind_the_frame_stays_behind_documents_and_hints(name: str) -> No
     moved = text_of(reorder(user(text), [1, 0]))
     tail = text[text.rindex("Rent is due on the first.") :].split("\n")[-1]
     assert "Rent is due" in tail or moved.endswith(tail)
-    assert moved.index("priority order") > moved.index("signed by Ada")
+    assert moved.index("by relevance") > moved.index("signed by Ada")
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -194,8 +194,8 @@ def test_a_number_becomes_the_documents_own_name_and_a_note_keeps_citations_righ
         f"Document {two}: {beta}\n\nDocument {one}: {alpha}\n\n"
         f"Cite documents by their numbers: Document {one} is Document 1, "
         f"Document {two} is Document 2.\n"
-        f"Please read the context in the following priority order: Document {one} >> "
-        f"Document {two} and answer the question.\n\nQuestion: which?"
+        f"Documents by relevance, most relevant first: Document {one} >> Document {two}\n\n"
+        "Question: which?"
     )
 
 
@@ -259,7 +259,7 @@ def test_registered_delimiters_are_found() -> None:
     text = "Facts:\n<<<KB one\nKB>>>\n<<<KB two\nKB>>>\nWhich?"
     assert find(user(text)) is None
     moved = text_of(reorder(user(text), [1, 0], settings))
-    assert moved.startswith("Facts:\n<<<KB two\nKB>>>\n<<<KB one\nKB>>>\n\nPlease read")
+    assert moved.startswith("Facts:\n<<<KB two\nKB>>>\n<<<KB one\nKB>>>\n\nDocuments by relevance")
 
 
 def test_a_registered_separator_divides_what_stands_between_the_marks() -> None:
@@ -280,7 +280,7 @@ def test_hints_may_stand_behind_the_question() -> None:
     settings = Settings(hints={"position": "after_question"})
     text = "<doc>one</doc><doc>two</doc> Which?"
     moved = text_of(reorder(user(text), [1, 0], settings))
-    assert moved.startswith("<doc>two</doc><doc>one</doc> Which?\n\nPlease read")
+    assert moved.startswith("<doc>two</doc><doc>one</doc> Which?\n\nDocuments by relevance")
 
 
 def test_without_order_hints_only_blocks_move() -> None:

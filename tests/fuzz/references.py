@@ -14,13 +14,12 @@ from tests.fuzz.requests import Asked
 _LABEL = r"\[Doc_[A-Za-z0-9_.:~\-]+\]"
 _HEAD = re.compile(rf"^({_LABEL})(?: ([^\n]*))?\n", re.MULTILINE)
 _LOCATION = re.compile(r"Please refer to (\[Doc_.+?\]) in the previous conversation\.")
-_ORDER = re.compile(
-    r"Please read the context in the following priority order: (.*?) and answer the question\."
-)
+_ORDER = re.compile(r"Documents by relevance, most relevant first: (.*)")
 _QUOTED = re.compile(
     r'Please refer to the document that begins with "(.*?)" in the previous conversation\.'
 )
 _NUMBERED = re.compile(r"Cite documents by their numbers: (.*?)\.(?:\n|$)")
+_WORDS = ("Please refer", "by relevance", "Cite documents", "[Doc_")
 _WHOLE_RESULT = re.compile(r"\[Same as tool result (\d+) above\.\]")
 _PASSAGE = re.compile(
     r'\n\[Same text as in tool result (\d+) above, from "(.*?)" to "(.*?)", (\d+) characters\.\]\n'
@@ -32,7 +31,7 @@ def dead_references(asked: Asked, payload: Payload) -> Iterator[str]:
     """Describe each label or hint that names nothing in this payload, or the wrong document."""
     seen = ""
     for text in payload.texts:
-        if "Please re" in text or "Cite documents" in text or "[Doc_" in text:
+        if any(words in text for words in _WORDS):
             yield from _check_text(text, seen)
         seen += f"\n\x00\n{text}"
     question = "\n".join(payload.question_texts)

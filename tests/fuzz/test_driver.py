@@ -78,7 +78,7 @@ def payload(text: str, *, earlier: str = EARLIER, extra: str = "1e2") -> bytes:
 
 
 BLOCKS = [f"[Doc_{d.id}]\n{d.text}\n\n" for d in DOCUMENTS]
-HINT = "Please read the context in the following priority order: {} and answer the question.\n\n"
+HINT = "Documents by relevance, most relevant first: {}\n\n"
 FINE = "".join(BLOCKS) + QUESTION
 SWAPPED = BLOCKS[1] + BLOCKS[0]
 GONE = "Please refer to [Doc_d2] in the previous conversation.\n\n"

@@ -70,8 +70,6 @@ WORLDS = (
             "dedup": {
                 "passages": True,
                 "passage_min_bytes": 64,
-                "passage_avg_bytes": 128,
-                "passage_max_bytes": 512,
             },
         },
         keys=("key-one", "key-two"),

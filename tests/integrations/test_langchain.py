@@ -173,9 +173,9 @@ def test_a_chain_of_runnables_shares_the_prefix_and_tells_the_relevance_order() 
     start = f"Answer.\n\n[Doc_lease]\n{TEXTS['lease']}\n\n[Doc_"
     assert first.startswith(start)
     assert second.startswith(start)
-    assert "priority order" not in first
+    assert "by relevance" not in first
     assert "[Doc_pets] >> [Doc_parking] >> [Doc_lease]" in second
-    assert second.index("priority order") < second.index("Question: second")
+    assert second.index("by relevance") < second.index("Question: second")
 
 
 def test_the_classic_chains_work_with_our_document_prompt() -> None:
@@ -228,7 +228,7 @@ def test_a_retriever_tool_writes_labels_and_the_hint() -> None:
     text = tool.invoke({"query": "second"})
 
     assert text.startswith("[Doc_lease]\n")
-    assert text.endswith("[Doc_pets] >> [Doc_parking] >> [Doc_lease] and answer the question.")
+    assert text.endswith("[Doc_pets] >> [Doc_parking] >> [Doc_lease]")
 
 
 def test_chains_of_one_model_share_a_booster() -> None:

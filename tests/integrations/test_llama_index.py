@@ -96,7 +96,7 @@ def test_a_query_engine_shares_the_prefix_and_tells_the_relevance_order(mode: st
     start = first[: first.index(TEXTS["lease"].strip()) + len(TEXTS["lease"].strip())]
     assert start.endswith(f"ragboost: [Doc_lease]\n\n{TEXTS['lease'].strip()}")
     assert second.startswith(start)
-    assert "priority order" not in first
+    assert "by relevance" not in first
     assert "[Doc_pets] >> [Doc_parking] >> [Doc_lease]" in second
 
 

@@ -17,8 +17,8 @@ def test_every_policy_of_the_registry_keeps_all_documents(name: str) -> None:
 
 
 def test_a_policy_is_chosen_by_name() -> None:
-    assert isinstance(make_order_policy(OrderingSettings()), RelevanceOrder)
-    assert isinstance(make_order_policy(OrderingSettings(tail="popularity")), RecentContexts)
+    assert isinstance(make_order_policy(OrderingSettings(tail="relevance")), RelevanceOrder)
+    assert isinstance(make_order_policy(OrderingSettings()), RecentContexts)
 
 
 def test_another_name_is_an_error_that_lists_the_policies() -> None:

@@ -8,7 +8,7 @@ from ragboost.config import OrderingSettings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.ordering import CorpusPrior, RecentContexts, read_prior
 
-TOKENS = dict.fromkeys("abcd", 10)
+TOKENS = dict.fromkeys("abcd", 1_000)
 
 
 def prior(*contexts: str) -> CorpusPrior:
@@ -27,7 +27,7 @@ def test_a_document_behind_a_prompt_prefix_is_the_same_document() -> None:
     recent = RecentContexts(prior(*["ad"] * 20))
     elements = [("system", document) for document in "abcd"]
 
-    ordered = recent.order(elements, dict.fromkeys(elements, 10))
+    ordered = recent.order(elements, dict.fromkeys(elements, 1_000))
 
     assert [document for _, document in ordered] == ["a", "d", "b", "c"]
 

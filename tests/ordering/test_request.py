@@ -89,11 +89,11 @@ def test_the_most_relevant_documents_come_last_even_if_the_given_order_is_cached
 
 def test_a_popular_tail_prefers_what_recent_requests_had_together() -> None:
     recent = RecentContexts()
-    for context in ("ae",) * 9:
+    for context in ("ae",) * 240:
         recent.add(context)
 
     assert order(filled("a"), "cdea", policy=recent)[0] == "aedc"
-    assert order(filled("ab"), "cdeba", policy=recent)[0] == "abdec"
+    assert order(filled("ab"), "cdeba", policy=recent)[0] == "abcde", "none holds b"
     assert order(filled("a"), "cdea", policy=RelevanceOrder())[0] == "acde"
 
 

@@ -142,7 +142,7 @@ def test_boost_false_renders_the_documents_as_given(
         assert places == sorted(places)
         assert content.count("\none\n") == documents.count("one")
         assert content.endswith("\n\nwhy?")
-        assert "priority order" not in content
+        assert "by relevance" not in content
         assert answer.headers["x-ragboost-bypass"] == "option"
 
 

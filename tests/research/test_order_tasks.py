@@ -7,6 +7,7 @@ from ragboost.config import Settings
 from research.order_tasks import (
     ANIMALS,
     COLOURS,
+    WORDS,
     OrderTurn,
     answer_of,
     draw_conversation,
@@ -47,7 +48,8 @@ def test_a_training_prompt_is_what_the_product_sends() -> None:
     later = OrderTurn(f"{asked}?", (3, 2, 4, 0), answer_of(world, (3, 2, 4, 0), asked))
     for placing in ("after_documents", "in_place"):
         place = "in_place" if placing == "in_place" else "with_hints"
-        booster = Booster(Settings.model_validate({"hints": {"location_position": place}}))
+        hints = {"location_position": place, "order_template": WORDS.order_template}
+        booster = Booster(Settings.model_validate({"hints": hints}))
         booster.boost("", [world.documents[i] for i in (0, 1, 2)])
         wanted = [
             booster.boost(

@@ -24,6 +24,7 @@ class Claim(NamedTuple):
     keys_beside: tuple[str, ...] = ()
     is_boost_wanted: bool = True
     scope: bytes = b""
+    opening: int = 0
 
 
 def claim(*texts: str, documents: str = "d", shape: str = "ragboost_object") -> Any:
@@ -121,6 +122,25 @@ def test_a_first_message_that_was_sent_as_it_came_stays_so() -> None:
     assert texts_of(histories.match(claim("hi", documents="d"))) == ["hi"]  # the same question
     turn(histories, "hi", documents="d")  # newer
     assert texts_of(histories.match(claim("hi", "hello", "q2", documents="de"))) == ["hi"]
+
+
+def test_a_later_message_that_was_sent_as_it_came_keeps_its_history_so() -> None:
+    histories = make()
+    turn(histories, "hi", documents="d")
+    histories.add_unchanged(claim("hi"))
+    histories.add_unchanged(claim("hi", "hello", "q2"))
+    turn(histories, "hi", documents="d")  # another one's, newer
+    later = claim("hi", "hello", "q2", "a2", "q3", documents="de")
+    assert texts_of(histories.match(later)) == []
+    assert texts_of(histories.match(claim("hi", "hello", "other", documents="de"))) == ["hi"]
+
+
+def test_a_client_that_adds_to_the_front_of_its_list_keeps_its_documents() -> None:
+    histories = make()
+    turn(histories, "q1", documents="bc")
+    turn(histories, "q1", documents="ca")  # the newest, and contained in the other's next request
+    match = histories.match(claim("q1", "a1", "q2", documents="abc"))
+    assert [sent.documents for sent in sent_of(match)] == [("b", "c")]
 
 
 def test_a_request_that_is_repeated_a_thousand_times_is_one_message() -> None:

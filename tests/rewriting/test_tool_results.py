@@ -21,7 +21,7 @@ from tests.fakes.proxy import ProxyServer
 from tests.proxy.conversations.chats import check_extends, contents, document
 
 URL = "/v1/chat/completions"
-SETTINGS = DedupSettings(passages=True, passage_min_bytes=200, passage_avg_bytes=400)
+SETTINGS = DedupSettings(passages=True, passage_min_bytes=200)
 WHOLE = re.compile(r"\[Same as tool result (\d+) above\.\]")
 PART = re.compile(r'\[Same text as in tool result (\d+) above, from "(.*?)" to "(.*?)", (\d+) char')
 

@@ -9,11 +9,13 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.selection.policy import budget
+from ragboost.chunk_cache.selection.view import QUESTION_ROWS
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import PrefixDigests
 
@@ -82,11 +84,21 @@ class PromptPlan:
             start, stop = self.request.chunks[-1]
             return self.num_missing + stop - start
         chosen = self.request.ratio * (self.stop - self.prefix_tokens - self.num_missing)
-        looked_at = 0
-        if self.request.ratio and make_policy(self.request.policy).looks_at_all:
+        policy, looked_at = make_policy(self.request.policy), 0
+        if self.request.ratio and policy.looks_at_all:
             share = min(2, num_layers) / num_layers
             looked_at = round(share * (len(self.tokens) - self.prefix_tokens))
+        if self.request.ratio and policy.reads_question:
+            looked_at += min(QUESTION_ROWS, len(self.tokens) - self.question)
         return self.num_missing + round(chosen) + looked_at
+
+    def is_faster(self, speed: FillSpeed | None, *, num_layers: int) -> bool:
+        """Return False if computing the prompt is expected to take less time; measuring a chunk is
+        not done for the time."""
+        if speed is None or self.request.measure:
+            return True
+        rows = self.num_to_compute(num_layers)
+        return speed.is_faster(rows=rows, saved_tokens=self.stop - self.prefix_tokens)
 
 
 def find_chunks(

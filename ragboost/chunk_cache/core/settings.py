@@ -42,6 +42,9 @@ class EngineChunkSettings:
     # mooncake://HOST:50051; empty for none
     remote: str = field(default="", repr=False)  # it may hold a password
     disk_bytes: int = 64 * _GIB  # capacity of the disk tier
+    # `faster`: prompts are filled where this takes less time than to compute them, as measured in
+    # this engine (with one rank); `always`: wherever enough is stored
+    fill: str = "faster"
     eviction: str = "heat"  # eviction policy of the store: heat, lru or lfu
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
@@ -66,7 +69,12 @@ class EngineChunkSettings:
             if isinstance(value, bool) or not isinstance(value, allowed):
                 raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
         settings = cls(**{**({} if device == "cpu" else _ON_ACCELERATORS), **values})
-        for name, known in (("reuse", ("exact", "approx")), ("prepared", ("measures", "kv"))):
+        known_words = {
+            "reuse": ("exact", "approx"),
+            "prepared": ("measures", "kv"),
+            "fill": ("faster", "always"),
+        }
+        for name, known in known_words.items():
             if getattr(settings, name) not in known:
                 value = getattr(settings, name)
                 raise ConfigError(f"`{name}` must be {' or '.join(known)}, got {value!r}")

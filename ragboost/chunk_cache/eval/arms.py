@@ -1,17 +1,20 @@
-"""Measure policies at ratios against full attention, prompt by prompt, and keep what was measured.
-Does not know how a prompt is filled."""
+"""Measure policies at ratios against full attention, prompt by prompt, and keep the outcomes."""
 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.full_answer import Agreement, FullAnswer
 from ragboost.chunk_cache.model.request_cache import RequestCache
+from ragboost.errors import ChunkCacheError
 
 Arm = tuple[str, float]  # policy and ratio
 FULL, REUSE = ("full", 1.0), ("reuse", 0.0)
@@ -84,6 +87,68 @@ def measure_arms(
             cpu_s=cpu_s,
         )
         yield MeasuredArm(outcome, full, found, filled.cache)
+
+
+def check_ratios(ratios: Sequence[float]) -> None:
+    for ratio in ratios:
+        if not 0.0 < ratio < 1.0:
+            raise ChunkCacheError(f"--ratio must be between 0 and 1, got {ratio}")
+
+
+def measure_case(
+    reuse: ChunkReuse,
+    case: Case,
+    arms: Sequence[Arm],
+    *,
+    max_tokens: int,
+    granularity: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> Iterator[MeasuredArm]:
+    """Yield the arms of a prompt whose missing chunks are computed alone before."""
+    reuse.precompute(case.system, case.chunks)
+
+    def fill(arm: Arm) -> FilledArm:
+        policy, ratio = arm
+        parts = case.system, case.chunks, case.question
+        result = reuse.prefill(*parts, policy=policy, ratio=ratio, granularity=granularity)
+        computed = result.counts.recomputed + result.counts.computed
+        return FilledArm(result.cache, result.logits, computed, result.num_tokens)
+
+    def answer(full: FilledArm) -> FullAnswer:
+        return FullAnswer(
+            reuse.adapter,
+            full.cache,
+            full.logits,
+            position=full.num_tokens,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids(reuse),
+        )
+
+    return measure_arms(fill, arms, answer=answer, clock=clock)
+
+
+def stop_ids(reuse: ChunkReuse) -> list[int | None]:
+    config = reuse.adapter.model.generation_config
+    end = config.eos_token_id if config else None
+    return end if isinstance(end, list) else [end]
+
+
+def summarise(outcomes: Sequence[ArmOutcome], full: Sequence[ArmOutcome]) -> ArmSummary:
+    """Sum up an arm's outcomes on some prompts, and full attention's on the same."""
+    return ArmSummary(
+        outcomes[0].policy,
+        outcomes[0].ratio,
+        num_prompts=len(outcomes),
+        kl=fmean(outcome.kl for outcome in outcomes),
+        kl_answer=fmean(outcome.kl_answer for outcome in outcomes),
+        same_first=fmean(outcome.same_first for outcome in outcomes),
+        same_answer=fmean(outcome.same_answer for outcome in outcomes),
+        cost=cost(outcomes, full),
+    )
+
+
+def cost(outcomes: Sequence[ArmOutcome], full: Sequence[ArmOutcome]) -> float:
+    return median(a.cpu_s / max(1e-9, b.cpu_s) for a, b in zip(outcomes, full, strict=True))
 
 
 T = TypeVar("T", bound=ArmOutcome)

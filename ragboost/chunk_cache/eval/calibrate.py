@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, median
 
 import torch
 
@@ -20,15 +19,15 @@ from ragboost.chunk_cache.eval.arms import (
     Arm,
     ArmOutcome,
     ArmSummary,
-    FilledArm,
     OutcomeFile,
-    measure_arms,
+    check_ratios,
+    cost,
+    measure_case,
+    summarise,
 )
 from ragboost.chunk_cache.eval.cases import Case, read_cases
-from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.eval.metrics import Estimate, estimate
-from ragboost.chunk_cache.eval.report import calibration_table
-from ragboost.chunk_cache.eval.runner import stop_ids
+from ragboost.chunk_cache.eval.report import table
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.selection.calibration import (
     Calibration,
@@ -57,56 +56,24 @@ class Calibrator:
         missing = self._outcomes.missing(self._id(case), [FULL, *arms])
         if not missing:
             return
-        reuse = self._reuse
-        reuse.precompute(case.system, case.chunks)
-
-        def fill(arm: Arm) -> FilledArm:
-            policy, ratio = arm
-            result = reuse.prefill(
-                case.system, case.chunks, case.question, policy=policy, ratio=ratio
-            )
-            computed = result.counts.recomputed + result.counts.computed
-            return FilledArm(result.cache, result.logits, computed, result.num_tokens)
-
-        def answer(full: FilledArm) -> FullAnswer:
-            return FullAnswer(
-                reuse.adapter,
-                full.cache,
-                full.logits,
-                position=full.num_tokens,
-                max_tokens=MAX_ANSWER_TOKENS,
-                stop_ids=stop_ids(reuse),
-            )
-
-        measured = measure_arms(fill, missing, answer=answer, clock=_clock(reuse))
+        measured = measure_case(
+            self._reuse, case, missing, max_tokens=MAX_ANSWER_TOKENS, clock=_clock(self._reuse)
+        )
         self._outcomes.add(self._id(case), [arm.outcome for arm in measured])
 
     def summary(self, cases: Sequence[Case], arm: Arm) -> ArmSummary:
-        found = [self._outcomes.of(self._id(case), arm) for case in cases]
-        return ArmSummary(
-            *arm,
-            num_prompts=len(found),
-            kl=fmean(outcome.kl for outcome in found),
-            kl_answer=fmean(outcome.kl_answer for outcome in found),
-            same_first=fmean(outcome.same_first for outcome in found),
-            same_answer=fmean(outcome.same_answer for outcome in found),
-            cost=self.cost(cases, arm),
-        )
+        return summarise(self._of(cases, arm), self._of(cases, FULL))
 
     def cost(self, cases: Sequence[Case], arm: Arm) -> float:
-        return median(
-            self._outcomes.of(self._id(case), arm).cpu_s
-            / max(1e-9, self._outcomes.of(self._id(case), FULL).cpu_s)
-            for case in cases
-        )
+        return cost(self._of(cases, arm), self._of(cases, FULL))
 
     def gains(self, cases: Sequence[Case], arm: Arm, other: Arm) -> list[float]:
         """Return by how much nearer than another's an arm's answer to each prompt is."""
-        return [
-            self._outcomes.of(self._id(case), other).kl_answer
-            - self._outcomes.of(self._id(case), arm).kl_answer
-            for case in cases
-        ]
+        pairs = zip(self._of(cases, other), self._of(cases, arm), strict=True)
+        return [theirs.kl_answer - own.kl_answer for theirs, own in pairs]
+
+    def _of(self, cases: Sequence[Case], arm: Arm) -> list[ArmOutcome]:
+        return [self._outcomes.of(self._id(case), arm) for case in cases]
 
     def _id(self, case: Case) -> str:
         prompt = json.dumps([self._model, case.system, case.chunks, case.question])
@@ -166,7 +133,10 @@ def run(
     on_progress: Progress,
 ) -> str:
     """Calibrate, write the file, and return a table or JSON. An interrupted run goes on."""
-    _check(policies, ratios)
+    if unknown := sorted(set(policies) - set(calibrated_policies())):
+        known = ", ".join(calibrated_policies())
+        raise ChunkCacheError(f"--policy must be one of {known}, got {unknown[0]!r}")
+    check_ratios(ratios)
     cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
     if len(cases) < MIN_PROMPTS:
         raise ChunkCacheError(f"{data} has {len(cases)} prompts; at least {MIN_PROMPTS} are needed")
@@ -199,15 +169,6 @@ def run(
     return _text(out, rows, checked, gain, chosen=chosen)
 
 
-def _check(policies: Sequence[str], ratios: Sequence[float]) -> None:
-    if unknown := sorted(set(policies) - set(calibrated_policies())):
-        known = ", ".join(calibrated_policies())
-        raise ChunkCacheError(f"--policy must be one of {known}, got {unknown[0]!r}")
-    for ratio in ratios:
-        if not 0.0 < ratio < 1.0:
-            raise ChunkCacheError(f"--ratio must be between 0 and 1, got {ratio}")
-
-
 def _text(
     out: Path,
     rows: Sequence[ArmSummary],
@@ -226,10 +187,10 @@ def _text(
     elif chosen != best:
         said += " That may be chance, so the default stays."
     return f"""{rows[0].num_prompts} prompts chose:
-{calibration_table(rows[:_SHOWN])}
+{table(rows[:_SHOWN])}
 
 {checked[0].num_prompts} other prompts, on which nothing was chosen:
-{calibration_table(checked)}
+{table(checked)}
 
 {said}
 {chosen[0]} at {chosen[1]:g} is in {out}: engine.reuse_calibration (vLLM, SGLang: calibration)."""

@@ -23,11 +23,6 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, math.sqrt(variance / count))
 
 
-def normalised(score: float, *, full: float, reuse: float) -> float:
-    """Return the recovered share of full reuse's loss (FusionRAG eq. 11); NaN if there is none."""
-    return (score - reuse) / (full - reuse) if full > reuse else math.nan
-
-
 def kl_divergence(logits: torch.Tensor, full: torch.Tensor) -> float:
     """Return KL(full || logits) of the next token in nats."""
     want, got = full.float().log_softmax(-1), logits.float().log_softmax(-1)

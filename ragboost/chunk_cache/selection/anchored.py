@@ -14,6 +14,8 @@ from ragboost.chunk_cache.selection.view import SelectionView
 class Anchored(SelectionPolicy):
     """Selection by the higher rank of closeness to the start and the question's attention."""
 
+    reads_question = True
+
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         attention = (yield from view.mean_question_attention())[view.candidates]
         return torch.maximum(rank(attention), rank(closeness_to_start(view)))

@@ -17,7 +17,7 @@ WIDTH = 3
 class Gradual(SelectionPolicy):
     """Selection by the higher rank of the two looks; the second needs a third layer."""
 
-    looks_at_all = True
+    looks_at_all = reads_question = True
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         here = view.candidates

@@ -10,7 +10,7 @@ from ragboost.chunk_cache.selection.view import SelectionView
 class Hybrid(SelectionPolicy):
     """Selection by the ranks of the question's attention and of the change in layer 1."""
 
-    looks_at_all = True
+    looks_at_all = reads_question = True
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         change = (yield from view.fresh_layer()).key_change[view.candidates]
@@ -20,6 +20,8 @@ class Hybrid(SelectionPolicy):
 
 class HybridOffline(SelectionPolicy):
     """Selection like `Hybrid`, with the sensitivity that was measured when the chunk was stored."""
+
+    reads_question = True
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         require_measured(view.assembly, "sensitivity", policy="hybrid-offline")

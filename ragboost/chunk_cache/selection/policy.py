@@ -16,6 +16,7 @@ from ragboost.errors import ChunkCacheError
 
 class SelectionPolicy(ABC):
     looks_at_all = False  # the policy first computes some layers of the whole prompt
+    reads_question = False  # it first computes the question over the reused KV
 
     @abstractmethod
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:

@@ -22,7 +22,11 @@ CHECK_LAYER = 1
 """The layer that CacheBlend and A3 examine, from 0: the first whose keys depend on preceding
 text."""
 _ROWS = 64
-"""Question rows whose attention weights are held in memory at once."""
+"""Rows whose attention weights are held in memory at once."""
+QUESTION_ROWS = 64
+"""Question rows that are read: of a longer one as many of its first and of its last ones. All that
+follows the documents counts as the question, instructions and moved text included, and each row
+goes through all layers, once more than in the prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,13 @@ class SelectionView:
 
     def question_attention(self) -> Steps[torch.Tensor]:
         """Return the question's attention over the reused KV to each token in each layer, (layers,
-        tokens), summed over heads and rows."""
+        tokens), summed over heads and `QUESTION_ROWS`."""
         if self._attention is None:
             visible = self.assembly.source != TokenSource.MISSING
-            visible[self.assembly.question :] = True
+            question = self._question_rows()
+            visible[question] = True
             mass = torch.zeros(self.num_layers, len(visible), device=visible.device)
-            for rows in self._pace.pieces(self._question_rows()):
+            for rows in self._pace.pieces(question):
                 recorder = _WeightRecorder(self.num_layers)
                 self._run(rows, ForwardPlan(rows, backend=recorder, visible=visible))
                 mass += torch.stack(recorder.mass)
@@ -89,7 +94,9 @@ class SelectionView:
 
     def _question_rows(self) -> torch.Tensor:
         total = len(self.assembly.tokens)
-        return torch.arange(self.assembly.question, total, device=self._model.device)
+        rows = torch.arange(self.assembly.question, total, device=self._model.device)
+        half = QUESTION_ROWS // 2
+        return rows if len(rows) <= 2 * half else torch.cat((rows[:half], rows[-half:]))
 
     def _run(self, rows: torch.Tensor, plan: ForwardPlan) -> None:
         tokens = [self.assembly.tokens[position] for position in rows.tolist()]

@@ -91,7 +91,11 @@ class PoolScheduler:
         # ranks, which must plan together.
         seen = (prefix_tokens, self._captured)
         if request.hit_for != seen:
-            plan = self.plan(request)
+            plan, filler = self.plan(request), self._filler
+            if not isinstance(plan, str) and not plan.is_faster(
+                filler.speed, num_layers=filler.model.num_layers
+            ):
+                plan = request.reason = "slower"
             request.hit = 0 if isinstance(plan, str) else plan.stop - prefix_tokens
             request.hit_for = seen
         return request.hit if prefix_tokens + request.hit <= limit else 0
@@ -185,7 +189,9 @@ class PoolScheduler:
         self._captured += bool(request.uncaptured)  # the same on every rank, whatever it stores
         num_filled = 0 if request.filled is None else request.hit
         num_own = num_computed - request.prefix_tokens - num_filled
-        self._filler.note_pass(num_own, began=request.looked_up_at)
+        is_sample = request.filled is None
+        self._filler.note_pass(num_own, began=request.looked_up_at, is_sample=is_sample)
+        self._filler.end_pass()
         return request.take_captures(
             self._filler.library, num_computed=num_computed, exact_stop=request.exact_stop
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ragboost.bounded_map import BoundedMap
+from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
@@ -133,6 +134,7 @@ class RankCatalogue:
     """Reports of a model's ranks, which are alike: the `WorkerView` of several."""
 
     can_measure = False  # the measures compare heads of all ranks
+    speed: FillSpeed | None = None
 
     def __init__(
         self, hello: RankHello, *, size: int, block_size: int, settings: EngineChunkSettings

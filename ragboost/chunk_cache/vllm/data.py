@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
+from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
@@ -47,6 +48,7 @@ class WorkerView(Protocol):
     library: ChunkLibrary
     outcomes: dict[str, TokenOrigins]  # of filled requests, until the scheduler takes them
     failed_requests: set[str]  # whose filling failed, until the scheduler removes them
+    speed: FillSpeed | None  # None: it fills whatever is stored
     num_layers: int
     block_size: int
     can_measure: bool

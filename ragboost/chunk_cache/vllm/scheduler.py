@@ -237,6 +237,11 @@ class ChunkScheduler:
                 keys=asked.keys,
                 library=self._library,
             )
+            worker = self._worker
+            if not isinstance(plan, str) and not plan.is_faster(
+                worker.speed, num_layers=worker.num_layers
+            ):
+                plan = "slower"
             found = _Plan(prefix_tokens, plan)
         self._plans[asked.request_id] = found
         return found.plan

@@ -131,6 +131,7 @@ class BlockFiller(SlotFiller):
 
     def capture_step(self, work: StepWork) -> None:
         """Copy the chunks that a step has computed into the store, unless KV below them failed."""
+        self.end_pass()
         for capture in work.captures:
             is_failed = capture.request_id in self.failed_requests
             if is_failed or self.failed_blocks.intersection(capture.blocks):

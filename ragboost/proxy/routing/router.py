@@ -18,6 +18,9 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
 
 _UNHEALTHY = 1e15  # tokens; more than any queue
+# Load of a running request unless `router.running_tokens` says it: a share of the prompt to place.
+_RUNNING_SHARE = 0.05
+_MAX_RUNNING_TOKENS = 512
 
 
 class Router:
@@ -32,6 +35,7 @@ class Router:
     ) -> None:
         self.backends = backends
         self._signals = make_signals(settings)
+        self._running_tokens = settings.running_tokens
         affinities = [s for s in self._signals if isinstance(s, PrefixAffinity)]
         self.prefixes = affinities[0] if affinities else PrefixAffinity(settings)
         self.prefixes.kept_s = kept_s
@@ -42,6 +46,7 @@ class Router:
         backends.on_down.append(lambda backend: self.prefixes.forget(backend.name))
         # By number of the backend, as of the last change of its load.
         self._waiting = np.zeros(backends.width)
+        self._running = np.zeros(backends.width)
         self._dispatched = np.zeros(backends.width)
         self._changed: set[Backend] = set()
         backends.on_removed.append(lambda backend: self.prefixes.remove(backend.name))
@@ -107,7 +112,7 @@ class Router:
         """Return the backend with the lowest cost, unhealthy ones last; None: all are excluded."""
         self._update_loads()
         cost = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting - reading.affinity
-        cost += self._absent
+        cost += self._absent + self._running * self._tokens_per_running(prompt_tokens)
         backends = self.backends.all
         unhealthy = [backend.number for backend in backends if backend.problem is not None]
         for number in unhealthy:
@@ -121,9 +126,17 @@ class Router:
         equal = np.flatnonzero(cost == lowest)
         return self._by_number[int(equal[self._dispatched[equal].argmin()])]
 
+    def _tokens_per_running(self, prompt_tokens: int) -> float:
+        if self._running_tokens is not None:
+            return self._running_tokens
+        if not prompt_tokens:  # nothing is known about it
+            return _MAX_RUNNING_TOKENS
+        return min(_RUNNING_SHARE * prompt_tokens, _MAX_RUNNING_TOKENS)
+
     def _update_loads(self) -> None:
         while self._changed:
             backend = self._changed.pop()
+            self._running[backend.number] = backend.load.assigned + backend.load.elsewhere.assigned
             self._dispatched[backend.number] = backend.load.dispatched
             self._waiting[backend.number] = sum(
                 [signal.waiting_tokens(backend) for signal in self._signals]

@@ -1,8 +1,8 @@
 """Bound what reordering costs a request, by the queue in which nobody would overtake it.
 
 A request's place there is the tokens that would be computed before it in order of arrival, or,
-where several teams wait, in equal shares. What sharing saves is a lead that may be spent on
-overtaking.
+where several teams wait, in equal shares. What sharing saves beyond what it would save there is a
+lead that may be spent on overtaking.
 """
 
 from typing import NamedTuple

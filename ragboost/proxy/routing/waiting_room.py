@@ -124,7 +124,7 @@ class WaitingRoom:
         if self._is_adaptive:
             tenant = admission.tenant
             team = tenant.key.team if tenant is not None else ""
-            tokens = _expected_tokens(admission)
+            tokens = _expected_tokens(admission, is_first=not queue.waiting)
         queued = queue.add(admission, team=team, tokens=tokens, since=now)
         if admission.announce is not None:
             admission.announce(admission)
@@ -241,14 +241,17 @@ def _is_awaited(other: Admission, admission: Admission) -> bool:
     return False
 
 
-def _expected_tokens(admission: Admission) -> int:
-    """Return the tokens that a backend has to compute, as far as is known without waiting."""
+def _expected_tokens(admission: Admission, *, is_first: bool) -> int:
+    """Return the tokens that a backend would have to compute if all that wait were sent in order of
+    arrival, as far as is known without waiting."""
     leading, tenant = admission.plannable, admission.tenant
     if leading is not None and tenant is not None and not tenant.lock.locked():
         booster = tenant.booster(admission.backend.name)
         with suppress(RagBoostError):  # it will be boosted or bypassed later
             cached = booster.cached_tokens(leading.documents, prompt_prefix=leading.prompt_prefix)
             admission.cached_tokens = max(admission.cached_tokens, cached)
+            in_order = booster.arrive(leading, is_first=is_first)
+            return min(admission.uncached_tokens, max(0, admission.prompt_tokens - in_order))
     return admission.uncached_tokens
 
 

@@ -19,7 +19,7 @@ from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.policy import budget, choose
-from ragboost.chunk_cache.selection.view import SelectionView
+from ragboost.chunk_cache.selection.view import QUESTION_ROWS, SelectionView
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from research.tasks import make_prompts
@@ -103,6 +103,17 @@ def test_question_attention_is_a_distribution_per_head_and_question_token(
     mass = at_once(view_of(reuse).question_attention())
     heads, rows = 4, len(QUESTION)
     torch.testing.assert_close(mass.sum(1), torch.full((3,), float(heads * rows)))
+
+
+def test_of_a_long_question_the_rows_at_both_ends_are_read(reuse: ChunkReuse) -> None:
+    question = [token % 50 + 3 for token in range(5 * QUESTION_ROWS)]
+    assembly = reuse.assemble(SYSTEM, CHUNKS, question)
+    mass = at_once(SelectionView(reuse.adapter, assembly, budget=10).question_attention())
+
+    first, half = assembly.question, QUESTION_ROWS // 2
+    assert mass.sum(1).tolist() == pytest.approx([4 * QUESTION_ROWS] * 3, rel=1e-4)
+    assert mass[:, first + half : -half].eq(0).all(), "nobody sees what was not computed"
+    assert mass[:, first : first + half].gt(0).all()
 
 
 def test_in_layer_0_the_question_sees_what_it_sees_in_an_ordinary_forward(

@@ -51,7 +51,9 @@ class Bench:
             library=library,
             model=adapter,
             num_passes=0,
-            note_pass=lambda num_tokens, began: None,
+            note_pass=lambda num_tokens, began, is_sample: None,
+            end_pass=lambda: None,
+            speed=None,
             forget=library.store.forget,
         )
         self.scheduler = PoolScheduler(
@@ -122,6 +124,15 @@ def test_stored_chunks_are_a_hit_that_ends_with_a_page(bench: Bench) -> None:
 
     assert hit % PAGE == 0
     assert 0 < hit < len(req.origin_input_ids)
+
+
+def test_a_prompt_that_is_computed_faster_is_no_hit(bench: Bench) -> None:
+    bench.learn()
+    bench.filler.speed = SimpleNamespace(is_faster=lambda rows, saved_tokens: False)
+    req = bench.req()
+
+    assert bench.hit(req) == 0
+    assert bench.find(req).reason == "slower"
 
 
 def test_a_waiting_request_sees_chunks_that_another_one_brings(bench: Bench) -> None:

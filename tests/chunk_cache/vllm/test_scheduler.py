@@ -52,6 +52,7 @@ class Bench:
         self.system, self.chunks, self.question = make_prompt()
         self.worker: Any = SimpleNamespace(
             library=self.library,
+            speed=None,
             block_size=SIZE,
             num_layers=adapter.num_layers,
             can_measure=True,
@@ -169,6 +170,18 @@ def test_a_preempted_request_whose_answer_is_cached_too_reports_its_prompt(bench
     bench.schedule(request, held=len(request.tokens) // SIZE * SIZE)
 
     check(bench.finish(request), request)
+
+
+def test_a_prompt_that_is_computed_faster_is_not_filled(bench: Bench) -> None:
+    bench.learn(bench.chunks)
+    bench.worker.speed = SimpleNamespace(is_faster=lambda rows, saved_tokens: False)
+    request = bench.request()
+
+    work = bench.schedule(request)
+
+    told = bench.finish(request)
+    check(told, request)
+    assert (work.fills, told["reused"], told["reason"]) == ([], 0, "slower")
 
 
 def test_where_steps_overlap_a_request_waits_until_its_filling_has_not_failed(

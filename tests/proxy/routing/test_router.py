@@ -68,6 +68,18 @@ async def test_a_hot_document_gets_a_second_backend_when_its_own_is_busy() -> No
         admission.close()
 
 
+async def test_a_running_request_weighs_little_beside_a_short_prompt() -> None:
+    routed = Routed(router={})
+    home = await routed.send("a")
+    for _ in range(5):
+        running = await routed.place("a")
+        running.count_computed()
+        assert running.backend is home
+
+    with await routed.place("a") as admission:
+        assert admission.backend is home, "400 tokens cost more than five requests of 20"
+
+
 async def test_only_the_backend_that_is_chosen_has_an_index() -> None:
     routed = Routed(backends=64)
     backend = await routed.send(*"abc")

@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
+from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
@@ -43,8 +45,14 @@ class SlotFiller(ABC):
             has_public=bool(settings.public_key),
         )
         self.backend = make_backend(settings.backend)
+        # Ranks must decide alike, and their clocks differ: they fill whatever is stored.
+        is_weighed = settings.fill == "faster" and model.ranks.size == 1
+        self.speed = FillSpeed() if is_weighed else None
+        self._fill_s: WeakKeyDictionary[FillSteps, float] = WeakKeyDictionary()  # so far
+        self._filled_s = 0.0  # of the last filling that ended
         self._pace = Pace(rows)
         self._pass_began, self._pass_tokens = 0.0, 0  # of the engine's last pass
+        self._is_pass_sample = False  # of the speed of computing
 
     @abstractmethod
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
@@ -98,13 +106,17 @@ class SlotFiller(ABC):
         begin = time.perf_counter()
         with self.ordered():
             filled = advance(steps, self._pace, rows=rows)
+        seconds = time.perf_counter() - begin
+        self._filled_s = self._fill_s[steps] = self._fill_s.get(steps, 0.0) + seconds
         self.library.num_fills += filled is not None
-        self.library.fill_seconds += time.perf_counter() - begin
+        self.library.fill_seconds += seconds
         return filled
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def finish(self, plan: PromptPlan, filled: FilledPrompt, slots: torch.Tensor) -> None:
         """Write a filled prompt's last tokens into slots, and measurements into the store."""
+        if self.speed is not None and filled.measure is None:
+            self.speed.filling.add(plan.num_to_compute(self.model.num_layers), self._filled_s)
         with self.ordered():
             self.write(filled.cache.layers, slots, start=plan.stop - len(slots))
             if filled.measure is not None:
@@ -125,8 +137,22 @@ class SlotFiller(ABC):
             kv = replace(kv.to(torch.device("cpu")), **measures)
         self.library.measure(key, measure, behind=kv)
 
-    def note_pass(self, num_tokens: int, *, began: float) -> None:
-        self._pass_began, self._pass_tokens = began, num_tokens
+    def note_pass(self, num_tokens: int, *, began: float, is_sample: bool = True) -> None:
+        """Note a pass of the engine; `is_sample`: no filling is in its time."""
+        self._pass_began, self._pass_tokens, self._is_pass_sample = began, num_tokens, is_sample
+
+    def end_pass(self) -> None:
+        """Note the time of the engine's last pass where that is over when it returns; on an
+        accelerator it is once a chunk of it was copied."""
+        if self.model.device.type == "cpu" and self._pass_tokens > 0:
+            self._pass_seconds()
+
+    def _pass_seconds(self) -> float:
+        seconds = time.perf_counter() - self._pass_began
+        if self.speed is not None and self._is_pass_sample:
+            self.speed.computing.add(self._pass_tokens, seconds)
+        self._is_pass_sample = False  # the next chunk of it comes later
+        return seconds
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self, chunk: ChunkCapture, slots: torch.Tensor) -> ChunkKV:
@@ -135,7 +161,7 @@ class SlotFiller(ABC):
             kv: ChunkKV = self.read(chunk.tokens, slots, is_exact=chunk.is_exact)
             kv = kv.to(torch.device("cpu"))
             if self._pass_tokens > 0:
-                seconds = time.perf_counter() - self._pass_began
+                seconds = self._pass_seconds()
                 kv = replace(kv, compute_s=seconds * len(slots) / self._pass_tokens)
             self.library.add(chunk.key, kv, is_first=chunk.is_first)
             if self.library.has_public and chunk.key.startswith(owner_prefix(PUBLIC)):

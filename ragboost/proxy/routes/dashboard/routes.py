@@ -104,8 +104,10 @@ class Dashboard:
             "recent": self._state.recent.of_team(team),
         }
 
-    def _fidelity(self) -> dict[str, float]:
+    def _fidelity(self) -> dict[str, float | None]:
         figures = self._state.sync.fidelity.read()
+        if not figures.num_requests:
+            return {"precision": None, "recall": None}
         return {"precision": figures.precision, "recall": figures.recall}
 
     def _backends(self) -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.eval.arms import stop_ids
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence, normalised
+from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.text_scores import word_f1
@@ -111,10 +112,9 @@ def greedy(reuse: ChunkReuse, result: Prefill, *, max_new_tokens: int) -> list[i
     )
 
 
-def stop_ids(reuse: ChunkReuse) -> list[int | None]:
-    config = reuse.adapter.model.generation_config
-    end = config.eos_token_id if config else None
-    return end if isinstance(end, list) else [end]
+def normalised(score: float, *, full: float, reuse: float) -> float:
+    """Return the recovered share of full reuse's loss (FusionRAG eq. 11); NaN if there is none."""
+    return (score - reuse) / (full - reuse) if full > reuse else math.nan
 
 
 def _policy(name: str, case: Case) -> SelectionPolicy:
