@@ -130,7 +130,7 @@ def test_a_dead_backend_is_red_with_its_reason_and_its_errors_have_a_kind(
     assert "down: cannot connect to the backend: connection refused" in bad
     assert {"1", "502"} <= set(bad)  # errors, and the status of the recent request
     assert "backend_unreachable" in text(browser, "error-kinds")
-    assert (text(browser, "precision"), text(browser, "recall")) == ("–", "–")
+    assert (text(browser, "precision"), text(browser, "recall")) == ("\u2013", "\u2013")
 
 
 def test_a_line_ends_with_the_requests_and_times_have_24_hours(
