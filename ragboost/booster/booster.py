@@ -7,7 +7,7 @@ not know HTTP, engines or request bodies.
 from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 
-from ragboost.booster.compose import Retrieved, behind, compose
+from ragboost.booster.compose import Retrieved, behind, compose, drop_dear_hint
 from ragboost.booster.conversations import StoredConversations
 from ragboost.booster.planning import LivePlanner, Planned, plan_offline
 from ragboost.booster.residency import Residency
@@ -37,9 +37,7 @@ from ragboost.ordering import (
     order_exact_first,
 )
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import DocumentLike, Hint, Request, check_question
-
-_HINT_SHARE = 0.25  # of the tokens that an order saves: the most that its hint may cost
+from ragboost.types import DocumentLike, Request, check_question
 
 
 class Booster(StoredConversations, UsageReports):
@@ -232,11 +230,7 @@ class Booster(StoredConversations, UsageReports):
 
     def arrive(self, request: Request, *, is_first: bool) -> int:
         """Predict the cached tokens of a request that begins to wait for `plan_next`, if all that
-        wait were sent in order of arrival.
-
-        Args:
-            is_first: nobody waits yet.
-        """
+        wait were sent in order of arrival; `is_first`: nobody waits yet."""
         retrieved = self._retrieve(request.query, request.documents, request.prompt_prefix)
         with self._lock:
             return self._planner.arrive(retrieved, is_first=is_first)
@@ -313,13 +307,9 @@ class Booster(StoredConversations, UsageReports):
             )
             if state is not session:
                 self.sessions.put(state)
-        if ratio is not None and self._is_dear(context.hints, ratio * entry.cached_tokens):
-            context = context.without_order_hint()
+        if ratio is not None:
+            context = drop_dear_hint(context, ratio * entry.cached_tokens, count=self.tokens.count)
         return context.recorded(entry)
-
-    def _is_dear(self, hints: Sequence[Hint], saved_tokens: float) -> bool:
-        tokens = sum([self.tokens.count(hint.text) for hint in hints if hint.kind == "order"])
-        return tokens > _HINT_SHARE * saved_tokens
 
     def _buy(
         self, elements: Sequence[Hashable], tokens: Sequence[int], ratio: float | None

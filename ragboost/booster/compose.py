@@ -15,6 +15,8 @@ from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
 from ragboost.types import KEY_OF, Document, DocumentLike, Hint, as_documents
 
+_HINT_SHARE = 0.25  # of the tokens that an order saves: the most that its hint may cost
+
 
 class Retrieved(NamedTuple):
     """A request's documents, with duplicates identified and lengths counted."""
@@ -116,6 +118,14 @@ def compose(
     )
     check_context(context, history=history, allow_copies=not settings.dedup.enabled)
     return context
+
+
+def drop_dear_hint(
+    context: Context, saved_tokens: float, *, count: Callable[[str], int]
+) -> Context:
+    """Leave out an order hint that costs too much of what the order saves."""
+    tokens = sum([count(hint.text) for hint in context.hints if hint.kind == "order"])
+    return context.without_order_hint() if tokens > _HINT_SHARE * saved_tokens else context
 
 
 def check_context(
