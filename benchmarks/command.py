@@ -28,6 +28,10 @@ def report(result: Result, args: argparse.Namespace, show: Callable[[Result], ob
         show(result)
 
 
+def show_figures(figures: Mapping[str, Any]) -> None:
+    print(*figures.items(), sep="\n")
+
+
 def show_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
     """Print a table with a row for each mapping; the first one names the columns."""
     table = Table(*(name.replace("_", " ") for name in rows[0]), title=title)

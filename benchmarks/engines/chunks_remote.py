@@ -25,7 +25,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_figures
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import SEPARATOR, prepare
 from scripts.processes import exit_on_sigterm
@@ -178,7 +178,7 @@ def main() -> None:
         sys.exit(reason)
     with make_store(args.store) as store:
         result = compare(args, store.url)
-    report(result, args, lambda figures: print(*figures.items(), sep="\n"))
+    report(result, args, show_figures)
 
 
 if __name__ == "__main__":

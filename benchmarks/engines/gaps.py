@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from typing import Any
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_figures
 from tests.engines.chunks_vllm_places import LAYER_S, Gate, make_engine, make_prompts, run
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, default=20)
     args = parser.parse_args()
-    report(measure(args.runs), args, lambda figures: print(*figures.items(), sep="\n"))
+    report(measure(args.runs), args, show_figures)
 
 
 if __name__ == "__main__":

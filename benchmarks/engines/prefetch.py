@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import httpx
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_figures
 from benchmarks.engines.chunks_remote import make_documents, make_store
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import prepare
@@ -140,7 +140,7 @@ def main() -> None:
     exit_on_sigterm()
     if reason := missing("vllm"):
         sys.exit(reason)
-    report(measure(args), args, lambda figures: print(*figures.items(), sep="\n"))
+    report(measure(args), args, show_figures)
 
 
 if __name__ == "__main__":

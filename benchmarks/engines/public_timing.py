@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_figures
 from benchmarks.engines.chunks_remote import make_documents
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import prepare
@@ -110,7 +110,7 @@ def main() -> None:
     exit_on_sigterm()
     if reason := missing("vllm"):
         sys.exit(reason)
-    report(measure(args), args, lambda figures: print(*figures.items(), sep="\n"))
+    report(measure(args), args, show_figures)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import OrderComparison, ShadowTrial
+from ragboost.proxy.threads import run_bytes
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -37,12 +38,7 @@ from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
-from ragboost.rewriting.parsed_request import (
-    LARGE_BYTES,
-    Bypass,
-    ParsedRequest,
-    parse_request,
-)
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, parse_request
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
@@ -131,7 +127,7 @@ class BoostPipeline:
         upstream = UpstreamRequest(raw)
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
-            request = read() if len(raw) <= LARGE_BYTES else await asyncio.to_thread(read)
+            request = await run_bytes(read, len(raw))
         except MalformedBodyError:  # the backend reports the error
             await self._dispatcher.admit_unparsed(admission, len(raw))
             upstream.bypass, upstream.headers = _UNREAD, request_headers(headers)
@@ -236,9 +232,8 @@ class BoostPipeline:
         follower = self._sync.followers[admission.backend.name]
         fields = request.body.fields
         engine_id = EngineRequestId.of(fields, headers) if follower.streams else None
-        ratio: float | None = None
-        if has_options and self._chunk_reuse.is_supported:
-            ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
+        reuse = request.options.get("reuse")
+        ratio = self._chunk_reuse.recompute_ratio(reuse) if has_options else None
         if (in_thread := request.is_large) and request.found is not None:  # to know lengths
             await asyncio.to_thread(tenant.tokens.count_documents, request.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used

@@ -35,6 +35,7 @@ class FilledPrompt:
     counts: TokenOrigins
     logits: torch.Tensor | None = None  # of the last computed row, (vocabulary,)
     measure: ChunkMeasure | None = None  # of the last chunk, if the request asked for it
+    seconds: float = 0.0  # that this took, in an engine
 
 
 FillSteps = Steps[FilledPrompt]

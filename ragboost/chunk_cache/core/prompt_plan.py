@@ -92,13 +92,16 @@ class PromptPlan:
             looked_at += min(QUESTION_ROWS, len(self.tokens) - self.question)
         return self.num_missing + round(chosen) + looked_at
 
-    def is_faster(self, speed: FillSpeed | None, *, num_layers: int) -> bool:
-        """Return False if computing the prompt is expected to take less time; measuring a chunk is
-        not done for the time."""
-        if speed is None or self.request.measure:
-            return True
-        rows = self.num_to_compute(num_layers)
-        return speed.is_faster(rows=rows, saved_tokens=self.stop - self.prefix_tokens)
+
+def unless_slower(
+    plan: PromptPlan | str, speed: FillSpeed | None, *, num_layers: int
+) -> PromptPlan | str:
+    """Return a plan, or "slower" if computing its prompt is expected to take less time; measuring a
+    chunk is not done for the time."""
+    if isinstance(plan, str) or speed is None or plan.request.measure:
+        return plan
+    rows, saved = plan.num_to_compute(num_layers), plan.stop - plan.prefix_tokens
+    return plan if speed.is_faster(rows=rows, saved_tokens=saved) else "slower"
 
 
 def find_chunks(

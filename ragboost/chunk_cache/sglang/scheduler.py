@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture, ReusingRequest
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, plan_prompt
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, plan_prompt, unless_slower
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.step_budget import StepBudget
@@ -92,10 +92,8 @@ class PoolScheduler:
         seen = (prefix_tokens, self._captured)
         if request.hit_for != seen:
             plan, filler = self.plan(request), self._filler
-            if not isinstance(plan, str) and not plan.is_faster(
-                filler.speed, num_layers=filler.model.num_layers
-            ):
-                plan = request.reason = "slower"
+            plan = unless_slower(plan, filler.speed, num_layers=filler.model.num_layers)
+            request.reason = plan if isinstance(plan, str) else None
             request.hit = 0 if isinstance(plan, str) else plan.stop - prefix_tokens
             request.hit_for = seen
         return request.hit if prefix_tokens + request.hit <= limit else 0

@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.core.engine.reusing_request import ReusingRequest
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_digest, plan_prompt
+from ragboost.chunk_cache.core.prompt_plan import (
+    PromptPlan,
+    plan_digest,
+    plan_prompt,
+    unless_slower,
+)
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.step_budget import StepBudget
@@ -237,11 +242,7 @@ class ChunkScheduler:
                 keys=asked.keys,
                 library=self._library,
             )
-            worker = self._worker
-            if not isinstance(plan, str) and not plan.is_faster(
-                worker.speed, num_layers=worker.num_layers
-            ):
-                plan = "slower"
+            plan = unless_slower(plan, self._worker.speed, num_layers=self._worker.num_layers)
             found = _Plan(prefix_tokens, plan)
         self._plans[asked.request_id] = found
         return found.plan

@@ -24,7 +24,6 @@ _MAX_TAG = 1024
 _MAX_NAME = 200
 _CHARACTERS_PER_MARK = 400  # where both searches take the same time
 _FEW_MARKS = 32
-_FEW = 1000  # elements
 # Start tags of exactly this name (`<document_content>` does not match `<document>`), end tags, and
 # the tag that Anthropic writes around the text. Regular expressions that begin with a fixed
 # character are the fastest search for such marks.
@@ -95,8 +94,7 @@ def _elements(text: str, tag: str) -> list[_Found]:
         if (proper := padded.strip()) is not padded:
             inner = inner_end - len(padded.lstrip())
         elements.append(DocumentBlock(at, behind, proper or None, inner, inner + len(proper)))
-        if len(elements) > _FEW:
-            check_number(elements)
+        check_number(elements)
         if (at := find("<", behind)) < 0:
             break
     start = inner = content = -1  # of the element that is open

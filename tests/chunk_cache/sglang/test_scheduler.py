@@ -410,7 +410,7 @@ def test_chunks_that_ranks_hold_differently_are_computed_and_forgotten_by_all(
     bench: Bench,
 ) -> None:
     bench.learn()
-    bench.filler.model = SimpleNamespace(ranks=Differing())
+    bench.filler.model = SimpleNamespace(ranks=Differing(), num_layers=2)
     req = bench.req()
 
     assert bench.hit(req) == 0
@@ -421,7 +421,7 @@ def test_chunks_that_ranks_hold_differently_are_computed_and_forgotten_by_all(
 
 def test_several_ranks_measure_nothing(bench: Bench) -> None:
     bench.learn()
-    bench.filler.model = SimpleNamespace(ranks=Differing())
+    bench.filler.model = SimpleNamespace(ranks=Differing(), num_layers=2)
     req = bench.req()
     told = json.loads(req.sampling_params.custom_params["ragboost"])
     req.sampling_params.custom_params["ragboost"] = json.dumps({**told, "measure": True})

@@ -49,7 +49,6 @@ class SlotFiller(ABC):
         is_weighed = settings.fill == "faster" and model.ranks.size == 1
         self.speed = FillSpeed() if is_weighed else None
         self._fill_s: WeakKeyDictionary[FillSteps, float] = WeakKeyDictionary()  # so far
-        self._filled_s = 0.0  # of the last filling that ended
         self._pace = Pace(rows)
         self._pass_began, self._pass_tokens = 0.0, 0  # of the engine's last pass
         self._is_pass_sample = False  # of the speed of computing
@@ -107,16 +106,18 @@ class SlotFiller(ABC):
         with self.ordered():
             filled = advance(steps, self._pace, rows=rows)
         seconds = time.perf_counter() - begin
-        self._filled_s = self._fill_s[steps] = self._fill_s.get(steps, 0.0) + seconds
-        self.library.num_fills += filled is not None
+        self._fill_s[steps] = so_far = self._fill_s.get(steps, 0.0) + seconds
         self.library.fill_seconds += seconds
-        return filled
+        if filled is None:
+            return None
+        self.library.num_fills += 1
+        return replace(filled, seconds=so_far)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def finish(self, plan: PromptPlan, filled: FilledPrompt, slots: torch.Tensor) -> None:
         """Write a filled prompt's last tokens into slots, and measurements into the store."""
         if self.speed is not None and filled.measure is None:
-            self.speed.filling.add(plan.num_to_compute(self.model.num_layers), self._filled_s)
+            self.speed.filling.add(plan.num_to_compute(self.model.num_layers), filled.seconds)
         with self.ordered():
             self.write(filled.cache.layers, slots, start=plan.stop - len(slots))
             if filled.measure is not None:
