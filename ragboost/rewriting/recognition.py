@@ -77,11 +77,16 @@ class Histories:
         documents = frozenset(request.keys_beside)
         judged = {UNCHANGED: True}
         links, digest, num = request.links, UNCHANGED, 0
+        before: tuple[Digest, Link] | None = None
         for at in range(len(links) - 1, -1, -1):
-            ends = self._ends.peek(links[at])
-            if ends and (end := self._likeliest(request, at, ends, documents, judged)) is not None:
+            if not (ends := self._ends.peek(links[at])):
+                continue
+            if (end := self._likeliest(request, at, ends, documents, judged)) is not None:
                 digest, num = end, at + 1
                 break
+            before = before or self._before_documents(ends[-1])
+        if before is not None and before[0] == digest and not request.shape_beside:
+            num = max(num, links.index(before[1]))  # the documents beside are given no more
         deltas = []
         node = self._nodes.peek(digest)
         while node is not None:
@@ -122,6 +127,14 @@ class Histories:
             if new > rank:
                 best, rank = digest, new
         return best
+
+    def _before_documents(self, digest: Digest) -> tuple[Digest, Link] | None:
+        """Return what was sent before the first question with documents beside the messages, which
+        no others follow, and the question's link; None if there is none."""
+        first = None
+        while (node := self._nodes.peek(digest)) is not None and node.shape:
+            first, digest = node, node.parent or UNCHANGED
+        return None if first is None else (digest, first.link)
 
     def _holds(
         self,

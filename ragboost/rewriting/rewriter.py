@@ -139,14 +139,13 @@ class Rewriting:
         self._put(history.sent)
         if history.repeated is not None:
             self._repeat(history, history.repeated, bypass)
-            return
-        outcome = bypass or self._boost(conversation, history.carried)
-        if isinstance(outcome, Bypass):
+        elif isinstance(outcome := bypass or self._boost(conversation, history.carried), Bypass):
             self._write_unboosted(history, outcome)
-            return
-        turn = conversation.state.turns[-1] if conversation is not None else None
-        self._write(history, outcome, turn=turn)
-        self._count(outcome, before=history.num_bytes(body, found.message or 0))
+        else:
+            turn = conversation.state.turns[-1] if conversation is not None else None
+            self._write(history, outcome, turn=turn)
+            self._count(outcome, before=history.num_bytes(body, found.message or 0))
+        self.delta = history.with_last(self.delta)
 
     def _repeat(
         self, history: ResentMessages, repeated: SentMessage, bypass: Bypass | None

@@ -225,12 +225,11 @@ class ResentMessages:
             fitting = [f for f in forms if f.sent.fits(retrieved, is_boosted=is_boosted)]
             again = (fitting or forms or (None,))[-1]  # the newest
         unanswered = _unanswered(body) if question is None and not is_in_place else None
-        for at, form in _branch(conversation, self.links[:question], last=again):
-            self._add(at, form, is_bare=at == unanswered and form.sent.adds_documents)
-        # Behind the question are results of tools only, with references to what they are behind.
-        for at in range(len(self.links) if question is None else question + 1, len(self.links)):
-            if self.links[at] in conversation.forms:
-                self._add(at, conversation.forms[self.links[at]][-1], is_bare=False)
+        for at, form in _branch(conversation, self.links, again):
+            if at == question:
+                again = form
+            else:
+                self._add(at, form, is_bare=at == unanswered and form.sent.adds_documents)
         if (
             again is not None
             and again.sent.message
@@ -303,7 +302,7 @@ def _unanswered(body: JsonBody) -> int | None:
 
 
 def _branch(
-    conversation: Conversation, links: Sequence[Link], *, last: MessageForm | None
+    conversation: Conversation, links: Sequence[Link], likely: MessageForm | None
 ) -> list[tuple[int, MessageForm]]:
     """Choose a form for each message of a history, so that all are of one branch, by index.
 
@@ -311,18 +310,20 @@ def _branch(
     history that is not kept any more is replaced by the newest one.
 
     Args:
-        last: a form of the message after these, or None.
+        likely: the form of its message where no later one says which; None: the newest.
     """
     places = {link: at for at, link in enumerate(links) if link in conversation.forms}
     by_digest: dict[Digest, MessageForm] | None = None
     chosen: list[tuple[int, MessageForm]] = []
-    parent, end = (None if last is None else last.parent), len(links)
+    parent, end = None, len(links)
     for link, at in reversed(places.items()):
         if at >= end:
             continue
         if parent == UNCHANGED:
             break
         form = conversation.forms[link][-1]
+        if likely is not None and link == likely.link:
+            form = likely
         if parent is not None and form.digest != parent:
             if by_digest is None:
                 by_digest = {f.digest: f for place in places for f in conversation.forms[place]}
