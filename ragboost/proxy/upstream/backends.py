@@ -253,7 +253,12 @@ class Backends:
             for notify in self.on_up:
                 notify()
             return
-        logger.warning("backend %s is unhealthy until a check succeeds: %s", backend.name, problem)
+        logger.warning(
+            "backend %s at %s is unhealthy until a check succeeds: %s; see `ragboost doctor`",
+            backend.name,
+            backend.url,
+            problem,
+        )
         for call in self.on_down:
             call(backend)
 
