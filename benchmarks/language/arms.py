@@ -35,6 +35,7 @@ from ragboost.text_scores import contains, word_f1
 from ragboost.types import Document
 
 SYSTEM = "Answer the question from the documents, in as few words as possible."  # eval-order's
+STORING = "What are the documents about?"  # asked by requests that store documents
 MAX_ANSWER_TOKENS = 24
 NEIGHBOURS = 4  # documents behind which a chunk is measured, for the policies that need it
 AS_RETRIEVED = Settings(
@@ -170,7 +171,7 @@ class ArmRunner:
         random.Random(case.id).shuffle(shuffled)
         alone = [[document] for document in case.documents]
         for documents in [shuffled] if self._stored == "captured" else alone:
-            tokens, chunks = self.prompt("What are the documents about?", documents)
+            tokens, chunks = self.prompt(STORING, documents)
             cache = self._fill(reuse, tokens, chunks, FULL).cache
             start, end = chunks[0][0] if chunks else 0, len(tokens)
             reuse.keep(cache, tokens, chunks, num_system=start, num_exact=end)
