@@ -31,7 +31,7 @@ _BACKLOG = 4096
 
 
 def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = None) -> None:
-    """Serve the proxy until a signal stops it, then finish running requests and close everything.
+    """Serve the proxy until SIGTERM, SIGINT or SIGHUP, then finish requests and close everything.
 
     With `proxy.workers`, other processes serve, and call `set_up_logging`, a top-level function.
     """
