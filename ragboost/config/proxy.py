@@ -146,7 +146,7 @@ class RouterSettings(Section):
         3,
         ge=1,
         description="Consecutive failures after which a backend is down until a health check "
-        "succeeds, and others get its requests; one refused connection is enough.",
+        "succeeds, and others get its requests; one refusal, or the first check, is enough.",
     )
 
 
