@@ -84,9 +84,8 @@ def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> Reuse
         options = read_selection(value, options, where=where)
     if options.policy not in defaults.policies:
         raise RequestError(
-            f"{where}.policy {options.policy!r} needs measurements that the chunks stored here do "
-            "not have (the embedded engine: run `ragboost precompute` and set "
-            f"engine.reuse_directory); use one of {', '.join(defaults.policies)}",
+            f"{where}.policy {options.policy!r} cannot be asked for; use one of "
+            f"{', '.join(defaults.policies)}",
             param=f"{where}.policy",
         )
     return options._replace(tenant=tenant)

@@ -2,7 +2,7 @@
 Knows token ids. Does not know texts: chunks are tokenised separately and joined by ids."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,10 +52,10 @@ class ChunkReuse:
         *,
         identity: Identity | None = None,
         backend: str | None = "tiled",
-        recipes: Mapping[str, str] | None = None,
+        has_prepared: bool = False,
     ) -> None:
         self.adapter, self.store = adapter, store
-        self.library = ChunkLibrary.of(adapter, store, identity=identity, recipes=recipes)
+        self.library = ChunkLibrary.of(adapter, store, identity=identity, has_prepared=has_prepared)
         self.backend = make_backend(backend) if backend else None
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:

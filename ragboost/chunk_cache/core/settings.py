@@ -45,7 +45,7 @@ class EngineChunkSettings:
     # `faster`: prompts are filled where this takes less time than to compute them, as measured in
     # this engine (with one rank); `always`: wherever enough is stored
     fill: str = "faster"
-    eviction: str = "heat"  # eviction policy of the store: heat, lru or lfu
+    eviction: str = "heat"  # eviction policy of the store: heat or lru
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
     calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
@@ -87,7 +87,7 @@ class EngineChunkSettings:
         if make_eviction_policy(settings.eviction).sees_queue:
             raise ConfigError(
                 f"`eviction` {settings.eviction!r} ranks by the requests that wait, which an "
-                "engine's store does not see: use heat, lru or lfu"
+                "engine's store does not see: use heat or lru"
             )
         if settings.remote:
             check_address(settings.remote)

@@ -27,7 +27,7 @@ POLICIES = {
     "hybrid-offline": "hybrid:HybridOffline",
 }
 MEASURED = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
-"""Policies that need measurements stored with each chunk, see `precompute.prime`."""
+"""Policies that need measurements stored with each chunk, see `eval.prime`."""
 DEFAULT_POLICY = "anchored"
 DEFAULT_RATIO = 0.15
 

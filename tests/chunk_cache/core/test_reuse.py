@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.baseline import Oracle
 from ragboost.chunk_cache.store.chunk import ChunkKV
