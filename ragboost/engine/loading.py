@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.core.loading import check_device
 from ragboost.chunk_cache.core.options import ReuseOptions
-from ragboost.chunk_cache.core.request import SERVED_POLICIES
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.selection import POLICIES
 from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import find_model
@@ -100,9 +100,9 @@ def make_engine(
             f"engine.capacity_tokens must be at least engine.block_size ({settings.block_size}), "
             f"got {settings.capacity_tokens}"
         )
-    if settings.reuse_policy not in SERVED_POLICIES:
+    if settings.reuse_policy not in POLICIES:
         raise ConfigError(
-            f"engine.reuse_policy must be one of {', '.join(SERVED_POLICIES)}, "
+            f"engine.reuse_policy must be one of {', '.join(POLICIES)}, "
             f"got {settings.reuse_policy!r}"
         )
     store = PrefixStore(

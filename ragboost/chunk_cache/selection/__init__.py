@@ -12,7 +12,6 @@ POLICIES = {
     "full": "baseline:Full",
     "reuse": "baseline:Reuse",
     "random": "baseline:Random",
-    "oracle": "baseline:Oracle",
     "epic": "epic:Epic",
     "cacheblend": "cacheblend:CacheBlend",
     "cacheblend-v": "cacheblend:CacheBlendValues",

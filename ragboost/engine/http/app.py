@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.chunk_cache.core.options import ReuseDefaults
-from ragboost.chunk_cache.core.request import SERVED_POLICIES
 from ragboost.config import EngineSettings
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http.completions import CompletionService
@@ -36,7 +35,6 @@ def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
             is_approx=settings.reuse == "approx",
             options=reuse_options(settings),
             refusal=loaded.reuse_refusal,
-            policies=SERVED_POLICIES,
         ),
         default_max_tokens=settings.default_max_tokens,
         max_body_bytes=settings.max_body_bytes,

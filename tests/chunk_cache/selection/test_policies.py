@@ -22,6 +22,7 @@ from ragboost.chunk_cache.selection.policy import budget, choose
 from ragboost.chunk_cache.selection.view import QUESTION_ROWS, SelectionView
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+from research.oracle import Oracle
 from research.tasks import make_prompts
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
@@ -153,7 +154,7 @@ def test_anchored_takes_the_heads_of_chunks_and_what_the_question_attends_to(
 
 
 def test_the_oracle_takes_what_it_is_given(reuse: ChunkReuse) -> None:
-    policy = make_policy("oracle", positions=(30, 80, 55))
+    policy = Oracle((30, 80, 55))
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
     assert result.selected == (30, 55, 80)
 

@@ -237,7 +237,7 @@ def test_a_route_and_metrics_tell_of_reuse(empty: Served) -> None:
     told = httpx.get(f"{empty.url}/chunk_reuse").json()
     assert told["is_possible"] is True
     assert (told["default"], told["policy"], told["ratio"]) == ("exact", "anchored", 0.15)
-    assert set(told["policies"]) == set(POLICIES) - {"oracle"}
+    assert set(told["policies"]) == set(POLICIES)
     ask(empty, [0, 1], ragboost=APPROX)
     text = httpx.get(f"{empty.url}/metrics").text
     assert 'ragboost_engine_reuse_prompt_tokens_total{source="computed"}' in text
