@@ -3,10 +3,8 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -16,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.client_exchange import ClientDisconnectedError
-from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
+from ragboost.proxy.asgi.errors import on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
-from ragboost.proxy.routes import openapi
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
 from ragboost.proxy.routes.reports import report_route
@@ -26,12 +23,11 @@ from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.workers.identity import WorkerIdentity
-from ragboost.version import __version__
 from ragboost.wires.registry import WIRES
 
 
-class ProxyApp(FastAPI):
-    """FastAPI, with a direct way to the completion endpoints and these in its OpenAPI document."""
+class ProxyApp(Starlette):
+    """Starlette, with a direct way to the completion endpoints."""
 
     # Completion endpoints by path, called for POST without routing or middleware, unless the app is
     # mounted below another path or has middleware of its own.
@@ -43,12 +39,6 @@ class ProxyApp(FastAPI):
         if scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware:
             endpoint = None if scope.get("root_path") else self.direct.get(scope["path"])
         await (endpoint or super().__call__)(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document of all routes but the passthrough."""
-        document = super().openapi()
-        openapi.complete(document)
-        return document
 
 
 def create_app(
@@ -68,24 +58,14 @@ def create_app(
     dashboard = Dashboard(state)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with state.lifespan(), dashboard.history:
             yield
 
-    has_docs = state.settings.proxy.docs  # else these paths are the backend's
     app = ProxyApp(
-        title="RAGBoost",
-        description="Other requests for inference are forwarded to the backend unchanged.",
-        version=__version__,
         lifespan=lifespan,
-        openapi_url="/openapi.json" if has_docs else None,
-        docs_url="/docs" if has_docs else None,
-        redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
-        redirect_slashes=False,
         exception_handlers={
             RequestError: on_request_error,
-            RequestValidationError: _on_validation_error,
             ClientDisconnectedError: _on_disconnect,
             Exception: on_internal_error,
         },
@@ -108,6 +88,7 @@ def create_app(
         Route("/", _Home(passthrough)),
         Route("/{path:path}", passthrough),
     ]
+    app.router.redirect_slashes = False
     app.router.default = passthrough  # no route's path matches line breaks
     return app
 
@@ -135,8 +116,3 @@ class _Home:
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # never received: the client has disconnected
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError), error
-    return await on_request_error(request, invalid_request(error.errors()))
