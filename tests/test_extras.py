@@ -38,13 +38,6 @@ EXTRAS = [
         "mooncake",
     ),
     Use(
-        "import pathlib, tempfile; from ragboost.plots import line_plot\n"
-        "path = pathlib.Path(tempfile.mkdtemp(), 'a.svg')\n"
-        "line_plot(path, {'a': [(0, 1)]}, x_label='x', y_label='y')",
-        "matplotlib",
-        "plot",
-    ),
-    Use(
         "import pathlib, tempfile; from ragboost.tokens.local import load_tokenizer\n"
         "path = pathlib.Path(tempfile.mkdtemp()) / 'tokenizer.json'\n"
         'text = \'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, \'\n'
@@ -72,7 +65,6 @@ COMMANDS = (
     ["serve", "--embedded"],
     ["demo"],
     ["eval-reuse", "--model", ".", "--data", "README.md"],
-    ["precompute", "--model", ".", "--corpus", "README.md", "--out", "build/kv"],
 )
 BLOCK = """
 import sys

@@ -21,7 +21,6 @@ ROOMS = [
     "types",
     "wires",
     "config",
-    "plots",
     "index",
     "context",
     "ordering",
@@ -59,7 +58,6 @@ INNER_ROOMS = {
         "model",
         "selection",
         "core",
-        "precompute",
         "eval",
         "http",
         "vllm",
@@ -79,7 +77,6 @@ GROUND = {
     "text_scores",
     "types",
     "config",
-    "plots",
 }
 ABOVE = {"simulate", "integrations", "demo", "cli", "__main__"}
 MIDDLEWARE = set(ROOMS) - WING - GROUND - ABOVE
