@@ -335,7 +335,7 @@ def test_what_the_command_cannot_use_is_named(tmp_path: Path) -> None:
     ("option", "line", "reason"),
     [
         ("--edges", "{", ":2: not JSON"),
-        ("--edges", "[1, 2]", ":2: must be an object, got list"),
+        ("--edges", "[1, 2]", ":2: must be an object, got array"),
         ("--edges", '{"source": 1, "target": 2, "weight": "much"}', ":2: weight must be a finite"),
         ("--edges", '{"source": 1, "target": 2, "weight": NaN}', ":2: weight must be a finite"),
         ("--trace", '{"doc_ids": 1}', ":2: doc_ids must be a list of ids, got 1"),
