@@ -110,6 +110,8 @@ class Backends:
         kept = [backend for backend in self.all if backend.server in replicas]
         removed = [backend for backend in self.all if backend.server not in replicas]
         returned = [backend for backend in self.draining if backend.server in replicas]
+        for backend in (*kept, *returned):
+            backend.use_login(replicas[backend.server].url)
         present = {backend.server for backend in (*kept, *returned)}
         self.draining = [each for each in self.draining if each not in returned] + removed
         free = sorted(
@@ -253,7 +255,12 @@ class Backends:
             for notify in self.on_up:
                 notify()
             return
-        logger.warning("backend %s is unhealthy until a check succeeds: %s", backend.name, problem)
+        logger.warning(
+            "backend %s at %s is unhealthy until a check succeeds: %s; see `ragboost doctor`",
+            backend.name,
+            backend.url,
+            problem,
+        )
         for call in self.on_down:
             call(backend)
 
