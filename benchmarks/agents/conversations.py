@@ -105,9 +105,9 @@ def replay(
             app = create_app(settings.model_copy(update={"backend": backend}))
             with serve_in_thread(app) as url:
                 _send_all(clients, body, engine, url, sessions=sessions)
-        prompt = sum(received.prompt_tokens for received in engine.requests)
-        cached = sum(received.cached_tokens for received in engine.requests)
-        num_requests = len(engine.requests)
+        prompt = sum(received.prompt_tokens for received in engine.completions)
+        cached = sum(received.cached_tokens for received in engine.completions)
+        num_requests = len(engine.completions)
     extending = sum(client.is_extending for client in clients)
     complete = sum(client.is_complete for client in clients)
     return {
@@ -131,7 +131,7 @@ def _send_all(
             choice = {"index": 0, "message": answer, "finish_reason": "stop"}
             engine.misbehave(status=200, body=json.dumps({"choices": [choice]}).encode())
             http.post(URL, json={"model": "m", **body(client, new, documents)}).raise_for_status()
-            client.check(engine.requests[-1], documents)
+            client.check(engine.completions[-1], documents)
 
 
 def _interleaved(clients: Sequence[Client], sessions: int) -> Iterator[tuple[Client, Any]]:

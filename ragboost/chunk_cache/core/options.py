@@ -12,7 +12,7 @@ The same for every engine. Knows JSON shapes. Does not know texts or tokens. A m
 raises `RequestError`, which names it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Any, NamedTuple
 
@@ -37,7 +37,6 @@ class ReuseDefaults(NamedTuple):
     is_approx: bool = False  # they reuse chunks
     options: ReuseOptions = ReuseOptions()  # policy and ratio, unless a request gives them
     refusal: str | None = None  # why this engine cannot reuse chunks; None: it can
-    policies: Sequence[str] = tuple(POLICIES)  # names that requests may give
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -46,7 +45,7 @@ class ReuseDefaults(NamedTuple):
             "default": "approx" if self.is_approx else "exact",
             "policy": self.options.policy,
             "ratio": self.options.ratio,
-            "policies": list(self.policies),
+            "policies": list(POLICIES),
         }
 
 
@@ -82,30 +81,19 @@ def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> Reuse
                 f"{where} has no field {unknown[0]!r}", param=f"{where}.{unknown[0]}"
             )
         options = read_selection(value, options, where=where)
-    if options.policy not in defaults.policies:
-        raise RequestError(
-            f"{where}.policy {options.policy!r} needs measurements that the chunks stored here do "
-            "not have (the embedded engine: run `ragboost precompute` and set "
-            f"engine.reuse_directory); use one of {', '.join(defaults.policies)}",
-            param=f"{where}.policy",
-        )
     return options._replace(tenant=tenant)
 
 
 def read_selection(
-    fields: Mapping[str, Any],
-    defaults: ReuseOptions,
-    *,
-    where: str = FIELD,
-    policies: Collection[str] = tuple(POLICIES),
+    fields: Mapping[str, Any], defaults: ReuseOptions, *, where: str = FIELD
 ) -> ReuseOptions:
     """Return the options with the policy and the ratio of an object whose path is `where`."""
     policy, ratio = fields.get("policy"), fields.get("ratio")
     policy = defaults.policy if policy is None else policy
     ratio = defaults.ratio if ratio is None else ratio
-    if policy not in policies:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise RequestError(
-            f"{where}.policy must be one of {', '.join(policies)}, got {show(policy)}",
+            f"{where}.policy must be one of {', '.join(POLICIES)}, got {show(policy)}",
             param=f"{where}.policy",
         )
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
