@@ -57,7 +57,10 @@ class Client:
 
 
 def text_of(number: int) -> str:
-    return f"DOC#{number}# " + f"The lease of office {number} was signed in May by person {number}. " * 4
+    return (
+        f"DOC#{number}# "
+        + f"The lease of office {number} was signed in May by person {number}. " * 4
+    )
 
 
 def tags(numbers: Sequence[int]) -> str:
@@ -125,9 +128,11 @@ class Game:
 
     def _documents(self) -> list[int]:
         rng, num = self.rng, self.world.num_documents
-        return rng.sample(range(num), rng.randint(1, 3)) if num else [
-            next(self._numbers) for _ in range(rng.randint(1, 3))
-        ]
+        return (
+            rng.sample(range(num), rng.randint(1, 3))
+            if num
+            else [next(self._numbers) for _ in range(rng.randint(1, 3))]
+        )
 
     def _turn(self, client: Client) -> None:
         rng = self.rng
@@ -199,7 +204,9 @@ class Game:
         resent = list(self._resent(asked, earlier))
         if any(all(asked.sent[at] == each.sent[at] for at in resent) for each in own):
             return
-        is_other = any(self._is_near(each.client, asked.client) for each in forms if each not in own)
+        is_other = any(
+            self._is_near(each.client, asked.client) for each in forms if each not in own
+        )
         self.counts["undecidable" if is_other else "changed"] += 1
 
     def _resent(self, asked: Asked, earlier: Asked) -> Iterator[int]:
