@@ -19,6 +19,7 @@ from typing import Self
 import httpx
 
 from ragboost.errors import RagBoostError
+from scripts.ports import free_port
 from scripts.processes import exit_on_sigterm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,7 +145,7 @@ class Cluster:
             )
         self._folder = Path(tempfile.mkdtemp(prefix="ragboost-cluster-"))
         folder, python = self._folder, [sys.executable, "-m", "ragboost"]
-        ports = free_ports(6)
+        ports = [free_port() for _ in range(6)]
         self.engines = [
             ClusterProcess(
                 f"engine-{at}",
@@ -242,12 +243,3 @@ def balancer_config(program: str, ports: Sequence[int], port: int, folder: Path)
     return re.sub(
         r"^( *(?:listen|bind)) \S*?8080", rf"\1 127.0.0.1:{port}", text, flags=re.MULTILINE
     )
-
-
-def free_ports(num: int) -> list[int]:
-    """Return different free ports on loopback."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(num)]
-    ports = [int(each.getsockname()[1]) for each in listeners]
-    for each in listeners:
-        each.close()
-    return ports

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from scripts.ports import free_port
 from tests.eventually import DEADLINE_S
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.fakes.redis import PROGRAM, RedisServer
-from tests.sockets import find_unused_port
 
 # Slow machines must not fail tests: Hypothesis examples have no deadline,
 settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,7 +61,7 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 def unused_port() -> int:
     """Port on which no server listens."""
-    return find_unused_port()
+    return free_port()
 
 
 @pytest.fixture

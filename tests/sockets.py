@@ -1,8 +1,7 @@
-"""Raw HTTP over sockets, for requests that client libraries do not send, and free ports."""
+"""Raw HTTP over sockets, for requests that client libraries do not send."""
 
 import json
 import socket
-from random import SystemRandom
 from typing import Any
 
 
@@ -24,19 +23,3 @@ def exchange(port: int, *pieces: bytes) -> bytes:
         while data := connection.recv(65536):
             received += data
         return received
-
-
-def find_unused_port() -> int:
-    """Return a port on which no server listens.
-
-    It is below the ephemeral range, from which servers on port 0 and clients draw theirs, so that
-    none of them takes it before the test does.
-    """
-    for port in SystemRandom().sample(range(20_000, 32_000), 100):
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no unused port found between 20000 and 32000")

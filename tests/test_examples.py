@@ -19,9 +19,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from scripts.ports import free_port
 from tests.environments import ENGINE_PYTHON, needs, own_environment
 from tests.eventually import SERVER_START_S, eventually
-from tests.sockets import find_unused_port
 
 ROOT = Path(__file__).parents[1]
 STANDALONE = {  # expected output; these need no server, or start their own
@@ -71,7 +71,7 @@ def engine_url() -> Iterator[str]:
 @contextmanager
 def running(*arguments: str) -> Iterator[str]:
     """Start a server from the command line."""
-    port = find_unused_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [ENGINE_PYTHON, "-m", "ragboost", *arguments, "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env=ENV, stderr=subprocess.DEVNULL) as server:
@@ -146,7 +146,7 @@ def test_the_example_runs_with_a_server(name: str, request: pytest.FixtureReques
 @pytest.mark.parametrize("name", ["batch.py", "chat_session.py", "session_api.py"])
 def test_an_example_without_its_server_says_what_to_start(name: str) -> None:
     pytest.importorskip("openai")
-    url = f"http://127.0.0.1:{find_unused_port()}/v1"
+    url = f"http://127.0.0.1:{free_port()}/v1"
     command = [sys.executable, str(ROOT / "examples" / name), url]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False)
     assert done.returncode == 1

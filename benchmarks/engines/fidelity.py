@@ -39,9 +39,10 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
+from scripts.ports import free_port
 from scripts.processes import exit_on_sigterm
 from tests.engines.arrivals import Arrivals
-from tests.engines.servers import EngineServer, free_port, missing
+from tests.engines.servers import EngineServer, missing
 
 CACHE_TOKENS = {"small": 4096, "large": 32_768}
 DOCUMENTS, PER_REQUEST, LENGTHS = 60, 6, (40, 240)

@@ -3,7 +3,7 @@
     python -m benchmarks.ordering.plan --contexts 12000 --json
     python -m benchmarks.ordering.plan --data FOLDER --retriever dense
 
-Compares plain order, the default linkage and the paper's linkage with the exact prefix-cache
+Compares plain order, the plan and the paper's linkage with the exact prefix-cache
 simulator. Times are seconds of wall and processor time, memory is peak RSS in MB.
 """
 
@@ -18,8 +18,9 @@ from typing import Any
 from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.retrieval import load_data
 from benchmarks.datasets.workloads import Workload, generate, hit_rates, planned_orders
-from ragboost.index.clustering import EXACT_CONTEXTS, Linkage
+from ragboost.index.clustering import EXACT_CONTEXTS
 from ragboost.ordering import plan_batch
+from research.distance import plan_by_distance
 
 PAPER_CONTEXTS = 4_000
 """Largest batch planned by default with the paper's quadratic linkage, which then takes minutes."""
@@ -96,9 +97,8 @@ def measure(
         "paper_build_s": None,
     }
     if paper or len(workload.contexts) <= PAPER_CONTEXTS:
-        linkage: Linkage = "distance"
         started = time.perf_counter()
-        paper_plan = plan_batch(workload.contexts, workload.tokens, linkage=linkage)
+        paper_plan = plan_by_distance(workload.contexts, workload.tokens)
         result["paper_build_s"] = round(time.perf_counter() - started, 3)
         result["paper_hit_rate"] = hit_rates(planned_orders(workload, paper_plan), workload.tokens)
     return result

@@ -29,10 +29,11 @@ from rich.table import Table
 
 from benchmarks.command import make_parser, report
 from benchmarks.proxy.rounds import BODIES, requests_for, run_round
-from benchmarks.proxy.targets import Target, first_cpu, free_port, last_cpu, listens, spawn, stop
+from benchmarks.proxy.targets import Target, first_cpu, last_cpu, listens, spawn, stop
 from ragboost.config import Settings
 from ragboost.proxy.server import listen, make_server, serve
 from ragboost.proxy.upstream.backend import Backend
+from scripts.ports import free_port
 from scripts.processes import exit_on_sigterm
 
 # Functions of each stage as `module:name`, looked up in the module that calls them.

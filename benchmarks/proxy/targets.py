@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from scripts.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".venv-peers"
 READY_S = 90
@@ -148,13 +150,6 @@ def first_cpu() -> int:
 def last_cpu() -> int:
     """Return the CPU of the backend and the clients."""
     return max(os.sched_getaffinity(0))
-
-
-def free_port() -> int:
-    """Return a free port on loopback."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _answers(port: int) -> bool:

@@ -28,13 +28,7 @@ def plan_file(catalog: DocumentCatalog, settings: OrderingSettings) -> FilePlan:
         if not settings.enabled or len(group) == 1:
             release.extend(group)
             continue
-        plan = plan_batch(
-            contexts,
-            tokens,
-            linkage=settings.linkage,
-            alpha=settings.alpha,
-            keep_last=settings.keep_last,
-        )
+        plan = plan_batch(contexts, tokens, keep_last=settings.keep_last)
         for i, permutation in zip(group, plan.permutations, strict=True):
             permutations[i] = permutation
         release.extend(group[i] for i in plan.release_order)

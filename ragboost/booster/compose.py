@@ -90,12 +90,13 @@ def compose(
         positions = tuple([by_key.get(document.key, -1) for document in retrieved.documents])
     hints: tuple[Hint, ...] = ()
     if len(sent) < len(retrieved.unique):
-        referred = (
+        referred = [
             history.carried[document.key]
             for i, document in enumerate(retrieved.unique)
             if i not in places and document.key in history.carried
-        )
-        hints = location_hints(referred, template=settings.hints.location_template)
+        ]
+        template, num_carried = settings.hints.location_template, len(history.carried)
+        hints = location_hints(referred, template=template, num_carried=num_carried)
     if settings.hints.order:
         order = list(map(places.__getitem__, sorted(sent)))
         hint = order_hint(labels, order, template=settings.hints.order_template)

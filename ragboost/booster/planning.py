@@ -114,8 +114,6 @@ def plan_offline(
     plan = plan_batch(
         [retrieved.elements for retrieved in leading],
         _lengths(leading),
-        linkage=settings.linkage,
-        alpha=settings.alpha,
         keep_last=settings.keep_last,
     )
     return plan.permutations, plan.release_order

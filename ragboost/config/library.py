@@ -139,14 +139,6 @@ class OrderingSettings(Section):
         description="Move text that differs in nearly every request, such as a date or a user's "
         "name, from before the documents to behind them, if it is in the same text.",
     )
-    linkage: Literal["savings", "distance"] = Field(
-        "savings",
-        description="Linkage for clustering batches: savings merges contexts by saved tokens, "
-        "distance by the paper's Eq. 1.",
-    )
-    alpha: float = Field(
-        0.001, ge=0.0, le=0.01, description="Weight of positions in the paper's distance (Eq. 1)."
-    )
 
 
 class DedupSettings(Section):

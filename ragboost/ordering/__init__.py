@@ -1,6 +1,6 @@
 """The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
-from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch, release_order
+from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch
 from ragboost.ordering.policy import make_order_policy, read_prior
 from ragboost.ordering.popularity import RecentContexts
 from ragboost.ordering.prior import CorpusPrior
@@ -24,5 +24,4 @@ __all__ = [
     "order_exact_first",
     "plan_batch",
     "read_prior",
-    "release_order",
 ]

@@ -6,7 +6,7 @@ All contexts are known, so the whole cluster tree is built first. Knows document
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.index.clustering import EXACT_CONTEXTS, Linkage, cluster
+from ragboost.index.clustering import EXACT_CONTEXTS, ClusterTree, cluster
 
 
 class BatchPlan(NamedTuple):
@@ -23,60 +23,42 @@ def plan_batch(
     contexts: Sequence[Sequence[Hashable]],
     tokens: Mapping[Hashable, int],
     *,
-    linkage: Linkage = "savings",
-    alpha: float = 0.001,
     exact_contexts: int = EXACT_CONTEXTS,
     keep_last: int = 0,
 ) -> BatchPlan:
     """Order the documents and requests of a batch for the most prefix sharing.
 
-    With `savings` the release order is a depth-first walk of the cluster tree: all contexts that
-    share a prefix are sent before the next prefix begins, so the cache's size hardly matters. With
-    `distance` it is the paper's (section 5.2).
+    The release order is a depth-first walk of the cluster tree: all contexts that share a prefix
+    are sent before the next prefix begins, so the cache's size hardly matters.
 
     Args:
         tokens: length of every document, at least 1.
-        alpha: weight of positions in the paper's distance (Eq. 1).
-        exact_contexts: with `savings`, larger batches are clustered in parts.
+        exact_contexts: larger batches are clustered in parts.
         keep_last: the most relevant documents of each context that take its last places, the best
             one last; they take no part in the clustering.
-
-    Raises:
-        RequestError: too many contexts for linkage `distance`.
     """
     free = [context[keep_last:] for context in contexts] if keep_last else contexts
-    tree = cluster(free, tokens, linkage=linkage, alpha=alpha, exact_contexts=exact_contexts)
-    release = tree.leaves if linkage == "savings" else release_order(tree.search_paths)
+    tree = cluster(free, tokens, exact_contexts=exact_contexts)
+    return make_plan(contexts, tree, tree.leaves, keep_last=keep_last)
+
+
+def make_plan(
+    contexts: Sequence[Sequence[Hashable]],
+    tree: ClusterTree,
+    release: Sequence[int],
+    *,
+    keep_last: int = 0,
+) -> BatchPlan:
+    """Return the plan of a cluster tree over all but the first `keep_last` of each context."""
     permutations = []
-    for context, rest, prefix in zip(contexts, free, tree.prefixes, strict=True):
+    for context, prefix in zip(contexts, tree.prefixes, strict=True):
+        rest = context[keep_last:]
         num_last = len(context) - len(rest)
         order = _permutation(rest, prefix)
         permutations.append((*(i + num_last for i in order), *range(num_last - 1, -1, -1)))
     return BatchPlan(
         tuple(release), tuple(permutations), tuple(tree.search_paths), tree.saved_tokens
     )
-
-
-def release_order(search_paths: Sequence[Sequence[int]]) -> list[int]:
-    """Group requests by the first step of their search path, longer paths first in a group (5.2).
-
-    Groups keep the order of their first requests, so that no request is overtaken without cause.
-    Paths of equal length are sorted, so that those with a longer common part are adjacent; equal
-    paths keep the given order. A request with an empty path shares nothing and forms a group of its
-    own. O(N log N).
-
-    Args:
-        search_paths: one per request: child positions from the root of the context index.
-
-    Returns:
-        Positions in `search_paths`, in release order.
-    """
-    group_of: dict[int, int] = {}
-    keys = []
-    for i, path in enumerate(search_paths):
-        group = group_of.setdefault(path[0], i) if path else i
-        keys.append((group, -len(path), tuple(path[1:]), i))
-    return [key[-1] for key in sorted(keys)]
 
 
 def _permutation(context: Sequence[Hashable], prefix: tuple[Hashable, ...]) -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 from typing import Any
 
-import pytest
-
 import ragboost
 from ragboost.config import Settings
 from ragboost.context import Plan
@@ -100,9 +98,8 @@ def test_without_ordering_a_batch_stays_as_it_is() -> None:
     assert sent(plan) == [[2, 1], [7], [1, 2]]
 
 
-@pytest.mark.parametrize("linkage", ["savings", "distance"])
-def test_a_batch_of_nothing_is_a_plan_of_nothing(linkage: str) -> None:
-    assert booster(ordering={"linkage": linkage}).boost_batch([]) == Plan((), ())
+def test_a_batch_of_nothing_is_a_plan_of_nothing() -> None:
+    assert booster().boost_batch([]) == Plan((), ())
 
 
 def test_requests_without_documents_are_in_the_plan() -> None:

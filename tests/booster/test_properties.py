@@ -31,7 +31,6 @@ SETTINGS = st.fixed_dictionaries(
                 "min_saved_tokens": st.sampled_from([0, 1, 30]),
                 "keep_last": st.integers(0, 3),
                 "tail": st.sampled_from(["relevance", "popularity"]),
-                "linkage": st.sampled_from(["savings", "distance"]),
             }
         ),
         "dedup": st.fixed_dictionaries({"enabled": st.booleans()}),

@@ -8,10 +8,8 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +26,7 @@ import psutil
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.chunk_cache.sglang.flags import sglang_flags
 from ragboost.chunk_cache.vllm.flags import vllm_flags
+from scripts.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts" / "engines"
@@ -102,18 +101,6 @@ def fast_dtype() -> str:
     """Return a dtype for which this processor has instructions; others take 28 times as long."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
-
-
-def free_port() -> int:
-    """Return a free port below the ephemeral range, which engines draw their own ports from."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port found between 20000 and 32000")
 
 
 class EngineServer:
@@ -231,8 +218,12 @@ class EngineServer:
         if self._process is None:
             return 0.0
         server = psutil.Process(self._process.pid)
-        times = [each.cpu_times() for each in [server, *server.children(recursive=True)]]
-        return sum(time.user + time.system for time in times)
+        seconds = 0.0
+        for each in [server, *server.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # a child that ends meanwhile
+                times = each.cpu_times()
+                seconds += times.user + times.system
+        return seconds
 
     def log(self) -> str:
         """Return the server's output so far."""

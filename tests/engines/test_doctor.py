@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ragboost.cache_sync.discovery import EventSource
+from scripts.ports import free_port
 from tests.engines.conftest import KINDS, require
-from tests.engines.servers import ROOT, EngineServer, Kind, free_port
+from tests.engines.servers import ROOT, EngineServer, Kind
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 

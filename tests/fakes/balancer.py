@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from scripts.cluster import BALANCERS, balancer_config
+from scripts.ports import free_port
 from tests.eventually import DEADLINE_S, eventually
-from tests.sockets import find_unused_port
 
 
 class Balancer:
@@ -26,7 +26,7 @@ class Balancer:
 
     def __init__(self, program: str, ports: Sequence[int]) -> None:
         self._program = program
-        self._port = find_unused_port()
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._folder = Path(tempfile.mkdtemp(prefix=f"{program}-"))
         name, self._flag = BALANCERS[program]

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+from scripts.ports import free_port
 from tests.eventually import DEADLINE_S, eventually
 
 
@@ -46,7 +47,7 @@ class MooncakeServer:
     def __init__(self, *, size: str = "256 MB") -> None:
         self._size = size
         self._folder = Path(tempfile.mkdtemp(prefix="mooncake-"))
-        self._ports = [_free_port() for _ in range(3)]
+        self._ports = [free_port() for _ in range(3)]
         self.url = f"mooncake://127.0.0.1:{self._ports[0]}"
         self._master: subprocess.Popen[bytes] | None = None
         self._pool: subprocess.Popen[bytes] | None = None
@@ -102,13 +103,6 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
     if process is not None:
         process.kill()
         process.wait(DEADLINE_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _is_listening(port: int) -> bool:

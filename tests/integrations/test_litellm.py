@@ -20,10 +20,10 @@ import httpx
 
 from ragboost.integrations.litellm import BoostHook
 from ragboost.integrations.litellm.hook import RefusedError
+from scripts.ports import free_port
 from tests.eventually import SERVER_START_S, eventually
 from tests.fakes import FakeEngine
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, num_copies, words
-from tests.sockets import find_unused_port
 
 pytestmark = own_environment
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def litellm_url(engine: FakeEngine, tmp_path: Path) -> Iterator[str]:
         "litellm_settings": {"callbacks": ["ragboost.integrations.litellm.proxy_handler_instance"]},
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    port = find_unused_port()
+    port = free_port()
     code = "from litellm import run_server; run_server()"
     command = [sys.executable, "-c", code, "--config", str(tmp_path / "config.yaml")]
     command += ["--host", "127.0.0.1", "--port", str(port)]

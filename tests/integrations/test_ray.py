@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scripts.ports import free_port
 from tests.environments import needs, own_environment
 
 needs("ray")  # 600 MB
@@ -32,7 +33,6 @@ from ragboost.integrations.ray import boosted, deploy
 from tests.fakes import FakeEngine
 from tests.fakes.redis import PROGRAM, RedisServer
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, words
-from tests.sockets import find_unused_port
 from tests.test_examples import run_example, running
 
 # Ray leaves sockets, files and subprocesses to the end of the process.
@@ -66,7 +66,7 @@ def cluster() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def serve_port(cluster: str) -> int:
     """The port of Ray Serve, which all its applications share."""
-    port = find_unused_port()
+    port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     return port
 

@@ -1,27 +1,27 @@
+from collections.abc import Callable
 from itertools import groupby
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.index.clustering import Linkage
-from ragboost.ordering import plan_batch, release_order
+from ragboost.ordering import BatchPlan, plan_batch
 from ragboost.simulate import simulate
+from research.distance import plan_by_distance, release_order
 
-linkages = pytest.mark.parametrize("linkage", get_args(Linkage))
+plans = pytest.mark.parametrize("plan_of", [plan_batch, plan_by_distance])
 CONTEXTS = st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=20)
 PATHS = st.lists(st.lists(st.integers(0, 3), max_size=4).map(tuple), max_size=20)
 TOKENS = {document: 1 + document % 4 for document in range(10)}
 
 
-@linkages
+@plans
 @settings(max_examples=80, deadline=None)
 @given(contexts=CONTEXTS)
 def test_a_plan_covers_every_context_and_document_once(
-    linkage: Linkage, contexts: list[list[int]]
+    plan_of: Callable[..., BatchPlan], contexts: list[list[int]]
 ) -> None:
-    plan = plan_batch(contexts, TOKENS, linkage=linkage)
+    plan = plan_of(contexts, TOKENS)
 
     assert sorted(plan.release_order) == list(range(len(contexts)))
     assert len(plan.search_paths) == len(contexts)
@@ -36,7 +36,7 @@ def test_the_savings_order_is_depth_first_and_the_papers_is_by_path() -> None:
     tokens = dict.fromkeys(range(10), 1)
 
     savings = plan_batch(contexts, tokens)
-    paper = plan_batch(contexts, tokens, linkage="distance")
+    paper = plan_by_distance(contexts, tokens)
 
     by_path = sorted(range(5), key=savings.search_paths.__getitem__)
     assert list(savings.release_order) == by_path

@@ -5,17 +5,32 @@ merges of all parts are kept, and the remaining clusters enter the next level. C
 parts are not compared; docs/lab/ordering.md measures the loss. Knows arrays only.
 """
 
+from collections.abc import Hashable, Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ragboost.index.clustering import savings
-from ragboost.index.clustering.clusters import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows, number
+from ragboost.index.clustering.walk import walk
 
 EXACT_CONTEXTS = 50_000
 """Batches up to this size are clustered whole; the parts of larger ones are half as large."""
 
 _KEEP = 0.3  # share of clusters that enter the next level
 _MAX_LEVELS = 12
+
+
+def cluster(
+    contexts: Sequence[Sequence[Hashable]],
+    tokens: Mapping[Hashable, int],
+    *,
+    exact_contexts: int = EXACT_CONTEXTS,
+) -> ClusterTree:
+    """Cluster contexts by the documents they share: merge the pair whose common documents have the
+    most tokens. Deterministic. Larger batches than `exact_contexts` are clustered in parts."""
+    rows = number(contexts, tokens)
+    return walk(rows, merge(rows, exact_contexts=exact_contexts), rank=np.arange(len(rows.names)))
 
 
 def merge(rows: Rows, *, exact_contexts: int = EXACT_CONTEXTS) -> Merges:

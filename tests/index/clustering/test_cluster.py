@@ -1,20 +1,22 @@
 import random
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.errors import RequestError
-from ragboost.index.clustering import ClusterTree, Linkage, cluster
-from ragboost.index.clustering.distance import MAX_CONTEXTS
+from ragboost.index.clustering import ClusterTree, cluster
 from ragboost.ordering import plan_batch
 from ragboost.simulate import simulate
+from research.distance import MAX_CONTEXTS, cluster_by_distance, plan_by_distance
 
 Contexts = Sequence[Sequence[Hashable]]
 
-linkages = pytest.mark.parametrize("linkage", get_args(Linkage))
+# By linkage, to cluster and to plan; the second is the paper's, for comparison.
+CLUSTER: dict[str, Any] = {"savings": cluster, "distance": cluster_by_distance}
+PLAN: dict[str, Any] = {"savings": plan_batch, "distance": plan_by_distance}
+linkages = pytest.mark.parametrize("linkage", PLAN)
 
 CONTEXTS = st.lists(st.lists(st.integers(0, 12), max_size=6), max_size=25)
 LENGTHS = st.lists(st.integers(1, 50), min_size=13, max_size=13).map(lambda v: dict(enumerate(v)))
@@ -28,14 +30,16 @@ def random_batch(
     return [rng.sample(range(documents), k) for _ in range(contexts)], tokens
 
 
-def ordered(contexts: Contexts, tokens: Mapping[Any, int], **options: Any) -> list[list[Hashable]]:
+def ordered(
+    contexts: Contexts, tokens: Mapping[Any, int], *, linkage: str = "savings", **options: Any
+) -> list[list[Hashable]]:
     """The batch as sent, without repeated documents, and a check of what it says to save."""
-    plan = plan_batch(contexts, tokens, **options)
+    plan = PLAN[linkage](contexts, tokens, **options)
     orders = [
         list(dict.fromkeys(contexts[at][i] for i in plan.permutations[at]))
         for at in plan.release_order
     ]
-    if options.get("linkage") != "distance":  # whose release order is not depth-first
+    if linkage != "distance":  # whose release order is not depth-first
         assert simulate(orders, tokens, capacity_tokens=None).cached_tokens >= plan.saved_tokens
     return orders
 
@@ -64,12 +68,12 @@ def check_tree(contexts: Contexts, tree: ClusterTree) -> None:
 @settings(max_examples=80, deadline=None)
 @given(contexts=CONTEXTS, tokens=LENGTHS)
 def test_contexts_below_a_node_start_with_all_they_share(
-    linkage: Linkage, contexts: list[list[int]], tokens: dict[int, int]
+    linkage: str, contexts: list[list[int]], tokens: dict[int, int]
 ) -> None:
-    tree = cluster(contexts, tokens, linkage=linkage)
+    tree = CLUSTER[linkage](contexts, tokens)
 
     check_tree(contexts, tree)
-    assert tree == cluster(contexts, tokens, linkage=linkage)
+    assert tree == CLUSTER[linkage](contexts, tokens)
 
 
 @settings(max_examples=50, deadline=None)
@@ -93,9 +97,9 @@ def test_an_unbounded_cache_saves_at_least_what_the_tree_says(
 
 @linkages
 @pytest.mark.parametrize("seed", range(4))
-def test_an_unbounded_cache_saves_exactly_what_the_tree_says(linkage: Linkage, seed: int) -> None:
+def test_an_unbounded_cache_saves_exactly_what_the_tree_says(linkage: str, seed: int) -> None:
     contexts, tokens = random_batch(seed, contexts=60, documents=40, k=6)
-    plan = plan_batch(contexts, tokens, linkage=linkage)
+    plan = PLAN[linkage](contexts, tokens)
 
     orders = ordered(contexts, tokens, linkage=linkage)
 
@@ -168,10 +172,10 @@ def planted(seed: int, *, depth: int) -> tuple[list[list[int]], dict[int, int], 
 
 @linkages
 @pytest.mark.parametrize("seed", range(3))
-def test_a_planted_tree_is_found_exactly(linkage: Linkage, seed: int) -> None:
+def test_a_planted_tree_is_found_exactly(linkage: str, seed: int) -> None:
     contexts, tokens, saved = planted(seed, depth=5)
 
-    tree = cluster(contexts, tokens, linkage=linkage)
+    tree = CLUSTER[linkage](contexts, tokens)
 
     assert tree.saved_tokens == saved
     check_tree(contexts, tree)
@@ -188,10 +192,10 @@ def test_longer_documents_are_worth_more_than_many() -> None:
 
 
 @linkages
-def test_contexts_that_share_nothing_are_never_merged(linkage: Linkage) -> None:
+def test_contexts_that_share_nothing_are_never_merged(linkage: str) -> None:
     contexts = [[1, 2], [3, 4], [5], [], [6, 7]]
 
-    tree = cluster(contexts, dict.fromkeys(range(10), 5), linkage=linkage)
+    tree = CLUSTER[linkage](contexts, dict.fromkeys(range(10), 5))
 
     assert tree.prefixes == [()] * 5
     assert tree.search_paths == [(0,), (1,), (2,), (3,), (4,)]
@@ -199,10 +203,10 @@ def test_contexts_that_share_nothing_are_never_merged(linkage: Linkage) -> None:
 
 
 @linkages
-def test_equal_contexts_are_siblings_that_share_everything(linkage: Linkage) -> None:
+def test_equal_contexts_are_siblings_that_share_everything(linkage: str) -> None:
     contexts = [["b", "a", "c"]] * 50
 
-    tree = cluster(contexts, {"a": 2, "b": 3, "c": 4}, linkage=linkage)
+    tree = CLUSTER[linkage](contexts, {"a": 2, "b": 3, "c": 4})
 
     assert tree.saved_tokens == 49 * 9
     assert {len(path) for path in tree.search_paths} == {2}
@@ -213,9 +217,9 @@ def test_equal_contexts_are_siblings_that_share_everything(linkage: Linkage) -> 
 @linkages
 @pytest.mark.parametrize("contexts", [[], [[]], [[], []], [[1]], [[1, 2, 3]], [[], [1], []]])
 def test_a_batch_with_nothing_to_share_stays_as_it_is(
-    linkage: Linkage, contexts: list[list[int]]
+    linkage: str, contexts: list[list[int]]
 ) -> None:
-    plan = plan_batch(contexts, dict.fromkeys(range(5), 1), linkage=linkage)
+    plan = PLAN[linkage](contexts, dict.fromkeys(range(5), 1))
 
     assert plan.release_order == tuple(range(len(contexts)))
     assert plan.permutations == tuple(tuple(range(len(context))) for context in contexts)
@@ -224,10 +228,10 @@ def test_a_batch_with_nothing_to_share_stays_as_it_is(
 
 
 @linkages
-def test_a_repeated_document_counts_once_and_its_repeats_stand_last(linkage: Linkage) -> None:
+def test_a_repeated_document_counts_once_and_its_repeats_stand_last(linkage: str) -> None:
     contexts = [["x", "a", "x", "b"], ["b", "y", "x", "b"]]
 
-    plan = plan_batch(contexts, {"a": 1, "b": 1, "x": 1, "y": 1}, linkage=linkage)
+    plan = PLAN[linkage](contexts, {"a": 1, "b": 1, "x": 1, "y": 1})
 
     sent = [[c[i] for i in p] for c, p in zip(contexts, plan.permutations, strict=True)]
     assert sent[0][:2] == sent[1][:2]
@@ -237,21 +241,21 @@ def test_a_repeated_document_counts_once_and_its_repeats_stand_last(linkage: Lin
 
 
 @linkages
-def test_ids_of_several_types_stay_apart(linkage: Linkage) -> None:
+def test_ids_of_several_types_stay_apart(linkage: str) -> None:
     contexts: list[list[Hashable]] = [[1, "1", None, ("1",)], ["1", ("1",), 2.5], [None, 2.5, "z"]]
     tokens: dict[Hashable, int] = {1: 1, "1": 2, None: 3, ("1",): 4, 2.5: 5, "z": 6}
 
-    tree = cluster(contexts, tokens, linkage=linkage)
+    tree = CLUSTER[linkage](contexts, tokens)
 
     check_tree(contexts, tree)
     assert tree.saved_tokens >= 5
 
 
 @linkages
-def test_contexts_of_ten_thousand_documents_are_planned(linkage: Linkage) -> None:
+def test_contexts_of_ten_thousand_documents_are_planned(linkage: str) -> None:
     wide = [list(range(10_000)), list(range(5_000, 15_000)), [0, 7_000, 14_999]]
 
-    plan = plan_batch(wide, dict.fromkeys(range(15_000), 3), linkage=linkage)
+    plan = PLAN[linkage](wide, dict.fromkeys(range(15_000), 3))
 
     assert sorted(plan.release_order) == [0, 1, 2]
     for context, permutation in zip(wide, plan.permutations, strict=True):
@@ -290,5 +294,5 @@ def test_very_long_documents_do_not_overflow() -> None:
 def test_the_quadratic_linkage_refuses_large_batches() -> None:
     contexts = [[1]] * (MAX_CONTEXTS + 1)
 
-    with pytest.raises(RequestError, match="use linkage 'savings'"):
-        cluster(contexts, {1: 1}, linkage="distance")
+    with pytest.raises(ValueError, match="at most"):
+        cluster_by_distance(contexts, {1: 1})

@@ -5,9 +5,15 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.index import ContextIndex
-from ragboost.index.clustering import ClusterTree, cluster
-from ragboost.index.clustering.distance import context_distance
-from ragboost.ordering import order_documents, plan_batch, release_order
+from ragboost.index.clustering import ClusterTree
+from ragboost.ordering import order_documents
+from research.distance import (
+    cluster_by_distance,
+    context_distance,
+    plan_by_distance,
+    release_order,
+)
+from tests.index.paths import traverse
 
 C1, C2, C3 = (2, 1, 3), (2, 6, 1), (4, 1, 0)
 C6, C7, C8 = (2, 1, 4), (5, 7, 8), (1, 2, 9)
@@ -15,13 +21,13 @@ ONE_TOKEN = dict.fromkeys(range(10), 1)
 
 
 def figure_4() -> ClusterTree:
-    return cluster([C1, C2, C3], ONE_TOKEN, linkage="distance")
+    return cluster_by_distance([C1, C2, C3], ONE_TOKEN)
 
 
 def figure_4_index() -> ContextIndex:
     """The initial contexts as ordered by their tree, inserted as they are sent."""
     index = ContextIndex()
-    plan = plan_batch([C1, C2, C3], ONE_TOKEN, linkage="distance")
+    plan = plan_by_distance([C1, C2, C3], ONE_TOKEN)
     for at in plan.release_order:
         context = (C1, C2, C3)[at]
         index.insert([context[i] for i in plan.permutations[at]], (1, 1, 1))
@@ -74,7 +80,7 @@ def test_figure_5_new_contexts_follow_the_matched_prefix() -> None:
     assert arrive(index, C6) == ((1, 2, 4), (0, 0, 2))
     assert arrive(index, C7) == ((5, 7, 8), (1,))
     assert arrive(index, C8) == ((1, 2, 9), (0, 0, 3))
-    assert index.traverse((0, 0, 0)).context == (1, 2, 3)
+    assert traverse(index, (0, 0, 0)).context == (1, 2, 3)
     index.check_integrity()
 
 
@@ -141,7 +147,7 @@ def test_many_wide_contexts_are_compared_in_blocks() -> None:
 
 
 def test_the_paper_example_of_four_contexts_pairs_by_position() -> None:
-    tree = cluster([A, B, C, D], ONE_TOKEN, linkage="distance")
+    tree = cluster_by_distance([A, B, C, D], ONE_TOKEN)
 
     assert tree.prefixes == [(3, 5), (2, 6), (3, 5), (2, 6)]
     assert [path[0] for path in tree.search_paths] == [0, 1, 0, 1]

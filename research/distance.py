@@ -1,14 +1,15 @@
-"""The paper's clustering: merge the closest pair by Eq. 1 (RAGBoost section 4.1).
+"""The paper's plan of a batch: merge the closest pair by Eq. 1 (RAGBoost section 4.1), release by
+search path (section 5.2). For comparison with `plan_batch`, and to reproduce the paper's examples:
+quadratic in time and memory. Knows arrays and keys."""
 
-For comparison, and to reproduce the paper's examples: time and memory grow with the square of the
-number of contexts that share documents. Knows arrays only.
-"""
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragboost.errors import RequestError
-from ragboost.index.clustering.clusters import Ints, Merges, Rows
+from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows, number
+from ragboost.index.clustering.walk import walk
+from ragboost.ordering.batch import BatchPlan, make_plan
 
 MAX_CONTEXTS = 8_000
 """Contexts that the quadratic clustering accepts; the distance matrix takes up to 1 GB."""
@@ -16,6 +17,45 @@ MAX_CONTEXTS = 8_000
 _BLOCK_CELLS = 1 << 20  # pairs of positions compared at a time
 
 Floats = NDArray[np.float32]
+
+
+def plan_by_distance(
+    contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int], *, alpha: float = 0.001
+) -> BatchPlan:
+    """Order the documents and requests of a batch as the paper does."""
+    tree = cluster_by_distance(contexts, tokens, alpha=alpha)
+    return make_plan(contexts, tree, release_order(tree.search_paths))
+
+
+def cluster_by_distance(
+    contexts: Sequence[Sequence[Hashable]], tokens: Mapping[Hashable, int], *, alpha: float = 0.001
+) -> ClusterTree:
+    """Cluster contexts by Eq. 1; `alpha`: weight of positions."""
+    rows = number(contexts, tokens)
+    rank = _sorted_rank(rows.names)
+    return walk(rows, merge(rows, alpha=alpha, rank=rank), rank=rank)
+
+
+def release_order(search_paths: Sequence[Sequence[int]]) -> list[int]:
+    """Group requests by the first step of their search path, longer paths first in a group (5.2).
+
+    Groups keep the order of their first requests, so that no request is overtaken without cause.
+    Paths of equal length are sorted, so that those with a longer common part are adjacent; equal
+    paths keep the given order. A request with an empty path shares nothing and forms a group of its
+    own. O(N log N).
+
+    Args:
+        search_paths: one per request: child positions from the root of the context index.
+
+    Returns:
+        Positions in `search_paths`, in release order.
+    """
+    group_of: dict[int, int] = {}
+    keys = []
+    for i, path in enumerate(search_paths):
+        group = group_of.setdefault(path[0], i) if path else i
+        keys.append((group, -len(path), tuple(path[1:]), i))
+    return [key[-1] for key in sorted(keys)]
 
 
 def context_distance(
@@ -56,11 +96,7 @@ def merge(rows: Rows, *, alpha: float, rank: Ints) -> Merges:
     """
     count, width = rows.documents.shape
     if count > MAX_CONTEXTS:
-        raise RequestError(
-            f"linkage 'distance' takes at most {MAX_CONTEXTS} contexts, got {count}: "
-            "use linkage 'savings'",
-            param="linkage",
-        )
+        raise ValueError(f"Eq. 1 takes at most {MAX_CONTEXTS} contexts, got {count}")
     if not count:
         return Merges(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), rows.documents)
     contexts = np.full((2 * count, width), -1, dtype=np.int32)
@@ -133,3 +169,13 @@ def _update(
     lowest[stale] = distances[stale, nearest[stale]]
     better = others[distances[others, a] < lowest[others]]
     nearest[better], lowest[better] = a, distances[better, a]
+
+
+def _sorted_rank(names: list[Hashable]) -> Ints:
+    try:
+        order = sorted(range(len(names)), key=names.__getitem__)  # type: ignore[arg-type]
+    except TypeError:  # ids of several types
+        order = sorted(range(len(names)), key=lambda i: str(names[i]))
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[order] = np.arange(len(names))
+    return rank
