@@ -66,7 +66,7 @@ class Router:
             self._names[backend.number] = backend.name
             backend.load.on_change = partial(self._changed.add, backend)
         self._by_number = {backend.number: backend for backend in self.backends.all}
-        self._present = list(self._by_number)
+        self._present = np.array(list(self._by_number), np.int64)
         self._absent[self._present] = 0
         self._changed.clear()
         self._changed.update(self.backends.all)
@@ -120,9 +120,9 @@ class Router:
         """Return the backend with the lowest cost, unhealthy ones last; None: all are excluded."""
         self._update_loads()
         before = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting
-        latest = _MAX_PROMPTS * prompt_tokens
-        if self._present:
-            latest += _MAX_QUEUES * self._waiting[self._present].mean()
+        num_backends = max(len(self._present), 1)
+        queue = self._waiting[self._present].sum() / num_backends
+        latest = _MAX_PROMPTS * prompt_tokens + _MAX_QUEUES * queue
         cost = before - np.minimum(reading.affinity, np.maximum(latest - before, 0)) - reading.kept
         cost += self._absent + self._running * self._tokens_per_running(prompt_tokens)
         backends = self.backends.all
