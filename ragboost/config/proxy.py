@@ -303,11 +303,6 @@ class ProxySettings(Section):
         description="Bytes of `record` with the file before it, which has the suffix .1.",
     )
     access_log: bool = Field(False, description="Log one line of JSON per request.")
-    docs: bool = Field(
-        False,
-        description="Serve the proxy's own API documentation at /openapi.json and /docs, which are "
-        "else the backend's paths.",
-    )
     tracing: bool = Field(
         False, description="Record OpenTelemetry spans of completions; needs the extra otel."
     )
