@@ -68,7 +68,7 @@ def test_chunks_on_disk_are_loaded_by_the_next_server(tmp_path: Path) -> None:
         assert sources(post(url, [2, 0, 1], {"policy": "epic", "ratio": 0.25})) == (20, 90, 30, 12)
 
 
-@pytest.mark.parametrize("policy", ["cachecraft", "cachecraft-peak", "hybrid-offline"])
+@pytest.mark.parametrize("policy", ["cachecraft", "hybrid-offline"])
 def test_policies_that_need_measurements_are_served_from_a_prepared_corpus(
     tmp_path: Path, policy: str
 ) -> None:
