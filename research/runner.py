@@ -12,6 +12,8 @@ from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence
 from ragboost.chunk_cache.selection import make_policy
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.text_scores import word_f1
+from research.oracle import Oracle
+from research.tasks import TaskCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def normalised(score: float, *, full: float, reuse: float) -> float:
 
 def _policy(name: str, case: Case) -> SelectionPolicy:
     if name == "oracle":
-        return make_policy(name, positions=case.dependent)
+        return Oracle(case.dependent if isinstance(case, TaskCase) else ())
     return make_policy(name)
 
 

@@ -70,6 +70,11 @@ VOCAB_SIZE = DOCUMENT + 1 + sum(_KINDS.values())
 
 
 @dataclass(frozen=True, slots=True)
+class TaskCase(Case):
+    dependent: tuple[int, ...] = ()  # positions that an oracle would recompute
+
+
+@dataclass(frozen=True, slots=True)
 class TaskPrompt:
     """One question over documents."""
 
@@ -87,9 +92,9 @@ class TaskPrompt:
         """All token ids in order."""
         return [*self.system, *(t for chunk in self.chunks for t in chunk), *self.question]
 
-    def case(self) -> Case:
+    def case(self) -> TaskCase:
         """Return the prompt as a case for `runner.evaluate`."""
-        return Case(
+        return TaskCase(
             self.system,
             self.chunks,
             self.question,

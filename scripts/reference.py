@@ -25,6 +25,7 @@ from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
 from ragboost.proxy.workers.identity import WorkerIdentity
 from scripts.openapi_page import openapi_page
+from scripts.proxy_openapi import proxy_document
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -126,39 +127,39 @@ def _metric_rows(registry: CollectorRegistry) -> Iterator[str]:
 def http_page() -> str:
     """Return the page of the proxy's routes, from its OpenAPI document."""
     return openapi_page(
-        create_app(Settings()).openapi(),
+        proxy_document(),
         title="HTTP API",
         introduction="All other requests are forwarded to the backend unchanged. Completions have "
         "the backend's body with the fields below added; its responses and errors are relayed byte "
         "for byte. The errors listed are the proxy's own, `ProxyErrorResponse` objects. "
-        "`proxy.docs` serves this document at `/openapi.json` and `/docs`. More: "
+        "More: "
         "[the proxy](../proxy.md), [the chat-session API](../conversations.md#the-session-api).",
     )
 
 
 def engine_http_page() -> str:
-    """Return the page of the embedded engine's routes, from its OpenAPI document."""
-    from ragboost.engine.http.app import make_app
+    """Return the page of the embedded engine's routes."""
+    from ragboost.engine.http.routes import ROUTES
+    from scripts.engine_schemas import BODIES, RESPONSES, schemas
 
-    document = make_app().openapi()
     lines = [
         "# HTTP API of the embedded engine",
         "",
-        "In OpenAI's and vLLM's shapes; the engine serves this document at `/openapi.json` and "
-        "`/docs` (`engine.docs`). Request fields that are not listed are ignored, except in "
+        "In OpenAI's and vLLM's shapes. Request fields that are not listed are ignored, except in "
         "`ragboost` and where they would change the answer. Errors are `ErrorResponse` objects. "
         "More about the engine: [the embedded engine](../engine.md).",
         "",
         "| route | method | | body | response |",
         "|---|---|---|---|---|",
     ]
-    for path, methods in document["paths"].items():
-        for method, route in methods.items():
-            body = _json_type(route.get("requestBody", {}))
-            response = _json_type(route["responses"]["200"])
-            about = _text(route["description"])
-            lines.append(f"| `{path}` | {method.upper()} | {about} | {body} | {response} |")
-    for name, schema in document["components"]["schemas"].items():
+    for route in ROUTES:
+        body, response = (_link(models.get(route.path)) for models in (BODIES, RESPONSES))
+        if route.path == "/kv_event_sources":
+            response = f"object of {response}"
+        method = "POST" if "POST" in (route.methods or ()) else "GET"
+        about = _text(route.endpoint.__doc__ or "")
+        lines.append(f"| `{route.path}` | {method} | {about} | {body} | {response} |")
+    for name, schema in sorted(schemas().items()):
         lines += ["", f"## {name}", "", schema.get("description", ""), ""]
         lines += ["| field | type | default | |", "|---|---|---|---|"]
         for field, info in schema["properties"].items():
@@ -169,8 +170,8 @@ def engine_http_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _json_type(message: dict[str, Any]) -> str:
-    return _schema_type(message.get("content", {}).get("application/json", {}).get("schema", {}))
+def _link(model: type[BaseModel] | None) -> str:
+    return "" if model is None else _schema_type({"$ref": f"/{model.__name__}"})
 
 
 def _schema_type(schema: dict[str, Any]) -> str:

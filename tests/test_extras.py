@@ -72,7 +72,6 @@ COMMANDS = (
     ["serve", "--embedded"],
     ["demo"],
     ["eval-reuse", "--model", ".", "--data", "README.md"],
-    ["precompute", "--model", ".", "--corpus", "README.md", "--out", "build/kv"],
 )
 BLOCK = """
 import sys

@@ -59,7 +59,6 @@ INNER_ROOMS = {
         "model",
         "selection",
         "core",
-        "precompute",
         "eval",
         "http",
         "vllm",

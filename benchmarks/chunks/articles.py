@@ -14,13 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.chunks.neighbours import by_cooccurrence, by_edges, by_vectors
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.retrieval.neighbours import (
-    Neighbours,
-    by_cooccurrence,
-    by_edges,
-    by_vectors,
-)
+from ragboost.retrieval.neighbours import Neighbours
 from research.tasks import SYSTEM, TASKS, ask, make_world
 
 DOCUMENTS, LENGTH = 8, 12

@@ -20,8 +20,9 @@ from benchmarks.chunks.reference import SPLITS, load_adapter, mean_and_error, ro
 from benchmarks.parts import part
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.precompute.prime import measure, prime
+from ragboost.chunk_cache.store.keys import prepared_key
 from ragboost.chunk_cache.store.tiered import TieredStore
 from research.runner import EvalRow, evaluate
 
@@ -68,8 +69,7 @@ def measure_seed(args: argparse.Namespace, seed: int) -> dict[Key, EvalRow]:
 
 
 def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: int) -> ChunkReuse:
-    recipes: dict[str, str] = {}
-    reuse = ChunkReuse(adapter, TieredStore(host_bytes=2 << 30), recipes=recipes)
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=2 << 30), has_prepared=top_n > 0)
     system = articles.cases[0].system
     neighbours = SOURCES[source](articles, top_n or MEASURED_AFTER)
     for number in range(DOCUMENTS * articles.asked):
@@ -79,9 +79,8 @@ def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: i
             measure(reuse, system, chunk, neighbours=others)
             continue
         kv = prime(reuse, system, chunk, neighbours=others)
-        recipe = f"{source} {top_n}"
-        if others and reuse.store.put(reuse.library.key(chunk, recipe=recipe), kv):
-            recipes[reuse.library.key(chunk)] = recipe
+        if others:
+            reuse.store.put(prepared_key(reuse.library.key(chunk)), kv)
     return reuse
 
 

@@ -28,7 +28,7 @@ from benchmarks.chunks.reference import MODEL, SPLITS, load_reuse, mean_and_erro
 from benchmarks.command import make_parser, report
 from benchmarks.parts import part
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.precompute.prime import measure as measure_offline
+from ragboost.chunk_cache.eval.prime import measure as measure_offline
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES
 from research.runner import EvalRow, evaluate, normalised
 from research.tasks import TASKS, make_prompts

@@ -26,10 +26,10 @@ from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
+from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import Observer
-from ragboost.chunk_cache.precompute.prime import measure, prime
 from ragboost.chunk_cache.selection import MEASURED
 from ragboost.chunk_cache.selection.view import attention_mass
 from ragboost.chunk_cache.store.tiered import TieredStore

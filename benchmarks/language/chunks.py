@@ -30,9 +30,8 @@ from benchmarks.language.cases import (
     split,
 )
 from benchmarks.language.cells import TASKS, make_cases
-from ragboost.chunk_cache.core.request import SERVED_POLICIES
 from ragboost.chunk_cache.eval.arms import FULL, REUSE, Arm, OutcomeFile
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, MEASURED
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, MEASURED, POLICIES
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import load_model
 from ragboost.evaluation.bootstrap import mean_interval, paired_difference
@@ -156,7 +155,7 @@ def _cases(args: Namespace, count_tokens: CountTokens) -> list[LanguageCase]:
 
 
 def _arms(args: Namespace) -> list[Arm]:
-    policies = args.policies.split(",") if args.policies else list(SERVED_POLICIES)
+    policies = args.policies.split(",") if args.policies else list(POLICIES)
     if args.stored != "alone":  # measuring stores them alone
         policies = [policy for policy in policies if policy not in MEASURED]
     ratios, arms = [float(ratio) for ratio in args.ratios.split(",")], [FULL, REUSE]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import EngineCorpus, Progress, prepare
-from ragboost.chunk_cache.precompute.prompts import fill_template
 from ragboost.context import render_document
 from ragboost.types import Document
 
@@ -45,7 +44,13 @@ def run(
 def _text(document: Document, template: str | None, *, label: str) -> str:
     if template is None:
         return render_document(document, label=label.replace("{label}", document.label))
-    return fill_template(template, document).strip("\n")
+    return _fill_template(template, document).strip("\n")
+
+
+def _fill_template(template: str, document: Document) -> str:
+    title = document.title or ""
+    text = template.replace("{title}\n", f"{title}\n" if title else "")
+    return text.replace("{title}", title).replace("{text}", document.text)
 
 
 def _sentences(outcome: EngineCorpus, *, top_n: int) -> str:

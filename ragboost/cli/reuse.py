@@ -1,10 +1,6 @@
 """The commands `engine-flags`, `eval-reuse`, `calibrate` and `precompute`: chunk reuse."""
 
-from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,11 +8,7 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICI
 from ragboost.cli.options import AS_JSON, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
-from ragboost.errors import ConfigError, RagBoostError, import_extra
-
-if TYPE_CHECKING:
-    from ragboost.batch.catalog import Progress
-    from ragboost.retrieval.neighbour_sources import Sources
+from ragboost.errors import RagBoostError, import_extra
 
 _DEVICE: str = typer.Option("cpu", help="Where the model runs.")
 
@@ -152,128 +144,80 @@ def calibrate(
     typer.echo(text)
 
 
-_ENGINE: str | None = typer.Option(
-    None,
+_ENGINE: str = typer.Option(
+    ...,
     metavar="URL",
-    help="Instead of --model: a running vLLM with chunk reuse, which stores each document computed "
-    "alone, and measures it behind its neighbours.",
+    help="A running engine with chunk reuse, which stores each document computed alone, and "
+    "measures it behind its neighbours.",
 )
-_VECTORS: Path | None = typer.Option(
-    None, help="Neighbours by embedding: .npy, a row for each document of the corpus."
-)
-_EDGES: Path | None = typer.Option(
-    None, help="Neighbours by a graph: JSONL of source, target and weight."
-)
-_TRACE: Path | None = typer.Option(
-    None, help="Neighbours by co-occurrence: JSONL of earlier requests with doc_ids."
+_NEIGHBOURS: Path | None = typer.Option(
+    None,
+    help="JSONL of id and neighbours: ids, the closest last. By default those that BM25 finds.",
 )
 _TEMPLATE: str | None = typer.Option(
     None,
-    help="Text of a document in a prompt; \\n is a line end. By default {title}\\n{text}\\n\\n; "
-    "with --engine as RAGBoost writes the documents of a `ragboost` object, a chat session or a "
-    "component: use {text} for those in your own messages.",
+    help="Text of a document in a prompt; \\n is a line end. By default as RAGBoost writes the "
+    "documents of a `ragboost` object, a chat session or a component: use {text} for those in your "
+    "own messages.",
 )
 _PUBLIC_KEY: str | None = typer.Option(
     None,
     envvar="RAGBOOST_PUBLIC_KEY",
-    help="Of --engine, its setting public_key: all tenants may reuse the documents, and "
-    "nothing is measured.",
+    help="The engine's setting public_key: all tenants may reuse the documents, and nothing is "
+    "measured.",
 )
 
 
 def precompute(
     corpus: Path = typer.Option(..., help="JSONL of documents: id, title, text."),
-    model: Path | None = typer.Option(
-        None, metavar="DIRECTORY", help="Of a Hugging Face causal LM, for the embedded engine."
-    ),
-    out: Path | None = typer.Option(
-        None, help="Directory for the KV of --model; run again to update it."
-    ),
-    engine: str | None = _ENGINE,
-    tenant: str = typer.Option("", help="Of --engine: whose requests share the documents."),
-    cache_salt: str | None = typer.Option(None, help="Of --engine: the salt of those requests."),
+    engine: str = _ENGINE,
+    tenant: str = typer.Option("", help="Whose requests share the documents."),
+    cache_salt: str | None = typer.Option(None, help="The salt of those requests."),
     public_key: str | None = _PUBLIC_KEY,
     api_key: str | None = typer.Option(
-        None, envvar="RAGBOOST_BACKEND__API_KEY", help="Of --engine."
+        None, envvar="RAGBOOST_BACKEND__API_KEY", help="The engine's."
     ),
-    concurrency: int = typer.Option(4, min=1, max=64, help="Requests to --engine at a time."),
+    concurrency: int = typer.Option(4, min=1, max=64, help="Requests at a time."),
     top_n: int = typer.Option(10, min=0, help="Neighbours before each document."),
-    vectors: Path | None = _VECTORS,
-    edges: Path | None = _EDGES,
-    trace: Path | None = _TRACE,
+    neighbours: Path | None = _NEIGHBOURS,
     system: Path | None = typer.Option(
         None, help="File with the text before the first document of a prompt."
     ),
     template: str | None = _TEMPLATE,
-    capacity_gb: float = typer.Option(100.0, min=0.001, help="Disk space for KV."),
-    working_gb: float = typer.Option(4.0, min=0.001, help="Memory for plain KV of neighbours."),
-    device: str = _DEVICE,
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
-    """Compute the KV of a corpus offline, each document after its likely neighbours.
-
-    Neighbours come from BM25 unless --vectors, --edges or --trace says otherwise.
+    """Let a running engine compute the KV of a corpus, each document alone and after its likely
+    neighbours.
 
     \b
-    ragboost precompute --corpus corpus.jsonl --model ./Qwen3-0.6B --out kv
-    ragboost precompute --corpus corpus.jsonl --engine http://127.0.0.1:8000    # a running vLLM
+    ragboost precompute --corpus corpus.jsonl --engine http://127.0.0.1:8000
     """
-    if (model is None) == (engine is None) or (model is None) != (out is None):
-        raise ConfigError("precompute needs either --model and --out, or --engine")
-    prepare: Callable[..., str]
-    if engine is not None:
-        salts = {"tenant": tenant, "cache_salt": cache_salt, "public_key": public_key}
-        prepare = _in_engine(engine, api_key=api_key, **salts)
-        prepare = partial(prepare, concurrency=concurrency, top_n=top_n)
-    else:
-        assert model is not None, "checked above"
-        prepare = _here(model, device=device, capacity_gb=capacity_gb, working_gb=working_gb)
-        prepare = partial(prepare, out=out)
     from ragboost.batch.display import progress_bar
-    from ragboost.retrieval.neighbour_sources import Sources
-
-    template = template.replace("\\n", "\n") if template else None
-    sources = Sources(vectors=vectors, edges=edges, trace=trace)
-    check_paths(corpus=corpus, system=system, **asdict(sources))
-    prepare = partial(prepare, system=system, template=template, as_json=as_json)
-    with progress_bar(progress) as on_progress:
-        typer.echo(_prepare(prepare, corpus, sources, top_n=top_n, on_progress=on_progress))
-
-
-def _prepare(
-    prepare: Callable[..., str],
-    corpus: Path,
-    sources: "Sources",
-    *,
-    top_n: int,
-    on_progress: "Progress",
-) -> str:
-    from ragboost.retrieval.corpus import Corpus
-    from ragboost.retrieval.neighbour_sources import find_neighbours
-
-    documents = Corpus.read(corpus)
-    on_progress("neighbours", 0, 1)
-    neighbours = find_neighbours(documents, sources, top_n=top_n)
-    on_progress("neighbours", 1, 1)
-    return prepare(documents, neighbours=neighbours, on_progress=on_progress)
-
-
-def _in_engine(url: str, **options: Any) -> Callable[..., str]:
     from ragboost.chunk_cache.http.chunk_client import ChunkClient
     from ragboost.cli.engine_corpus import run
+    from ragboost.retrieval.corpus import Corpus
+    from ragboost.retrieval.neighbours import find_neighbours
 
-    client = ChunkClient(url, **options)
-    return partial(run, client, label=load_settings().hints.label_template)
-
-
-def _here(model: Path, *, device: str, capacity_gb: float, working_gb: float) -> Callable[..., str]:
-    import_extra("torch", extra="engine")
-    from ragboost.chunk_cache.precompute.command import run
-
-    model = find_model(model)
-    check_paths(model=model)
-    capacity_bytes, working_bytes = int(capacity_gb * 1e9), int(working_gb * 1e9)
-    return partial(
-        run, model, device=device, capacity_bytes=capacity_bytes, working_bytes=working_bytes
+    client = ChunkClient(
+        engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt, public_key=public_key
     )
+    check_paths(corpus=corpus, system=system, neighbours=neighbours)
+    with progress_bar(progress) as on_progress:
+        documents = Corpus.read(corpus)
+        on_progress("neighbours", 0, 1)
+        found = find_neighbours(documents, neighbours, top_n=top_n)
+        on_progress("neighbours", 1, 1)
+        text = run(
+            client,
+            documents,
+            neighbours=found,
+            top_n=top_n,
+            system=system,
+            template=template.replace("\\n", "\n") if template else None,
+            label=load_settings().hints.label_template,
+            concurrency=concurrency,
+            as_json=as_json,
+            on_progress=on_progress,
+        )
+    typer.echo(text)

@@ -18,15 +18,14 @@ class EngineSettings(Section):
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
-    docs: bool = Field(True, description="Serve `/openapi.json` and `/docs`.")
     capacity_tokens: int = Field(
         65_536, ge=16, description="Size of the prefix cache, in tokens of KV."
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
-    eviction: Literal["lru", "lfu", "lacr", "next-use", "next-use-lfu"] = Field(
+    eviction: Literal["lru", "lacr", "next-use"] = Field(
         "next-use",
-        description="Eviction policy of the prefix cache: lru by last use, lfu by number of uses, "
-        "lacr and next-use also by what waiting requests will use. next-use equals lru while no "
+        description="Eviction policy of the prefix cache: lru by last use, lacr and "
+        "next-use also by what waiting requests will use. next-use equals lru while no "
         "request waits.",
     )
     served_model_name: str | None = Field(
@@ -95,6 +94,11 @@ class EngineSettings(Section):
         "auto",
         description="Attention of the passes that select tokens and compute chunks. auto: tiled; "
         "varlen is for GPUs.",
+    )
+    reuse_prepared: Literal["measures", "kv"] = Field(
+        "measures",
+        description="What `ragboost precompute` leaves of a document behind its neighbours: "
+        "measures, or kv as well, which is reused rather than that computed alone.",
     )
     reuse_capacity_bytes: int = Field(
         1 << 30, ge=1, description="Memory on the model's device for the KV of stored chunks."

@@ -1,6 +1,9 @@
 """Settings of the proxy: backends, the choice between them, the waiting room, the server."""
 
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
+from posixpath import normpath
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -31,12 +34,16 @@ BaseUrl = Annotated[str, AfterValidator(_check_url)]
 
 def public_url(url: BaseUrl) -> str:
     """Return the part of a backend's URL that may be shown: scheme, host, port unless it is that of
-    the scheme, path before /v1. URLs of one server are equal."""
+    the scheme, path before /v1. URLs of one server are equal, however they are spelled."""
     parts = urlsplit(url)
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    server = parts.netloc.rpartition("@")[2].lower()
-    default = ":443" if parts.scheme == "https" else ":80"
-    return f"{parts.scheme}://{server.removesuffix(default).removesuffix(':')}{path}"
+    host = (parts.hostname or "").removesuffix(".").encode("idna").decode()
+    with suppress(ValueError):
+        host = ip_address(host).compressed
+    host = f"[{host}]" if ":" in host else host
+    default = 443 if parts.scheme == "https" else 80
+    port = f":{parts.port}" if parts.port not in (None, default) else ""
+    path = normpath("/" + parts.path.lstrip("/")).removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{host}{port}{path}"
 
 
 class BackendSettings(Section):
@@ -296,11 +303,6 @@ class ProxySettings(Section):
         description="Bytes of `record` with the file before it, which has the suffix .1.",
     )
     access_log: bool = Field(False, description="Log one line of JSON per request.")
-    docs: bool = Field(
-        False,
-        description="Serve the proxy's own API documentation at /openapi.json and /docs, which are "
-        "else the backend's paths.",
-    )
     tracing: bool = Field(
         False, description="Record OpenTelemetry spans of completions; needs the extra otel."
     )

@@ -12,14 +12,11 @@ from ragboost.chunk_cache.core.loading import check_device
 from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
+from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
-from ragboost.chunk_cache.selection import MEASURED, POLICIES
+from ragboost.chunk_cache.selection import POLICIES
 from ragboost.chunk_cache.selection.calibration import Calibration
-from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.remote import join_remote
-from ragboost.chunk_cache.store.tiered import TieredStore, split_memory
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import find_model
 from ragboost.engine import builtin
@@ -172,23 +169,25 @@ def _graph_attention(
 def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> ChunkFiller | None:
     if adapter is None:
         return None
-    directory = settings.reuse_directory
+    fastest, is_cpu = settings.reuse_capacity_bytes, adapter.device.type == "cpu"
+    directory, remote = settings.reuse_directory, settings.reuse_remote
+    places = EngineChunkSettings(
+        host_bytes=fastest if is_cpu else settings.reuse_host_bytes,
+        accelerator_bytes=0 if is_cpu else fastest,
+        directory="" if directory is None else str(directory),
+        disk_bytes=settings.reuse_disk_bytes,
+        remote="" if remote is None else remote.get_secret_value(),
+    )
     try:
-        store = _chunk_store(adapter.device, settings)
-        recipes = None if directory is None else ChunkCatalog.read(directory)
+        store = places.make_store(adapter.device)
     except (ChunkCacheError, OSError) as error:
         raise ConfigError(f"engine.reuse_directory: {error}") from error
     # No measurement on a GPU says that another backend is faster there.
     backend = "tiled" if settings.reuse_attention == "auto" else settings.reuse_attention
     if settings.reuse_calibration is not None:
         Calibration.read(settings.reuse_calibration).check(adapter)
-    reuse = ChunkReuse(adapter, store, recipes=recipes, backend=backend)
-    if settings.reuse_policy not in served_policies(reuse):
-        raise ConfigError(
-            f"engine.reuse_policy {settings.reuse_policy!r} needs chunks that "
-            "`ragboost precompute` has prepared in engine.reuse_directory"
-        )
-    return ChunkFiller(reuse)
+    has_prepared = settings.reuse_prepared == "kv"
+    return ChunkFiller(ChunkReuse(adapter, store, backend=backend, has_prepared=has_prepared))
 
 
 def reuse_options(settings: EngineSettings) -> ReuseOptions:
@@ -201,29 +200,6 @@ def reuse_options(settings: EngineSettings) -> ReuseOptions:
         )
     chosen = Calibration.read(settings.reuse_calibration)
     return ReuseOptions(chosen.policy, chosen.ratio)
-
-
-def served_policies(reuse: ChunkReuse) -> list[str]:
-    """Return the policies that requests may name: measured ones only with prepared chunks."""
-    has_measures = bool(reuse.library.recipes)
-    return [name for name in POLICIES if has_measures or name not in MEASURED]
-
-
-def _chunk_store(device: torch.device, settings: EngineSettings) -> TieredStore:
-    fastest, is_cpu = settings.reuse_capacity_bytes, device.type == "cpu"
-    disk = None
-    if settings.reuse_directory is not None:
-        disk = DiskTier(settings.reuse_directory, capacity_bytes=settings.reuse_disk_bytes)
-    address = settings.reuse_remote
-    remote = None if address is None else join_remote(address.get_secret_value())
-    return TieredStore(
-        **split_memory(fastest if is_cpu else settings.reuse_host_bytes, disk, remote),
-        accelerator_bytes=0 if is_cpu else fastest,
-        disk=disk,
-        remote=remote,
-        waits=False,
-        device=device,
-    )
 
 
 def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:

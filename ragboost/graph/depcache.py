@@ -18,10 +18,7 @@ from ragboost.graph.attention import TreeAttention
 from ragboost.graph.layout import (
     DepPrompt,
     Layout,
-    LinearNode,
     Positions,
-    TokenPath,
-    TreeNode,
     lay_out,
 )
 from ragboost.graph.pool import TokenPool
@@ -98,19 +95,6 @@ class DepCache:
         self._store(layout, cache, salt)
         assert logits is not None, "the task is computed"
         return DepKV(cache, logits, layout, missing)
-
-    def compute_batch(self, prompts: Sequence[DepPrompt], *, salt: str = "") -> list[DepKV]:
-        """Return the KV of several prompts; the trees behind the same first part are computed in
-        one pass if they fit into the cache."""
-        paths_by_system: dict[TokenPath, list[TokenPath]] = {}
-        for prompt in prompts:
-            match prompt.nodes:
-                case (LinearNode(name, system, ()), TreeNode(_, paths, (other,)), *_):
-                    if name == other:
-                        paths_by_system.setdefault(system, []).extend(paths)
-        for system, together in paths_by_system.items():
-            self.precompute(system, together, salt=salt)
-        return [self.compute_depkv(prompt, salt=salt) for prompt in prompts]
 
     def precompute(
         self, system: Sequence[int], paths: Sequence[Sequence[int]], *, salt: str = ""

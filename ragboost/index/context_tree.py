@@ -144,17 +144,6 @@ class ContextTree:
         self._shrink()
         return node
 
-    def traverse(self, search_path: Sequence[int]) -> Node:
-        """Follow child positions from the root and touch the node (paper section 4.2)."""
-        node = self.root
-        for depth, slot in enumerate(search_path):
-            child = node.child_at(slot)
-            if child is None:
-                raise ContextIndexError(f"search path {search_path} ends after {depth} steps")
-            node = child
-        self.touch(node)
-        return node
-
     def touch(self, node: Node) -> None:
         self._tick += 1
         self.starts.extend([(self._tick, step.documents[0]) for step in node.ancestors[:1]])

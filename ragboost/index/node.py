@@ -20,7 +20,6 @@ class Node:
     """
 
     __slots__ = (
-        "_by_slot",
         "batch",
         "branch",
         "children",
@@ -63,7 +62,6 @@ class Node:
         # Child nodes by their first document, which siblings never share. Only `attach` and
         # `detach` change it.
         self.children: Mapping[Hashable, Node] = _NO_CHILDREN
-        self._by_slot: dict[int, Node] | None = None  # made by the first `attach`, as `children`
         self.next_slot = 0
         # Where its context ends in the directory, if there is one.
         self.branch: Branch | None = None
@@ -116,25 +114,20 @@ class Node:
             num_documents -= 1
         return num_documents
 
-    def child_at(self, slot: int) -> Optional["Node"]:
-        return self._by_slot.get(slot) if self._by_slot else None
-
     def attach(self, child: "Node") -> None:
         """Add a child in its slot, replacing a child that begins with the same document."""
-        if self._by_slot is None:
-            self._by_slot, self.children = {}, {}
-        children = self.children
-        assert isinstance(children, dict), "a parent has a dict of its own"
-        children[child.documents[0]] = self._by_slot[child.slot] = child
+        if self.children is _NO_CHILDREN:
+            self.children = {}
+        assert isinstance(self.children, dict), "a parent has a dict of its own"
+        self.children[child.documents[0]] = child
         if child.slot >= self.next_slot:
             self.next_slot = child.slot + 1
 
     def detach(self) -> None:
         parent = self.parent
         assert parent is not None, "the root cannot be detached"
-        assert parent._by_slot is not None, "a parent without children"
         assert isinstance(parent.children, dict), "a parent without children"
-        del parent.children[self.documents[0]], parent._by_slot[self.slot]
+        del parent.children[self.documents[0]]
         self.parent = None
 
     def unlink(self) -> list["Node"]:
@@ -143,7 +136,7 @@ class Node:
         Returns the children that it had.
         """
         children = list(self.children.values())
-        self.parent = self._by_slot = None
+        self.parent = None
         self.children = _NO_CHILDREN
         return children
 
@@ -159,7 +152,7 @@ class Node:
             or self.num_tokens == whole + self.generated_tokens,
             "is its parent's child": parent is not None
             and parent.children.get(self.documents[0]) is self,
-            "is in its slot": parent is not None and parent.child_at(self.slot) is self,
+            "is in a slot that was given": parent is None or self.slot < parent.next_slot,
             "has children in distinct slots": len({c.slot for c in children.values()})
             == len(children),
             "is not newer than its parent": parent is None

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,7 +17,6 @@ from ragboost.errors import RequestError
 from ragboost.proxy.asgi.client_exchange import ClientDisconnectedError
 from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
-from ragboost.proxy.routes import openapi
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
 from ragboost.proxy.routes.reports import report_route
@@ -31,7 +29,7 @@ from ragboost.wires.registry import WIRES
 
 
 class ProxyApp(FastAPI):
-    """FastAPI, with a direct way to the completion endpoints and these in its OpenAPI document."""
+    """FastAPI, with a direct way to the completion endpoints."""
 
     # Completion endpoints by path, called for POST without routing or middleware, unless the app is
     # mounted below another path or has middleware of its own.
@@ -43,12 +41,6 @@ class ProxyApp(FastAPI):
         if scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware:
             endpoint = None if scope.get("root_path") else self.direct.get(scope["path"])
         await (endpoint or super().__call__)(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document of all routes but the passthrough."""
-        document = super().openapi()
-        openapi.complete(document)
-        return document
 
 
 def create_app(
@@ -72,16 +64,12 @@ def create_app(
         async with state.lifespan(), dashboard.history:
             yield
 
-    has_docs = state.settings.proxy.docs  # else these paths are the backend's
     app = ProxyApp(
         title="RAGBoost",
         description="Other requests for inference are forwarded to the backend unchanged.",
         version=__version__,
         lifespan=lifespan,
-        openapi_url="/openapi.json" if has_docs else None,
-        docs_url="/docs" if has_docs else None,
-        redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
+        openapi_url=None,  # this path is the backend's, as are those of pages for it
         redirect_slashes=False,
         exception_handlers={
             RequestError: on_request_error,

@@ -2,7 +2,6 @@
 
 from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.embeddings import EmbeddingRetriever
 from ragboost.retrieval.retriever import Retriever
 
-__all__ = ["BM25Retriever", "Corpus", "EmbeddingRetriever", "Retriever"]
+__all__ = ["BM25Retriever", "Corpus", "Retriever"]

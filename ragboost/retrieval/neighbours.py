@@ -1,23 +1,22 @@
 """Find the chunks of a corpus that are likely to be retrieved together (FusionRAG section 3.1).
 
-Documents are indices. Every function returns the neighbours of each document, the closest *last*,
-next to the chunk itself; of equally close ones the first in the corpus is the closest.
+Documents are indices. The neighbours of each document are in order, the closest *last*, next to
+the chunk itself.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from ragboost.errors import ChunkCacheError
-from ragboost.retrieval.retriever import Retriever, best, searchable_text
-from ragboost.types import Document
+from ragboost.errors import RequestError
+from ragboost.jsonl import read_objects
+from ragboost.retrieval.bm25 import BM25Retriever
+from ragboost.retrieval.corpus import Corpus
+from ragboost.retrieval.retriever import Retriever, searchable_text
+from ragboost.types import Document, DocumentId
 
 Neighbours = list[tuple[int, ...]]
-
-_BATCH = 256
 
 
 def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: int) -> Neighbours:
@@ -35,47 +34,25 @@ def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: 
     return result or [()] * len(documents)
 
 
-def by_vectors(vectors: npt.NDArray[np.float32], *, top_n: int) -> Neighbours:
-    """Compare embeddings (documents, dimension) by their inner product."""
-    matrix = np.ascontiguousarray(vectors, dtype=np.float32)
-    if matrix.ndim != 2 or not np.isfinite(matrix).all():
-        raise ChunkCacheError(
-            f"vectors must be finite numbers of shape (documents, dimension), got {matrix.shape}"
-        )
-    top_n = min(top_n, len(matrix) - 1)
-    if top_n <= 0:
-        return [()] * len(matrix)
-    result: Neighbours = []
-    for start in range(0, len(matrix), _BATCH):
-        for number, scores in enumerate(matrix[start : start + _BATCH] @ matrix.T, start):
-            scores[number] = np.nextafter(scores.min(), -np.inf)  # not of itself
-            result.append(tuple(best(scores, top_n)[::-1].tolist()))
-    return result
+def find_neighbours(corpus: Corpus, path: Path | None, *, top_n: int) -> Neighbours:
+    """Return the neighbours of each document by a file of ids, or by BM25."""
+    if top_n == 0:
+        return [()] * len(corpus)
+    if path is None:
+        return by_retriever(BM25Retriever(corpus), corpus, top_n=top_n)
+    number = {json.dumps(document.id): place for place, document in enumerate(corpus)}
+    found: Neighbours = [()] * len(corpus)
+    for where, row in read_objects(path):
+        near = row.get("neighbours")
+        if not isinstance(near, list):
+            raise RequestError(f"{where}: neighbours must be a list of ids, got {near!r}")
+        places = [_place(number, identity, where) for identity in (row.get("id"), *near)]
+        found[places[0]] = tuple(places[1:][-top_n:])
+    return found
 
 
-def by_edges(
-    edges: Iterable[tuple[int, int, float]], *, num_documents: int, top_n: int
-) -> Neighbours:
-    """Follow directed edges (document, neighbour, weight); weights of parallel edges are added."""
-    weight: list[Counter[int]] = [Counter() for _ in range(num_documents)]
-    for source, target, value in edges:
-        if source != target:
-            weight[source][target] += value  # type: ignore[assignment]  # counts may be fractions
-    return [_closest(counts, top_n) for counts in weight]
-
-
-def by_cooccurrence(
-    requests: Iterable[Sequence[int]], *, num_documents: int, top_n: int
-) -> Neighbours:
-    """Count the requests that two documents were retrieved for together."""
-    counts: list[Counter[int]] = [Counter() for _ in range(num_documents)]
-    for documents in requests:
-        for one, other in combinations(sorted(set(documents)), 2):
-            counts[one][other] += 1
-            counts[other][one] += 1
-    return [_closest(each, top_n) for each in counts]
-
-
-def _closest(weights: Counter[int], top_n: int) -> tuple[int, ...]:
-    ranked = sorted(weights, key=lambda number: (-weights[number], number))
-    return tuple(reversed(ranked[:top_n]))
+def _place(number: dict[str, int], identity: DocumentId, where: str) -> int:
+    place = number.get(json.dumps(identity))  # `1` and `"1"` differ
+    if place is None or identity is None:
+        raise RequestError(f"{where}: no document of the corpus has the id {identity!r}")
+    return place

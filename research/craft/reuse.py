@@ -18,7 +18,7 @@ from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.selection.view import SelectionView
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.influence import Order, chunk_name
-from ragboost.chunk_cache.store.keys import PrefixDigests
+from ragboost.chunk_cache.store.keys import PrefixDigests, chunk_key
 from ragboost.errors import UnsupportedModelError
 from research.craft.change import kv_change
 from research.craft.focus import FocusObserver
@@ -218,7 +218,12 @@ class CraftReuse:
         for number, influence in influences.influences().items():
             chunk = plan.chunks[number]
             recipe = f"context {' '.join(influence.context)}"
-            key = self.reuse.library.key(tokens[chunk.start : chunk.stop], recipe=recipe)
+            key = chunk_key(
+                replace(self.reuse.library.identity, recipe=recipe),
+                regime=self.reuse.library.regime,
+                system=(),
+                tokens=tokens[chunk.start : chunk.stop],
+            )
             kv = self.reuse.extract(
                 result.cache,
                 tokens,

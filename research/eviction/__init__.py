@@ -5,10 +5,18 @@ from types import MappingProxyType
 
 from ragboost.chunk_cache.eviction import EVICTION_POLICIES, EvictionPolicy
 from research.eviction.gdsf import GDSF, PGDSF
+from research.eviction.lfu import LFU, NextUseLFU
 from research.eviction.reuse_frequency import ReuseFrequency
 
 POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
-    {**EVICTION_POLICIES, "gdsf": GDSF, "pgdsf": PGDSF, "f_r": ReuseFrequency}
+    {
+        **EVICTION_POLICIES,
+        "lfu": LFU,
+        "next-use-lfu": NextUseLFU,
+        "gdsf": GDSF,
+        "pgdsf": PGDSF,
+        "f_r": ReuseFrequency,
+    }
 )
 """The product's policies and those of this package by name, except `Belady`, which needs to know
 the future."""

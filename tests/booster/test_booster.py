@@ -9,6 +9,7 @@ from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError, RequestError
 from ragboost.types import Document
+from tests.index.paths import traverse
 
 
 def booster(**sections: Any) -> ragboost.Booster:
@@ -92,11 +93,11 @@ def test_documents_of_a_later_turn_are_no_prefix_for_others() -> None:
 def test_a_later_turn_lengthens_its_node_and_marks_it_multi_turn() -> None:
     b = booster()
     first = b.boost("first", docs(1, 2), session="s")
-    assert not b.index.traverse(first.search_path).is_multi_turn
+    assert not traverse(b.index, first.search_path).is_multi_turn
 
     second = b.boost("second", docs(3), session="s")
 
-    node = b.index.traverse(second.search_path)
+    node = traverse(b.index, second.search_path)
     assert second.search_path == first.search_path
     assert node.is_multi_turn
     assert (node.num_tokens, node.generated_tokens) == (400, 200)

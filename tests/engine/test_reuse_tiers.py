@@ -87,9 +87,3 @@ def test_a_directory_that_cannot_be_used_is_told_by_the_setting(
     file.write_text("")
     with pytest.raises(ConfigError, match=r"engine\.reuse_directory: .* cannot hold chunk files"):
         make_engine(loaded, settings_for(file))
-
-
-def test_a_directory_with_a_crafted_catalog_is_refused(loaded: LoadedModel, tmp_path: Path) -> None:
-    (tmp_path / "catalog.jsonl").write_text('{"document": "a", "key": "../victim"}\n')
-    with pytest.raises(ConfigError, match=r"engine\.reuse_directory: .*:1 is not a catalog entry"):
-        make_engine(loaded, settings_for(tmp_path))

@@ -10,8 +10,8 @@ import torch
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.step_budget import StepBudget
+from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.precompute.prime import measure, prime
 from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.engines.offline_vllm import ReuseLLM

@@ -8,6 +8,7 @@ from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.errors import ChunkCacheError
 from ragboost.graph.layout import DepPrompt, LinearNode, lay_out
 from ragboost.graph.tree_cache import TreeCache, TreeMatch, TreeRequest
+from research.eviction import POLICIES
 
 
 def request(*graph: tuple[int, ...]) -> TreeRequest:
@@ -155,7 +156,7 @@ def test_what_two_parts_begin_with_is_promoted_once() -> None:
 @pytest.mark.parametrize("policy", ["lru", "lfu", "heat", "lacr"])
 def test_random_requests_leave_the_books_right(policy: str, host_rows: int) -> None:
     rng = random.Random(policy)
-    tree = TreeCache(60, make_eviction_policy(policy), num_host_rows=host_rows)
+    tree = TreeCache(60, POLICIES[policy](), num_host_rows=host_rows)
     for _ in range(150):
         graph = [
             tuple(rng.randrange(5, 9) for _ in range(rng.randrange(1, 7)))

@@ -6,6 +6,7 @@ import pytest
 
 from ragboost.errors import ContextIndexError
 from ragboost.index import ContextIndex, Node
+from tests.index.paths import traverse
 
 
 def insert(index: ContextIndex, documents: str, *, length: int = 10) -> Node:
@@ -140,7 +141,7 @@ def test_search_and_measuring_change_nothing() -> None:
 
 def test_the_least_recently_used_leaf_is_evicted_first() -> None:
     index = filled("ab", "ac", "ad", capacity_tokens=40)
-    index.traverse((0, 0))
+    traverse(index, (0, 0))
 
     insert(index, "aef")
 
@@ -192,16 +193,16 @@ def test_a_node_knows_its_context_path_length_and_flag() -> None:
     assert node.search_path == (0, 1)
     assert sequence_length(node) == 27
     assert node.is_multi_turn
-    assert not index.traverse((0, 0)).is_multi_turn
+    assert not traverse(index, (0, 0)).is_multi_turn
 
 
 def test_generated_tokens_follow_their_own_node_only() -> None:
     index = filled("ab")
-    index.extend(index.traverse((0,)), 5)
+    index.extend(traverse(index, (0,)), 5)
 
     child = insert(index, "abc")
 
-    assert sequence_length(index.traverse((0,))) == 25
+    assert sequence_length(traverse(index, (0,))) == 25
     assert sequence_length(child) == 30
     assert find(index, "cba") == ("abc", 30)
     assert index.num_tokens == 35
@@ -245,12 +246,12 @@ def test_extending_the_root_or_a_lost_node_does_nothing() -> None:
 
 def test_a_search_path_stays_valid_when_a_sibling_is_removed() -> None:
     index = filled("ab", "ac", "ad")
-    assert index.traverse((0, 2)).context == ("a", "d")
+    assert traverse(index, (0, 2)).context == ("a", "d")
 
-    index.remove(index.traverse((0, 0)))
+    index.remove(traverse(index, (0, 0)))
     new = insert(index, "ae")
 
-    assert index.traverse((0, 2)).context == ("a", "d")
+    assert traverse(index, (0, 2)).context == ("a", "d")
     assert new.search_path == (0, 3)
     index.check_integrity()
 
@@ -258,17 +259,17 @@ def test_a_search_path_stays_valid_when_a_sibling_is_removed() -> None:
 @pytest.mark.parametrize("path", [(0, 0), (0, 7), (1,), (0, 1, 0)])
 def test_an_evicted_search_path_is_an_error(path: tuple[int, ...]) -> None:
     index = filled("ab", "ac")
-    index.remove(index.traverse((0, 0)))
+    index.remove(traverse(index, (0, 0)))
 
     with pytest.raises(ContextIndexError, match="search path"):
-        index.traverse(path)
+        traverse(index, path)
     index.check_integrity()
 
 
 def test_a_removed_node_takes_what_extends_it() -> None:
     index = filled("abc", "abd", "x")
 
-    assert index.remove(index.traverse((0,))) == 40
+    assert index.remove(traverse(index, (0,))) == 40
 
     assert contexts(index) == ["x"]
     index.check_integrity()
@@ -276,7 +277,7 @@ def test_a_removed_node_takes_what_extends_it() -> None:
 
 def test_leaves_below_a_removed_node_are_not_evicted_again() -> None:
     index = filled("abc", "abd", "x")
-    index.remove(index.traverse((0,)))
+    index.remove(traverse(index, (0,)))
 
     assert index.evict(100) == 10
 
@@ -286,8 +287,8 @@ def test_leaves_below_a_removed_node_are_not_evicted_again() -> None:
 
 def test_a_removed_node_is_removed_once_and_the_root_never() -> None:
     index = filled("ab", "ac")
-    leaf = index.traverse((0, 0))
-    index.remove(index.traverse((0,)))
+    leaf = traverse(index, (0, 0))
+    index.remove(traverse(index, (0,)))
 
     assert index.remove(leaf) == 0
     with pytest.raises(ContextIndexError, match="clear"):
@@ -296,7 +297,7 @@ def test_a_removed_node_is_removed_once_and_the_root_never() -> None:
 
 def test_nodes_of_a_cleared_index_are_lost() -> None:
     index = filled("ab")
-    node = index.traverse((0,))
+    node = traverse(index, (0,))
     index.clear()
 
     assert not index.holds(node)
@@ -343,7 +344,7 @@ def test_a_damaged_index_is_reported() -> None:
         index.check_integrity()
 
     index.num_tokens -= 1
-    index.traverse((0, 1)).num_tokens = 0
+    traverse(index, (0, 1)).num_tokens = 0
     with pytest.raises(ContextIndexError, match="has resident tokens"):
         index.check_integrity()
 
@@ -386,10 +387,10 @@ def test_a_chain_may_be_deeper_than_any_recursion_limit() -> None:
 
     index.check_integrity()
     assert index.search(documents[::-1], ones).documents == documents
-    assert index.traverse(node.search_path) is node
+    assert traverse(index, node.search_path) is node
     assert index.insert(documents, ones) is node
     assert index.evict(depth // 2) == depth // 2
-    assert index.remove(index.traverse((0,))) == depth // 2
+    assert index.remove(traverse(index, (0,))) == depth // 2
     assert index.num_nodes == 0
 
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ragboost.errors import ContextIndexError
 from ragboost.index import ContextIndex, Node
+from tests.index.paths import traverse
 
 Prefix = tuple[str, ...]
 
@@ -182,7 +183,7 @@ class IndexMachine(RuleBasedStateMachine):
     def traverse(self, choice: int) -> None:
         node = self.node(choice)
         if self.index.holds(node):
-            assert self.index.traverse(node.search_path) is node
+            assert traverse(self.index, node.search_path) is node
             self.model.touch(tuple(map(str, node.context)))
 
     @rule(path=st.lists(st.integers(0, 3), max_size=4).map(tuple))
@@ -190,9 +191,9 @@ class IndexMachine(RuleBasedStateMachine):
         known = {node.search_path: node for node in self.index} | {(): self.index.root}
         if path not in known:
             with pytest.raises(ContextIndexError, match="search path"):
-                self.index.traverse(path)
+                traverse(self.index, path)
         else:
-            assert self.index.traverse(path) is known[path]
+            assert traverse(self.index, path) is known[path]
             self.model.touch(tuple(map(str, known[path].context)))
 
     @rule(documents=DOCUMENTS)

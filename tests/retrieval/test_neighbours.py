@@ -1,18 +1,17 @@
 """Neighbours from each source, worked out by hand: the closest last, oneself never."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.errors import ChunkCacheError
+from benchmarks.chunks.neighbours import by_cooccurrence, by_edges, by_vectors
+from ragboost.errors import ChunkCacheError, RequestError
 from ragboost.retrieval.bm25 import BM25Retriever
-from ragboost.retrieval.neighbours import (
-    by_cooccurrence,
-    by_edges,
-    by_retriever,
-    by_vectors,
-)
+from ragboost.retrieval.corpus import Corpus
+from ragboost.retrieval.neighbours import by_retriever, find_neighbours
 from ragboost.types import Document
 
 
@@ -66,3 +65,29 @@ def test_nobody_is_a_neighbour_of_oneself_or_twice(requests: list[list[int]], to
     for number, near in enumerate(by_cooccurrence(requests, num_documents=7, top_n=top_n)):
         assert number not in near
         assert len(set(near)) == len(near) <= top_n
+
+
+def test_a_file_names_the_neighbours_by_id(tmp_path: Path) -> None:
+    corpus = Corpus([Document("a", id=1), Document("b", id="1"), Document("c", id="x")])
+    path = tmp_path / "near.jsonl"
+    path.write_text('{"id": 1, "neighbours": ["x", "1"]}\n{"id": "x", "neighbours": [1]}\n')
+    assert find_neighbours(corpus, path, top_n=5) == [(2, 1), (), (0,)]
+    assert find_neighbours(corpus, path, top_n=1) == [(1,), (), (0,)]
+    assert find_neighbours(corpus, path, top_n=0) == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"id": 1}', "neighbours must be a list of ids, got None"),
+        ('{"id": 2, "neighbours": []}', "no document of the corpus has the id 2"),
+        ('{"id": 1, "neighbours": [null]}', "no document of the corpus has the id None"),
+    ],
+)
+def test_a_file_of_other_ids_is_refused_with_its_line(
+    tmp_path: Path, line: str, sentence: str
+) -> None:
+    path = tmp_path / "near.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(RequestError, match=rf"near\.jsonl:1: {sentence}"):
+        find_neighbours(Corpus([Document("a", id=1), Document("b")]), path, top_n=1)

@@ -1,7 +1,7 @@
 """Fill the KV of a prompt from stored chunks, with the selected tokens recomputed. The engine takes
 it for its own up to `PromptPlan.stop`. Does not know how an engine lays out its cache."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,7 +10,7 @@ from ragboost.chunk_cache.core.measure import ChunkMeasure, largest_error, measu
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble
+from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble, extract
 from ragboost.chunk_cache.model.attention.backend import AttentionBackend
 from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
 from ragboost.chunk_cache.model.plan import Observer
@@ -148,6 +148,23 @@ def assemble_plan(
         sensitivity.to(model.device),
         stored,
     )
+
+
+def keep_measured(
+    model: ReusableModel, library: ChunkLibrary, plan: PromptPlan, filled: FilledPrompt
+) -> None:
+    """Store what was measured of the last chunk of a filled prompt, if that was asked for."""
+    measure = filled.measure
+    if measure is None:
+        return
+    start, stop = plan.request.chunks[-1]
+    key = library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
+    kv = None
+    if library.has_prepared:
+        kv = extract(model, filled.cache, plan.tokens, start=start, stop=stop, is_exact=False)
+        measures = {"sensitivity": measure.sensitivity, "influence": measure.influence}
+        kv = replace(kv.to(torch.device("cpu")), **measures)
+    library.measure(key, measure, behind=kv)
 
 
 def filled_error(

@@ -18,9 +18,8 @@ logger = logging.getLogger(__name__)
 
 class ChunkLibrary:
     """Chunk KV of one model, by content. `model` checks what is found, unless it is elsewhere.
-    `recipes`: of prepared chunks, which are preferred, by the key of their plain KV.
-    `has_prepared`: `measure` stores such KV, too. `has_public`: all tenants find what `publish`
-    stored."""
+    `has_prepared`: KV behind neighbours, which `measure` stores, is preferred. `has_public`: all
+    tenants find what `publish` stored."""
 
     def __init__(
         self,
@@ -29,14 +28,12 @@ class ChunkLibrary:
         identity: Identity,
         regime: str,
         model: ReusableModel | None = None,
-        recipes: Mapping[str, str] | None = None,
         has_prepared: bool = False,
         has_public: bool = False,
     ) -> None:
         self.store = store
         self.regime = regime
         self.identity = identity
-        self.recipes: Mapping[str, str] = {} if recipes is None else recipes
         self.has_prepared = has_prepared
         self.has_public, self._is_public_full = has_public, False
         self._model = model
@@ -49,7 +46,6 @@ class ChunkLibrary:
         store: KVStore,
         *,
         identity: Identity | None = None,
-        recipes: Mapping[str, str] | None = None,
         has_prepared: bool = False,
         has_public: bool = False,
     ) -> "ChunkLibrary":
@@ -62,7 +58,6 @@ class ChunkLibrary:
             identity=identity,
             regime=model.regime(1),
             model=model,
-            recipes=recipes,
             has_prepared=has_prepared,
             has_public=has_public,
         )
@@ -73,7 +68,6 @@ class ChunkLibrary:
         return ChunkLibrary.of(
             model,
             self.store,
-            recipes=self.recipes,
             has_prepared=self.has_prepared,
             has_public=self.has_public,
         )
@@ -99,33 +93,28 @@ class ChunkLibrary:
     def regime_at(self, length: int) -> str:
         return self.regime if self._model is None else self._model.regime(length)
 
-    def key(self, tokens: Sequence[int], *, tenant: str = "", recipe: str = "") -> str:
-        """Return the key of a chunk; of its plain KV unless a recipe is given."""
-        identity = self.identity
-        if tenant or recipe:
-            identity = replace(identity, salt=tenant, recipe=recipe)
+    def key(self, tokens: Sequence[int], *, tenant: str = "") -> str:
+        """Return the key of a chunk's plain KV."""
+        identity = replace(self.identity, salt=tenant) if tenant else self.identity
         return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
 
-    def keys(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> list[str]:
-        recipe = self.recipes.get(key)
-        if recipe is not None:
-            prepared = self.key(tokens, recipe=recipe)
-        elif self.has_prepared:
-            prepared = prepared_key(key)
-        else:
+    def keys(self, key: str, *, is_first: bool = False) -> list[str]:
+        """Return the keys of all KV of a chunk, by that of its plain KV, the preferred first."""
+        if not self.has_prepared:
             return [key]
+        prepared = prepared_key(key)
         return [key, prepared] if is_first else [prepared, key]
 
     def prefetch(self, chunks: Mapping[str, Sequence[int]]) -> list[str]:
         """Begin to load chunks by the keys of their plain KV; return the keys that are loaded."""
-        wanted = {key: len(c) for plain, c in chunks.items() for key in self.keys(plain, c)}
+        wanted = {key: len(c) for plain, c in chunks.items() for key in self.keys(plain)}
         self.store.prefetch(wanted)
         return [*wanted]
 
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
         """Return stored KV: prepared before plain (directly behind a prompt's beginning plain,
         which is exact there) before public."""
-        for each in self.keys(key, tokens, is_first=is_first):
+        for each in self.keys(key, is_first=is_first):
             kv = self._get(each, tokens)
             if kv is not None:
                 return kv

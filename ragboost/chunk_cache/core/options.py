@@ -12,12 +12,12 @@ The same for every engine. Knows JSON shapes. Does not know texts or tokens. A m
 raises `RequestError`, which names it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Any, NamedTuple
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, show
 
 FIELD = "ragboost"
 MAX_CHUNKS = 4096
@@ -37,7 +37,6 @@ class ReuseDefaults(NamedTuple):
     is_approx: bool = False  # they reuse chunks
     options: ReuseOptions = ReuseOptions()  # policy and ratio, unless a request gives them
     refusal: str | None = None  # why this engine cannot reuse chunks; None: it can
-    policies: Sequence[str] = tuple(POLICIES)  # names that requests may give
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -46,7 +45,7 @@ class ReuseDefaults(NamedTuple):
             "default": "approx" if self.is_approx else "exact",
             "policy": self.options.policy,
             "ratio": self.options.ratio,
-            "policies": list(self.policies),
+            "policies": list(POLICIES),
         }
 
 
@@ -82,35 +81,24 @@ def read_options(extension: Mapping[str, Any], defaults: ReuseDefaults) -> Reuse
                 f"{where} has no field {unknown[0]!r}", param=f"{where}.{unknown[0]}"
             )
         options = read_selection(value, options, where=where)
-    if options.policy not in defaults.policies:
-        raise RequestError(
-            f"{where}.policy {options.policy!r} needs measurements that the chunks stored here do "
-            "not have (the embedded engine: run `ragboost precompute` and set "
-            f"engine.reuse_directory); use one of {', '.join(defaults.policies)}",
-            param=f"{where}.policy",
-        )
     return options._replace(tenant=tenant)
 
 
 def read_selection(
-    fields: Mapping[str, Any],
-    defaults: ReuseOptions,
-    *,
-    where: str = FIELD,
-    policies: Collection[str] = tuple(POLICIES),
+    fields: Mapping[str, Any], defaults: ReuseOptions, *, where: str = FIELD
 ) -> ReuseOptions:
     """Return the options with the policy and the ratio of an object whose path is `where`."""
     policy, ratio = fields.get("policy"), fields.get("ratio")
     policy = defaults.policy if policy is None else policy
     ratio = defaults.ratio if ratio is None else ratio
-    if policy not in policies:
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise RequestError(
-            f"{where}.policy must be one of {', '.join(policies)}, got {policy!r}",
+            f"{where}.policy must be one of {', '.join(POLICIES)}, got {show(policy)}",
             param=f"{where}.policy",
         )
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
         raise RequestError(
-            f"{where}.ratio must be a number from 0 to 1, got {ratio!r}", param=f"{where}.ratio"
+            f"{where}.ratio must be a number from 0 to 1, got {show(ratio)}", param=f"{where}.ratio"
         )
     return ReuseOptions(policy, float(ratio))
 
@@ -140,7 +128,7 @@ def read_measure(extension: Mapping[str, Any]) -> bool:
     measure = extension.get("measure", False)
     if not isinstance(measure, bool):
         raise RequestError(
-            f"{FIELD}.measure must be true or false, got {measure!r}", param=f"{FIELD}.measure"
+            f"{FIELD}.measure must be true or false, got {show(measure)}", param=f"{FIELD}.measure"
         )
     return measure
 
@@ -151,7 +139,7 @@ def read_exact_chunks(extension: Mapping[str, Any]) -> int:
         return 0
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_CHUNKS:
         raise RequestError(
-            f"{where} must be a number from 0 to {MAX_CHUNKS}, got {number!r}", param=where
+            f"{where} must be a number from 0 to {MAX_CHUNKS}, got {show(number)}", param=where
         )
     return number
 
@@ -174,7 +162,7 @@ def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[Chunk
         shape = "[message, start, stop]" if is_chat else "[start, stop]"
         if len(row) != width or min(row) < 0:
             raise RequestError(
-                f"{where}[{number}] must be {shape}, got {row!r}", param=f"{where}[{number}]"
+                f"{where}[{number}] must be {shape}, got {show(row)}", param=f"{where}[{number}]"
             )
         position = ChunkPosition(row[0] if is_chat else 0, row[-2], row[-1])
         if position.start >= position.stop or (found and not _follows(position, found[-1])):

@@ -17,7 +17,7 @@ from ragboost.chunk_cache.core.options import (
     read_selection,
     read_tenant,
 )
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.store.keys import PUBLIC
 from ragboost.errors import RequestError
 
@@ -27,9 +27,6 @@ VERSION = 1
 MIN_CHUNK_TOKENS = 8
 """Shorter chunks cost more to keep than to compute."""
 _CHUNKS = f"{FIELD}.chunks"
-SERVED_POLICIES = tuple(name for name in POLICIES if name != "oracle")
-"""Policies that a request may name: no request carries the oracle's argument. Those in `MEASURED`
-reuse only chunks that were measured, see `EngineChunkRequest.measure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ def read_request(
     try:
         tenant = read_tenant(fields)
         chunks = _read_chunks(fields, num_tokens)
-        policy, ratio, _ = read_selection(fields, default, policies=SERVED_POLICIES)
+        policy, ratio, _ = read_selection(fields, default)
         granularity = _read_granularity(fields, num_tokens, default=defaults.granularity)
         measure, exact_chunks = read_measure(fields), read_exact_chunks(fields)
     except RequestError as error:

@@ -2,7 +2,7 @@
 Knows token ids. Does not know texts: chunks are tokenised separately and joined by ids."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,10 +52,10 @@ class ChunkReuse:
         *,
         identity: Identity | None = None,
         backend: str | None = "tiled",
-        recipes: Mapping[str, str] | None = None,
+        has_prepared: bool = False,
     ) -> None:
         self.adapter, self.store = adapter, store
-        self.library = ChunkLibrary.of(adapter, store, identity=identity, recipes=recipes)
+        self.library = ChunkLibrary.of(adapter, store, identity=identity, has_prepared=has_prepared)
         self.backend = make_backend(backend) if backend else None
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
@@ -112,18 +112,17 @@ class ChunkReuse:
         policy: SelectionPolicy | str = DEFAULT_POLICY,
         ratio: float = DEFAULT_RATIO,
         granularity: int = 1,
-        prefix: ChunkKV | None = None,
         stored: Sequence[ChunkKV | None] | None = None,
         observe: Observer | None = None,
         keep: bool = False,
     ) -> Prefill:
-        """Fill the KV of a prompt: for every token the exact `prefix` (from the caller's prefix
-        cache) before a stored chunk before computing. Raises `ChunkCacheError`.
+        """Fill the KV of a prompt: for every token a stored chunk before computing. Raises
+        `ChunkCacheError`.
 
         `granularity`: block size of the selection. `stored`: KV of each chunk, None to compute it.
         `observe`: of the pass that computes the prompt. `keep`: store chunks that are not."""
         begin = time.perf_counter()
-        plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
+        plan, prefix = self._plan_prompt(system, chunks, question, stored=stored)
         options = replace(plan.request, ratio=ratio, granularity=granularity)
         steps = fill_steps(
             self.adapter,
@@ -180,10 +179,9 @@ class ChunkReuse:
         chunks: Sequence[Sequence[int]],
         question: Sequence[int],
         *,
-        prefix: ChunkKV | None = None,
         stored: Sequence[ChunkKV | None] | None = None,
     ) -> Assembly:
-        plan, prefix = self._plan_prompt(system, chunks, question, prefix=prefix, stored=stored)
+        plan, prefix = self._plan_prompt(system, chunks, question, stored=stored)
         return assemble_plan(self.adapter, plan, prefix=prefix)
 
     def extract(
@@ -197,7 +195,6 @@ class ChunkReuse:
         chunks: Sequence[Sequence[int]],
         question: Sequence[int],
         *,
-        prefix: ChunkKV | None,
         stored: Sequence[ChunkKV | None] | None,
     ) -> tuple[PromptPlan, ChunkKV | None]:
         """Return the plan, and the KV of its first `prefix_tokens` tokens."""
@@ -212,22 +209,9 @@ class ChunkReuse:
                 else None
                 for number, each in enumerate(chunks)
             ]
-        regime = self.adapter.regime(len(tokens))
-        prefix_tokens = 0
-        if prefix is not None:
-            prefix_tokens = len(prefix.tokens)
-            if prefix.base != 0 or list(prefix.tokens) != tokens[:prefix_tokens]:
-                raise ChunkCacheError(
-                    f"the prefix of {prefix_tokens} tokens is not the beginning of the prompt"
-                )
-            # The last token is always computed, for its logits.
-            prefix_tokens = min(prefix_tokens, len(tokens) - 1) if prefix.regime == regime else 0
-        if prefix_tokens < len(system):
-            before = self.library.find_beginning(tokens, len(system))
-            if before is not None:
-                prefix, prefix_tokens = before, len(system)
-        plan = self._plan(tokens, spans, stored, prefix_tokens=prefix_tokens)
-        return plan, prefix if prefix_tokens else None
+        before = self.library.find_beginning(tokens, len(system))
+        prefix_tokens = len(system) if before is not None else 0
+        return self._plan(tokens, spans, stored, prefix_tokens=prefix_tokens), before
 
     def _plan(
         self,

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
-from ragboost.chunk_cache.core.request import SERVED_POLICIES, EngineChunkRequest
+from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import check_address, join_remote
@@ -45,7 +45,7 @@ class EngineChunkSettings:
     # `faster`: prompts are filled where this takes less time than to compute them, as measured in
     # this engine (with one rank); `always`: wherever enough is stored
     fill: str = "faster"
-    eviction: str = "heat"  # eviction policy of the store: heat, lru or lfu
+    eviction: str = "heat"  # eviction policy of the store: heat or lru
     policy: str = DEFAULT_POLICY  # selection for requests that do not name one
     ratio: float = DEFAULT_RATIO
     calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
@@ -78,16 +78,16 @@ class EngineChunkSettings:
             if getattr(settings, name) not in known:
                 value = getattr(settings, name)
                 raise ConfigError(f"`{name}` must be {' or '.join(known)}, got {value!r}")
-        if settings.policy not in SERVED_POLICIES:
+        if settings.policy not in POLICIES:
             raise ConfigError(
-                f"`policy` must be one of {', '.join(SERVED_POLICIES)}, got {settings.policy!r}"
+                f"`policy` must be one of {', '.join(POLICIES)}, got {settings.policy!r}"
             )
         if settings.calibration:
             settings = settings._calibrated(values)
         if make_eviction_policy(settings.eviction).sees_queue:
             raise ConfigError(
                 f"`eviction` {settings.eviction!r} ranks by the requests that wait, which an "
-                "engine's store does not see: use heat, lru or lfu"
+                "engine's store does not see: use heat or lru"
             )
         if settings.remote:
             check_address(settings.remote)
@@ -132,7 +132,6 @@ class EngineChunkSettings:
             is_approx=self.reuse == "approx",
             options=ReuseOptions(self.policy, self.ratio),
             refusal=refusal,
-            policies=SERVED_POLICIES,
         )
 
     def make_store(self, device: torch.device | str = "cpu") -> TieredStore:

@@ -25,7 +25,6 @@ class Case:
     task: str = "data"  # the group that results are averaged over
     answer: int | None = None  # id of the correct next token; None: use `answers`
     answers: tuple[str, ...] = ()  # correct texts; empty: use full attention's answer
-    dependent: tuple[int, ...] = ()  # positions that an oracle would recompute, if known
 
 
 def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -> list[Case]:

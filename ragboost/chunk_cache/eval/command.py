@@ -21,8 +21,8 @@ from ragboost.chunk_cache.eval.arms import (
 )
 from ragboost.chunk_cache.eval.cases import Case, read_cases
 from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.eval.report import plot, table
-from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.plots import check_plot

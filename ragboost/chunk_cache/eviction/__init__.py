@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.lacr import LACR
-from ragboost.chunk_cache.eviction.lfu import LFU
 from ragboost.chunk_cache.eviction.lru import LRU
 from ragboost.chunk_cache.eviction.next_use import NextUse
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
@@ -17,11 +16,9 @@ __all__ = ["EVICTION_POLICIES", "EvictionPolicy", "Use", "make_eviction_policy"]
 EVICTION_POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
     {
         "lru": LRU,
-        "lfu": LFU,
         "heat": Heat,
         "lacr": LACR,
         "next-use": NextUse,
-        "next-use-lfu": lambda: NextUse(counts=True),
     }
 )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
-from ragboost.chunk_cache.precompute.prompts import fitting
 
 SEPARATOR = "\n\n"
 QUESTION = "What follows?"
@@ -86,3 +85,16 @@ def _prompt(
 
 def _gap(part: str) -> str:
     return "" if part.endswith(SEPARATOR) else SEPARATOR
+
+
+def fitting(near: Sequence[int], lengths: Sequence[int], *, room: int) -> list[int]:
+    """Return the last documents of `near`, the closest, that fit into so many tokens, in order;
+    empty ones are left out."""
+    found: list[int] = []
+    for number in reversed(near):
+        room -= lengths[number]
+        if room < 0:
+            break
+        if lengths[number]:
+            found.append(number)
+    return found[::-1]

@@ -75,7 +75,7 @@ def run_command(
         by_key = dict.fromkeys(heapq.nsmallest(options.limit, found), 0)
     rows = []
     for key, count in by_key.items():  # whatever is stored of a document shares its fate
-        done = [_act(options, each, count, retention) for each in library.keys(key, ())]
+        done = [_act(options, each, count, retention) for each in library.keys(key)]
         rows.append({"key": key, "done": any(done), **_describe(key, store)})
     for row in rows:
         row["expires_s"] = retention.expires_in(row["key"])

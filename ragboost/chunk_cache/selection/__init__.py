@@ -12,7 +12,6 @@ POLICIES = {
     "full": "baseline:Full",
     "reuse": "baseline:Reuse",
     "random": "baseline:Random",
-    "oracle": "baseline:Oracle",
     "epic": "epic:Epic",
     "cacheblend": "cacheblend:CacheBlend",
     "cacheblend-v": "cacheblend:CacheBlendValues",
@@ -26,7 +25,7 @@ POLICIES = {
     "hybrid-offline": "hybrid:HybridOffline",
 }
 MEASURED = frozenset({"hybrid-offline", "cachecraft"})
-"""Policies that need measurements stored with each chunk, see `precompute.prime`."""
+"""Policies that need measurements stored with each chunk, see `eval.prime`."""
 DEFAULT_POLICY = "anchored"
 DEFAULT_RATIO = 0.15
 

@@ -1,6 +1,4 @@
-"""Baselines: recompute everything, nothing, a random choice, or a given choice."""
-
-from collections.abc import Collection
+"""Baselines: recompute everything, nothing, or a random choice."""
 
 import torch
 
@@ -36,15 +34,3 @@ class Random(SelectionPolicy):
         yield from ()
         generator = torch.Generator().manual_seed(self.seed)
         return torch.rand(len(view.candidates), generator=generator).to(view.candidates.device)
-
-
-class Oracle(SelectionPolicy):
-    """A given choice of positions, for tests and bounds."""
-
-    def __init__(self, positions: Collection[int] = ()) -> None:
-        self.positions = positions
-
-    def score(self, view: SelectionView) -> Steps[torch.Tensor]:
-        yield from ()
-        chosen = torch.tensor(list(self.positions), device=view.candidates.device)
-        return torch.isin(view.candidates, chosen).float()

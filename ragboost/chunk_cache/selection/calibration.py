@@ -88,7 +88,7 @@ class Calibration:
 
 def calibrated_policies() -> list[str]:
     """Return what may be chosen: no measured policies, no bounds and baselines."""
-    without = MEASURED | {"full", "reuse", "random", "oracle"}
+    without = MEASURED | {"full", "reuse", "random"}
     return [name for name in POLICIES if name not in without]
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,45 +14,14 @@ from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.config import EngineSettings
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http.completions import CompletionService
-from ragboost.engine.http.routes import body_schemas, router
+from ragboost.engine.http.routes import ROUTES
 from ragboost.engine.http.sse import ClientLeftError
-from ragboost.engine.loading import load_model, make_engine, reuse_options, served_policies
+from ragboost.engine.loading import load_model, make_engine, reuse_options
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
-from ragboost.version import __version__
 
 
-class EngineApp(FastAPI):
-    """The routes of an engine, with an OpenAPI document that has the request bodies."""
-
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            super().openapi()["components"]["schemas"].update(body_schemas())
-        assert self.openapi_schema is not None, "FastAPI keeps the document"
-        return self.openapi_schema
-
-
-def make_app(*, has_docs: bool = True, **options: Any) -> EngineApp:
-    """Return an application with the engine's routes and error responses, without an engine."""
-    app = EngineApp(
-        title="RAGBoost engine",
-        version=__version__,
-        openapi_url="/openapi.json" if has_docs else None,
-        redoc_url=None,
-        exception_handlers={
-            RequestError: _refused,
-            ClientLeftError: _client_left,
-            HTTPException: _http_error,
-            Exception: _failed,
-        },
-        **options,
-    )
-    # NOTE: `include_router` would nest the routers, which costs 100 calls per request.
-    app.router.routes += router.routes
-    return app
-
-
-def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
+def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
     """Load the model and build its OpenAI-compatible server, which can be run once; its lifespan is
     that of the engine's thread. Has `state.engine` and `state.loaded`. Raises `ConfigError`."""
     settings = settings or EngineSettings()
@@ -66,14 +35,13 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
             is_approx=settings.reuse == "approx",
             options=reuse_options(settings),
             refusal=loaded.reuse_refusal,
-            policies=served_policies(engine.chunk_filler.reuse) if engine.chunk_filler else (),
         ),
         default_max_tokens=settings.default_max_tokens,
         max_body_bytes=settings.max_body_bytes,
     )
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         engine.start()
         try:
             yield
@@ -83,7 +51,16 @@ def create_engine_app(settings: EngineSettings | None = None) -> FastAPI:
             if publisher is not None:
                 publisher.close()
 
-    app = make_app(has_docs=settings.docs, lifespan=lifespan)
+    app = Starlette(
+        routes=ROUTES,
+        exception_handlers={
+            RequestError: _refused,
+            ClientLeftError: _client_left,
+            HTTPException: _http_error,
+            Exception: _failed,
+        },
+        lifespan=lifespan,
+    )
     app.state.engine, app.state.loaded = engine, loaded
     app.state.service, app.state.publisher = service, publisher
     return app

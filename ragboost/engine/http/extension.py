@@ -39,6 +39,9 @@ class RagboostFields(Fields):
         description="Leading chunks that are computed exactly, so that the prefix cache holds "
         "them, instead of being reused.",
     )
+    measure: bool = Field(
+        False, description="Measure the last chunk behind the others, and store that."
+    )
     tenant: str | None = Field(
         None, max_length=256, description="Stored chunks are shared with requests of the same one."
     )
@@ -47,9 +50,12 @@ class RagboostFields(Fields):
 
 class Extension(NamedTuple):
     reuse: ReuseOptions | None  # None: the request is computed exactly
+    stores: bool = False  # its chunks are stored, though it is computed exactly
+    tenant: str = ""
     positions: Sequence[ChunkPosition] = ()  # of its chunks
     graph: GraphRequest | None = None
     exact_chunks: int = 0  # leading ones that are not reused
+    measure: bool = False
 
 
 def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
@@ -66,8 +72,11 @@ def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Ex
     positions = read_positions(asked, is_chat=is_chat)
     return Extension(
         read_options(asked, defaults),
-        positions,
+        stores=bool(positions) and fields.reuse == "exact" and defaults.refusal is None,
+        tenant=fields.tenant or "",
+        positions=positions,
         exact_chunks=fields.exact_chunks,
+        measure=fields.measure,
     )
 
 

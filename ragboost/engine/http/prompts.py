@@ -4,7 +4,7 @@ tokenizer's thread. An invalid field raises `RequestError`, which names it."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.http.spans import find_spans, pack_ids
 from ragboost.engine.http.extension import Extension, check_inside, parse_extension
@@ -71,7 +71,7 @@ class Prompts:
         return self._reusing(tokens, [(start, stop) for _, start, stop in positions], extension)
 
     def _found(self, tokens: list[int], texts: Sequence[str], extension: Extension) -> PromptTokens:
-        if extension.reuse is None:
+        if extension.reuse is None and not extension.stores:
             return PromptTokens(tokens)
         chunks = [pack_ids(self._encode(text)) for text in texts]
         exact = find_spans(tokens, chunks[: extension.exact_chunks])
@@ -85,13 +85,16 @@ class Prompts:
         self, tokens: list[int], spans: Sequence[tuple[int, int]], extension: Extension
     ) -> PromptTokens:
         options = extension.reuse
-        if options is None:
+        if options is None and not extension.stores:
             return PromptTokens(tokens)
+        policy, ratio, _ = options or ReuseOptions()
         chunks = EngineChunkRequest(
             tuple(spans),
-            options.policy,
-            options.ratio,
-            tenant=options.tenant,
+            policy,
+            ratio,
+            tenant=extension.tenant,
+            reason=None if options else "reuse_off",
+            measure=extension.measure,
             exact_chunks=extension.exact_chunks,
         )
         return PromptTokens(tokens, chunks)

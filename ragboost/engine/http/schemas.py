@@ -1,10 +1,9 @@
-"""Request and response objects of the engine's HTTP API, as its OpenAPI document has them."""
+"""Request objects of the engine's HTTP API."""
 
 from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     PlainValidator,
@@ -85,114 +84,3 @@ class CompletionRequest(GenerationRequest):
         ),
     ] = Field(description="Text or token ids, or a list with one of these.")
     ragboost: SkipValidation[RagboostFields | None] = None  # see `parse_extension`
-
-
-class TokenizeRequest(BaseModel):
-    """Body with a prompt, or the messages and documents of a chat request."""
-
-    prompt: str | None = None
-    messages: Objects | None = None
-    documents: Objects | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
-
-
-class DetokenizeRequest(BaseModel):
-    """Body with token ids."""
-
-    tokens: list[int]
-
-
-class CompletionUsage(BaseModel):
-    """Token counts of a completion."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int] = Field(
-        description="`cached_tokens`: prompt tokens served from exact cached KV."
-    )
-    ragboost: dict[str, int] | None = Field(
-        None,
-        description="With chunk reuse or a graph: `exact`, `reused`, `recomputed` and `computed`, "
-        "which add up to `prompt_tokens`.",
-    )
-
-
-class Completion(BaseModel):
-    """OpenAI's completion object; with `stream`, each event has one with a piece of the text."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: Objects
-    usage: CompletionUsage
-
-
-class TokenizeResponse(BaseModel):
-    """Token ids of a text."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeResponse(BaseModel):
-    """Text of token ids."""
-
-    prompt: str
-
-
-class ModelCard(BaseModel):
-    """The served model."""
-
-    id: str
-    object: str = "model"
-    created: int = 0
-    owned_by: str = "ragboost"
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    """OpenAI's list of models."""
-
-    object: str = "list"
-    data: list[ModelCard]
-
-
-class EventEndpoint(BaseModel):
-    """Addresses of published cache events."""
-
-    publisher: str = "zmq"
-    endpoint: str
-    replay_endpoint: str | None
-    topic: str
-
-
-class ChunkReuseInfo(BaseModel):
-    """Chunk reuse of this engine."""
-
-    is_possible: bool
-    refusal: str | None = Field(description="Why chunks cannot be reused.")
-    default: str = Field(description="`approx` or `exact`, for requests that do not say.")
-    policy: str
-    ratio: float
-    policies: list[str]
-    graphs: bool = Field(description="`ragboost.graph` is read; vLLM and SGLang do not.")
-
-
-class ErrorDetail(BaseModel):
-    """Details of an error."""
-
-    message: str
-    type: str
-    param: str | None = Field(description="The invalid field.")
-    code: str
-
-
-class ErrorResponse(BaseModel):
-    """OpenAI's error object."""
-
-    error: ErrorDetail

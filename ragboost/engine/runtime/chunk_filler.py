@@ -5,7 +5,7 @@ import logging
 import time
 from typing import NamedTuple
 
-from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps, keep_measured
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import in_namespace
 from ragboost.chunk_cache.core.reuse import ChunkReuse
@@ -39,11 +39,13 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         options = request.chunks = in_namespace(request.chunks, request.salt)
         library, tokens = self.reuse.library, request.prompt.token_ids
         request.chunk_keys = find_chunks(options, tokens, library)
+        if options.reason is not None:  # computed exactly, and stored
+            return
         beginning = library.key(tokens[: options.beginning], tenant=options.tenant)
         lengths = {beginning: options.beginning}
         for number, key in request.chunk_keys.items():
             start, stop = options.chunks[number]
-            keys = library.keys(key, tokens[start:stop], is_first=number == 0)
+            keys = library.keys(key, is_first=number == 0)
             lengths |= dict.fromkeys(keys, stop - start)
         request.awaited_keys, request.awaits_since = list(lengths), time.monotonic()
         try:
@@ -84,6 +86,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         if result is None:
             return
         plan, filled = result
+        keep_measured(self.reuse.adapter, self.reuse.library, plan, filled)
         for number, kv in enumerate(plan.stored):
             if kv is not None:  # taken out again, it would be approximate
                 request.chunk_keys.pop(number, None)

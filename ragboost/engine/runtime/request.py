@@ -46,9 +46,10 @@ class EngineRequest:
         self.cached_tokens = 0
         self.held: list[CacheBlock] = []
         self.kv: RequestKV | None = None  # from the first step to the end of the request
+        self.chunks = prompt.chunks  # None: the prompt is computed exactly, and nothing stored
+        is_reusing = prompt.chunks is not None and prompt.chunks.reason is None
         # A part of the prompt is still to be filled.
-        self.is_filling = prompt.chunks is not None or prompt.graph is not None
-        self.chunks = prompt.chunks  # None: the prompt is computed exactly
+        self.is_filling = is_reusing or prompt.graph is not None
         self.chunk_keys: dict[int, str] = {}  # of the chunks to store, by number
         self.awaited_keys: list[str] = []  # of stored KV that may be loaded before it begins
         self.awaits_since = 0.0

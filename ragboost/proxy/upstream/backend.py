@@ -105,10 +105,9 @@ class Backend:
         address = urlsplit(self.url)
         self._path = address.path
         self._host = address.netloc.encode()
-        login = urlsplit(configured)
-        self._login = _basic(login.username, login.password)
+        self.use_login(configured)
         self._connections = ConnectionPool(
-            self.url,
+            configured,  # a dot at the end of a host keeps it out of the search domains
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.read_timeout_s,
         )
@@ -130,6 +129,11 @@ class Backend:
         if self.max_concurrency is None:
             return True
         return self.load.running + self.load.elsewhere.running < self.max_concurrency
+
+    def use_login(self, url: str) -> None:
+        """Send the user and the password of a URL with later requests."""
+        login = urlsplit(url)
+        self._login = _basic(login.username, login.password)
 
     def close(self) -> None:
         self._connections.close()

@@ -110,6 +110,8 @@ class Backends:
         kept = [backend for backend in self.all if backend.server in replicas]
         removed = [backend for backend in self.all if backend.server not in replicas]
         returned = [backend for backend in self.draining if backend.server in replicas]
+        for backend in (*kept, *returned):
+            backend.use_login(replicas[backend.server].url)
         present = {backend.server for backend in (*kept, *returned)}
         self.draining = [each for each in self.draining if each not in returned] + removed
         free = sorted(

@@ -9,9 +9,9 @@ from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_digest, plan_prompt
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.eval.prime import prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.precompute.prime import prime
 from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt

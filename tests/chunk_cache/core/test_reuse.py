@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
-from ragboost.chunk_cache.selection.baseline import Oracle
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+from research.oracle import Oracle
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 from tests.chunk_cache.prompts import num_stored, stored_kv
 from tests.chunk_cache.reference import ordinary
@@ -89,44 +88,6 @@ def test_approximate_kv_is_never_publishable(reuse: ChunkReuse) -> None:
         torch.testing.assert_close(layer.keys[:, :, :46], keys[:, :, :46], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(layer.values[:, :, :46], values[:, :, :46], atol=1e-5, rtol=1e-5)
         assert (layer.keys[:, :, 46:66] - keys[:, :, 46:66]).abs().max() >= 0
-
-
-def test_the_exact_prefix_wins_over_a_stored_chunk_and_is_never_computed_again(
-    reuse: ChunkReuse,
-) -> None:
-    system, chunks, question = make_prompt()
-    tokens = [*system, *flat(chunks), *question]
-    reuse.precompute(system, chunks)
-    prefix = exact_prefix(reuse.adapter, tokens[:56])  # ends inside the third chunk
-
-    assembly = reuse.assemble(system, chunks, question, prefix=prefix)
-    result = reuse.prefill(system, chunks, question, prefix=prefix, policy="random", ratio=0.5)
-
-    assert assembly.source[:56].eq(TokenSource.EXACT).all()
-    assert assembly.candidates.tolist() == list(range(56, 86))
-    assert counts(result) == (56, 15, 15, 7)
-    assert result.num_publishable == 56
-    for layer, (keys, values) in zip(result.cache.layers, prefix.layers, strict=True):
-        assert torch.equal(layer.keys[:, :, :56], keys)
-        assert torch.equal(layer.values[:, :, :56], values)
-
-
-def test_a_prefix_of_the_whole_prompt_leaves_its_last_token_to_compute(reuse: ChunkReuse) -> None:
-    system, chunks, question = make_prompt()
-    tokens = [*system, *flat(chunks), *question]
-
-    result = reuse.prefill(system, chunks, question, prefix=exact_prefix(reuse.adapter, tokens))
-
-    assert counts(result) == (92, 0, 0, 1)
-    torch.testing.assert_close(
-        result.logits, ordinary(reuse.adapter.model, tokens), atol=1e-5, rtol=1e-5
-    )
-
-
-def test_a_prefix_of_another_prompt_is_refused(reuse: ChunkReuse) -> None:
-    system, chunks, question = make_prompt()
-    with pytest.raises(ChunkCacheError, match="prefix of 3 tokens is not the beginning"):
-        reuse.prefill(system, chunks, question, prefix=exact_prefix(reuse.adapter, [90, 91, 92]))
 
 
 def test_a_chunk_is_found_after_any_system_prompt_and_exact_only_after_its_own(

@@ -41,7 +41,7 @@ def test_bad_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     for text, reason in [
         ("{", r"cases.jsonl:2: not JSON"),
-        ("[1]", r"cases.jsonl:2: must be an object, got list"),
+        ("[1]", r"cases.jsonl:2: must be an object, got array"),
         ('{"question": "q"}', r"cases.jsonl:2: needs a question and documents"),
         ('{"question": "q", "documents": ["d"]}', r"cases.jsonl:2: has texts, but the model"),
     ]:

@@ -14,6 +14,8 @@ from ragboost.chunk_cache.eviction.heat import Heat, cooled, warmed
 from ragboost.chunk_cache.eviction.lacr import LACR, future_sums
 from ragboost.chunk_cache.eviction.next_use import NextUse
 from ragboost.errors import ChunkCacheError
+from research.eviction import POLICIES
+from research.eviction.lfu import NextUseLFU
 
 
 def use(
@@ -32,9 +34,9 @@ def order(policy: EvictionPolicy, keys: str) -> str:
     return "".join(sorted(keys, key=policy.priority))
 
 
-@pytest.mark.parametrize("name", EVICTION_POLICIES)
+@pytest.mark.parametrize("name", ["lfu", "next-use-lfu", *EVICTION_POLICIES])
 def test_a_policy_forgets_what_was_evicted(name: str) -> None:
-    policy = make_eviction_policy(name)
+    policy = POLICIES[name]()
     for now in range(5):
         policy.used("often", use(now, is_hit=now > 0))
     policy.used("once", use(5, is_hit=False))
@@ -47,9 +49,9 @@ def test_a_policy_forgets_what_was_evicted(name: str) -> None:
     assert policy.priority("often") <= policy.priority("once")
 
 
-@pytest.mark.parametrize("name", EVICTION_POLICIES)
+@pytest.mark.parametrize("name", ["lfu", "next-use-lfu", *EVICTION_POLICIES])
 def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> None:
-    policy = make_eviction_policy(name)
+    policy = POLICIES[name]()
     policy.used("a", use(0, is_hit=False))
     policy.used("b", use(1, is_hit=False))
     policy.used("a", use(2))
@@ -58,12 +60,12 @@ def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> No
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ChunkCacheError, match=r"must be one of lru, lfu, .* got 'mru'"):
+    with pytest.raises(ChunkCacheError, match=r"must be one of lru, heat, .* got 'mru'"):
         make_eviction_policy("mru")
 
 
 def test_lru_goes_by_the_last_use_and_lfu_by_the_number_of_uses() -> None:
-    lru, lfu = make_eviction_policy("lru"), make_eviction_policy("lfu")
+    lru, lfu = POLICIES["lru"](), POLICIES["lfu"]()
     for policy in (lru, lfu):
         for now, key in enumerate("aabccb"):
             policy.used(key, use(now))
@@ -149,7 +151,7 @@ def test_next_use_ranks_the_queue_above_all_history() -> None:
 
 
 def test_next_use_that_counts_is_lfu_with_ageing_behind_the_queue() -> None:
-    policy = NextUse(counts=True)
+    policy = NextUseLFU()
     for key in "aaabb":
         policy.used(key, use())
     assert order(policy, "ab") == "ba"

@@ -186,13 +186,3 @@ def test_an_engine_that_is_gone_or_refuses_is_an_error_of_the_backend(
     client = ready(url)
     with pytest.raises(BackendStatusError, match="status 500"):
         client.complete([], [], {})
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["--model", "m"], ["--engine", "http://e", "--model", "m", "--out", "o"]]
-)
-def test_the_command_needs_a_model_or_an_engine(arguments: list[str]) -> None:
-    done = CliRunner().invoke(app, ["precompute", "--corpus", "c.jsonl", *arguments])
-
-    assert done.exit_code != 0
-    assert "either --model and --out, or --engine" in str(done.exception) + done.output

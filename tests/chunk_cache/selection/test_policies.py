@@ -11,17 +11,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
 from ragboost.chunk_cache.selection.hybrid import rank
 from ragboost.chunk_cache.selection.policy import budget, choose
 from ragboost.chunk_cache.selection.view import QUESTION_ROWS, SelectionView
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
+from research.oracle import Oracle
 from research.tasks import make_prompts
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
 
@@ -153,7 +154,7 @@ def test_anchored_takes_the_heads_of_chunks_and_what_the_question_attends_to(
 
 
 def test_the_oracle_takes_what_it_is_given(reuse: ChunkReuse) -> None:
-    policy = make_policy("oracle", positions=(30, 80, 55))
+    policy = Oracle((30, 80, 55))
     result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
     assert result.selected == (30, 55, 80)
 

@@ -1,5 +1,6 @@
 """An HTTP example of each mechanism in `docs/chunk-policies.md` that is not tested elsewhere."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,14 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.precompute.catalog import ChunkCatalog
-from ragboost.chunk_cache.precompute.corpus import CorpusChunk, precompute
-from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.cli import app
 from ragboost.engine import create_engine_app
-from ragboost.engine.loading import load_model
 from ragboost.serving import serve_in_thread
 from tests.engine.conftest import SETTINGS
 
@@ -68,22 +65,42 @@ def test_chunks_on_disk_are_loaded_by_the_next_server(tmp_path: Path) -> None:
         assert sources(post(url, [2, 0, 1], {"policy": "epic", "ratio": 0.25})) == (20, 90, 30, 12)
 
 
-@pytest.mark.parametrize("policy", ["cachecraft", "hybrid-offline"])
-def test_policies_that_need_measurements_are_served_from_a_prepared_corpus(
-    tmp_path: Path, policy: str
+@pytest.mark.parametrize("prepared", ["measures", "kv"])
+def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_restart(
+    tmp_path: Path, prepared: str
 ) -> None:
-    adapter = load_model(SETTINGS).adapter
-    assert adapter is not None
-    precompute(
-        ChunkReuse(adapter, TieredStore()),
-        DiskTier(tmp_path, capacity_bytes=1 << 30),
-        ChunkCatalog(tmp_path),
-        system=SYSTEM,
-        chunks=[CorpusChunk(str(n), tuple(chunk)) for n, chunk in enumerate(CHUNKS)],
-        neighbours=[(2, 1), (0, 2), (1,)],
-        max_tokens=512,
-    )
-    with serving(reuse_directory=tmp_path) as url:
-        assert policy in httpx.get(f"{url}/chunk_reuse").json()["policies"]
-        found = sources(post(url, [1, 0, 2], {"policy": policy, "ratio": 0.25}))
-        assert found == (20, 90, 30, 12)
+    corpus, directory = tmp_path / "corpus.jsonl", tmp_path / "kv"
+    texts = [f"Passage {n}: " + " ".join(f"word{n * n + i}" for i in range(20)) for n in range(3)]
+    rows = [{"id": n, "text": text} for n, text in enumerate(texts)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    near = tmp_path / "near.jsonl"
+    near.write_text("".join(f'{{"id": {n}, "neighbours": [{(n + 1) % 3}]}}\n' for n in range(3)))
+    given = ["--corpus", str(corpus), "--neighbours", str(near), "--template", "{text}", "--json"]
+    settings = {"reuse_directory": directory, "reuse_prepared": prepared}
+
+    with serving(**settings) as url:
+        done = CliRunner().invoke(app, ["precompute", *given, "--engine", url])
+        assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["num_documents"], told["num_stored"], told["num_measured"]) == (3, 3, 3)
+    num_files = len(list(directory.glob("*.safetensors")))
+    # Each document alone, the text before them, and each behind its neighbour.
+    assert num_files == 4 + (3 if prepared == "kv" else 0)
+
+    with serving(**settings) as url:
+        for policy in ("cachecraft", "hybrid-offline"):
+            content = "\n\n".join([*(texts[n] for n in (2, 0, 1)), "What follows?"])
+            spans = [[0, at, at + len(text)] for text in texts if (at := content.index(text)) >= 0]
+            body = {
+                "messages": [{"role": "user", "content": content}],
+                "max_tokens": 1,
+                "ragboost": {
+                    "chunks": sorted(spans),
+                    "reuse": {"policy": policy, "ratio": 0.25},
+                },
+            }
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+            exact, reused, recomputed, _ = sources(answer)
+            assert exact > 0
+            assert reused > recomputed > 0
+            httpx.post(f"{url}/reset_prefix_cache")

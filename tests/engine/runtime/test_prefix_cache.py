@@ -13,6 +13,7 @@ from ragboost.engine.runtime.prefix_cache import (
     Stored,
     block_key,
 )
+from research.eviction import POLICIES
 
 BLOCK_SIZE = 2
 
@@ -112,7 +113,7 @@ def test_blocks_that_waiting_requests_will_use_stay() -> None:
 
 
 def test_the_least_used_leaf_goes_first_where_uses_count() -> None:
-    cache = BlockCache(2, BLOCK_SIZE, policy=make_eviction_policy("lfu"))
+    cache = BlockCache(2, BLOCK_SIZE, policy=POLICIES["lfu"]())
     for tokens in ([1, 2], [1, 2], [3, 4]):
         cache.release(put(cache, tokens))
     put(cache, [5, 6])
@@ -133,7 +134,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(["default", "lfu", "lacr", "next-use", "next-use-lfu"]))
     def choose_policy(self, name: str) -> None:
         if name != "default":
-            self.cache = BlockCache(6, BLOCK_SIZE, policy=make_eviction_policy(name))
+            self.cache = BlockCache(6, BLOCK_SIZE, policy=POLICIES[name]())
 
     @rule(prompts=st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=3))
     def look_ahead(self, prompts: list[list[int]]) -> None:

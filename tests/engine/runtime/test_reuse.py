@@ -7,8 +7,8 @@ import torch
 
 from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.precompute.prime import measure
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.tiered import TieredStore

@@ -446,6 +446,25 @@ async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
         assert admission.cached_tokens == len(raw)
 
 
+async def test_instructions_before_other_documents_count_as_long_as_they_are() -> None:
+    settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
+    tenants = Tenants(settings)
+    dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
+    instructions = {"role": "system", "content": "Be brief. " * 20}
+    messages = [instructions, {"role": "user", "content": "why?"}]
+    for number in (1, 2, 3):
+        body = {"model": "m", "messages": messages, "ragboost": {"documents": documents(number)}}
+        raw = json.dumps(body).encode()
+        request = parse_request(raw, (), formats=make_formats(settings))
+        tenant = tenants.get(request.tenant_key)
+        one_token_per_byte(tenant)
+        with dispatcher.admission() as admission:
+            await dispatcher.admit(admission, request, tenant=tenant)
+            dispatcher.rewritten(admission, num_bytes=len(raw), cached_tokens=0)
+            assert admission.prompt_tokens == len(raw)
+            assert max(admission.cached_by_backend) <= len(json.dumps(instructions))
+
+
 async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePrefix]) -> int:
     """The bytes of messages that a backend was sent, at one token per byte."""
     admission = Admission(None)  # type: ignore[arg-type]

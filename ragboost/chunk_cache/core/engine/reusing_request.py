@@ -82,9 +82,8 @@ class ReusingRequest:
             return False
         awaited: list[str] = []
         for number, key in self.keys.items():
-            start, stop = self.options.chunks[number]
-            if stop > prefix_tokens:
-                awaited += library.keys(key, self.tokens[start:stop])
+            if self.options.chunks[number][1] > prefix_tokens:
+                awaited += library.keys(key)
         return library.store.is_loading(awaited)
 
     def forget_chunks(self) -> None:

@@ -12,13 +12,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
-from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps
+from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps, keep_measured
 from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.model.assemble import extract
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel
 from ragboost.chunk_cache.model.pace import Pace, advance
@@ -120,23 +118,8 @@ class SlotFiller(ABC):
             self.speed.filling.add(plan.num_to_compute(self.model.num_layers), filled.seconds)
         with self.ordered():
             self.write(filled.cache.layers, slots, start=plan.stop - len(slots))
-            if filled.measure is not None:
-                self._store_measured(plan, filled, filled.measure)
+            keep_measured(self.model, self.library, plan, filled)
             filled.cache.layers.clear()
-
-    def _store_measured(
-        self, plan: PromptPlan, filled: FilledPrompt, measure: ChunkMeasure
-    ) -> None:
-        start, stop = plan.request.chunks[-1]
-        key = self.library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
-        kv = None
-        if self.library.has_prepared:
-            kv = extract(
-                self.model, filled.cache, plan.tokens, start=start, stop=stop, is_exact=False
-            )
-            measures = {"sensitivity": measure.sensitivity, "influence": measure.influence}
-            kv = replace(kv.to(torch.device("cpu")), **measures)
-        self.library.measure(key, measure, behind=kv)
 
     def note_pass(self, num_tokens: int, *, began: float, is_sample: bool = True) -> None:
         """Note a pass of the engine; `is_sample`: no filling is in its time."""

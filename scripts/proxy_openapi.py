@@ -1,7 +1,9 @@
-"""Describe the completion routes, which are plain ASGI for speed, in the OpenAPI document."""
+"""The OpenAPI document of the proxy's routes, for its reference page. Describes the completion
+routes, which are plain ASGI for speed."""
 
 from typing import Any
 
+from ragboost.proxy.app import create_app
 from ragboost.proxy.routes.schemas import NewSession
 from ragboost.wires.registry import WIRES
 
@@ -95,8 +97,9 @@ _SESSION_ERRORS = {
 }
 
 
-def complete(document: dict[str, Any]) -> None:
-    """Add what FastAPI does not know to its document, and remove its own shape of errors."""
+def proxy_document() -> dict[str, Any]:
+    """Return FastAPI's document with what it does not know, and without its own shape of errors."""
+    document = create_app().openapi()
     document["paths"] = {**_completion_paths(), **document["paths"]}
     schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
@@ -105,6 +108,7 @@ def complete(document: dict[str, Any]) -> None:
     for item in document["paths"].values():
         for operation in item.values():
             operation["responses"].pop("422", None)
+    return document
 
 
 def _completion_paths() -> dict[str, Any]:

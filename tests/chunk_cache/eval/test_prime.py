@@ -5,10 +5,11 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import TokenSource
-from ragboost.chunk_cache.precompute.prime import measure, prime
 from ragboost.chunk_cache.store.influence import chunk_name
+from ragboost.chunk_cache.store.keys import prepared_key
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import stored_kv
@@ -115,14 +116,11 @@ def test_measuring_leaves_the_kv_plain(reuse: ChunkReuse) -> None:
 def test_prepared_kv_is_preferred_and_plain_kv_serves_where_it_is_gone(
     adapter: ModelAdapter,
 ) -> None:
-    recipes: dict[str, str] = {}
-    reuse = ChunkReuse(adapter, TieredStore(), recipes=recipes)
+    reuse = ChunkReuse(adapter, TieredStore(), has_prepared=True)
     kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
-    key = reuse.library.key(A, recipe="neighbours")
-    assert reuse.store.put(key, kv)
     plain = stored_kv(reuse, A)
-
-    recipes[reuse.library.key(A)] = "neighbours"
+    key = prepared_key(reuse.library.key(A))
+    assert reuse.store.put(key, kv)
 
     assert stored_kv(reuse, A) is kv
     reuse.store.discard(key)
