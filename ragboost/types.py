@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from operator import attrgetter
@@ -91,6 +91,18 @@ class Document:
 KEY_OF = attrgetter("key")
 """Of a document, for `map`: requests have dozens."""
 
+_KEY_LENGTH = 32
+
+
+def named_key(element: Hashable) -> str:
+    """Return a document's key from its name in a context index.
+
+    The name is the key, behind the prompt prefix if there is one; that of a copy is a pair of this
+    and a number.
+    """
+    name = element[0] if isinstance(element, tuple) else element
+    return str(name)[-_KEY_LENGTH:]
+
 
 def document_key(text: str, *, id: DocumentId = None, title: str | None = None) -> str:  # noqa: A002
     """Hash id, title and text into a document's identity (32 hex digits, SHA-256 truncated).
@@ -100,7 +112,7 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     """
     if id is None and title is None:
         head = f"j:null:-1::{len(text)}:"
-        return hashlib.sha256((head + text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return _key(head + text)
     if id is None:
         kind, name = "j", "null"
     elif isinstance(id, str):
@@ -108,7 +120,12 @@ def document_key(text: str, *, id: DocumentId = None, title: str | None = None) 
     else:
         kind, name = "j", json.dumps(id)
     head = f"{kind}:{name}:{-1 if title is None else len(title)}:{title or ''}:{len(text)}:"
-    return hashlib.sha256((head + text).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return _key(head + text)
+
+
+def _key(identity: str) -> str:
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:_KEY_LENGTH]
 
 
 DocumentLike = Document | Mapping[str, Any] | str

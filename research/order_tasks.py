@@ -173,7 +173,7 @@ def rendered_turn(
     labels = label_documents(documents, template=WORDS.label_template, known={})
     is_old = [placing not in ("sent", "resent") and i in seen for i in turn.retrieved]
     hints: tuple[Hint, ...] = location_hints(
-        (label for label, old in zip(labels, is_old, strict=True) if old),
+        [label for label, old in zip(labels, is_old, strict=True) if old],
         template=WORDS.location_template,
     )
     sent = [int(place) for place in order if not is_old[place]]

@@ -145,7 +145,7 @@ def _tools(num: int, wrap: Callable[[Body], Body], schema: str) -> list[Body]:
                         "path": {"type": "string", "description": "Where to do it."},
                         "limit": {"type": "integer", "minimum": at},
                     },
-                    "required": ["path"],
+                    "required": ["path", "limit"],
                 },
             }
         )
@@ -363,6 +363,14 @@ def _key_order(body: Body, choose: random.Random) -> str | None:
     return f"tools[{at}]"
 
 
+def _required_order(body: Body, choose: random.Random) -> str:
+    at = choose.randrange(len(body["tools"]))
+    tool = body["tools"][at] = copy.deepcopy(body["tools"][at])
+    inner = tool.get("function", tool)
+    inner["parameters" if "parameters" in inner else "input_schema"]["required"].reverse()
+    return f"tools[{at}]"
+
+
 def _tool_added(body: Body, choose: random.Random) -> str | None:
     at = choose.randrange(len(body["tools"]))
     tool = copy.deepcopy(body["tools"][at])
@@ -442,6 +450,26 @@ def _removed(body: Body, choose: random.Random) -> str | None:
     return f"messages[{at}]"
 
 
+def _swapped(body: Body, choose: random.Random) -> str | None:
+    messages = body["messages"]
+    first = 1 if messages[0]["role"] == "system" else 0
+    if len(messages) < first + 6:  # the last ones were not sent before
+        return None
+    at = choose.randrange(first, len(messages) - 5)
+    if messages[at] == messages[at + 2]:
+        return None
+    messages[at], messages[at + 2] = messages[at + 2], messages[at]
+    return f"messages[{at}]"
+
+
+def _other_fields(body: Body, choose: random.Random) -> str:
+    """Write each message as another client does: fields in another order, nulls for absent ones."""
+    body["messages"] = [
+        {**dict(reversed(message.items())), "refusal": None} for message in body["messages"]
+    ]
+    return ""
+
+
 def _parts(body: Body, choose: random.Random) -> str | None:
     at = _text_message(body, choose)
     if at is None:
@@ -478,6 +506,7 @@ def _marked_last(body: Body, choose: random.Random) -> str | None:
 MUTATIONS: Mapping[str, Mutation] = {
     "keys of a tool": Mutation(_key_order, Cause.KEY_ORDER),
     "tools in another order": Mutation(_tool_order, Cause.TOOL_ORDER),
+    "required parameters reversed": Mutation(_required_order, Cause.TOOL_LISTS),
     "tool added": Mutation(_tool_added, Cause.TOOLS),
     "tool removed": Mutation(_tool_removed, Cause.TOOLS),
     "tool edited": Mutation(_tool_edited, Cause.TOOLS),
@@ -491,6 +520,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "breakpoint moved on": Mutation(_marked_last, None, is_setup=True),
     "message edited": Mutation(_edited, Cause.MESSAGE),
     "message removed": Mutation(_removed, Cause.TRUNCATED),
+    "messages swapped": Mutation(_swapped, Cause.MESSAGE_ORDER),
+    "message fields in another order": Mutation(_other_fields, None),
     "image detail": Mutation(_detail, Cause.IMAGE, is_setup=True),
     "text as parts": Mutation(_parts, None),
 }

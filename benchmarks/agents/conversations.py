@@ -4,9 +4,10 @@
 
 PATH is a folder of MT-RAG (questions with retrieved documents) or of agent traces (tool results).
 The engine is the tests' FakeEngine: an exact prefix cache with words and punctuation as tokens.
-Conversations are interleaved request by request; answers come from the data, no model runs. Exits
-with 1 if, through the proxy with session ids (agent traces: without), a request does not extend the
-previous one of its conversation, or a document is missing or repeated.
+Conversations are interleaved request by request, all or as many as --sessions at a time; answers
+come from the data, no model runs. Exits with 1 if, through the proxy with session ids (agent
+traces: without), a request does not extend the previous one of its conversation, or a document is
+missing or repeated.
 """
 
 import json
@@ -61,6 +62,8 @@ def main() -> None:
     parser.add_argument("--retrieved", default="native", help="MT-RAG: retrieval run to use")
     parser.add_argument("--top", type=int, default=20, help="documents per question, at most")
     parser.add_argument("--limit", type=int, help="conversations, at most")
+    parser.add_argument("--sessions", type=int, help="conversations at a time; default: all")
+    parser.add_argument("--mode", action="append", help="repeatable; default: all")
     parser.add_argument(
         "--capacity", type=int, help="prefix cache size in tokens; default: unbounded"
     )
@@ -72,34 +75,39 @@ def main() -> None:
         modes, judged = QUESTION_MODES, "ragboost_session"
     chats = chats[: args.limit]
     results = {
-        name: replay(chats, body, settings, capacity=args.capacity)
-        for name, (body, settings) in modes.items()
+        name: replay(chats, *modes[name], capacity=args.capacity, sessions=args.sessions)
+        for name in args.mode or modes
     }
     result = {"data": args.data.name, "conversations": len(chats), "modes": results}
     report(result, args, show)
-    if not results[judged]["is_right"]:
+    if judged in results and not results[judged]["is_right"]:
         sys.exit("a check failed")
 
 
 def replay(
-    chats: Sequence[Chat], body: Body, settings: Settings | None, *, capacity: int | None
+    chats: Sequence[Chat],
+    body: Body,
+    settings: Settings | None,
+    *,
+    capacity: int | None,
+    sessions: int | None,
 ) -> dict[str, Any]:
-    """Send every request, through a proxy if `settings` are given.
+    """Send every request, through a proxy if `settings` are given; as many `sessions` at a time.
 
     `extending` and `complete` count conversations; `is_right`: they are all.
     """
     clients = [Client(chat) for chat in chats]
     with FakeEngine(capacity_tokens=capacity) as engine:
         if settings is None:
-            _send_all(clients, body, engine, engine.url)
+            _send_all(clients, body, engine, engine.url, sessions=sessions)
         else:
             backend = settings.backend.model_copy(update={"url": engine.url})
             app = create_app(settings.model_copy(update={"backend": backend}))
             with serve_in_thread(app) as url:
-                _send_all(clients, body, engine, url)
-        prompt = sum(received.prompt_tokens for received in engine.requests)
-        cached = sum(received.cached_tokens for received in engine.requests)
-        num_requests = len(engine.requests)
+                _send_all(clients, body, engine, url, sessions=sessions)
+        prompt = sum(received.prompt_tokens for received in engine.completions)
+        cached = sum(received.cached_tokens for received in engine.completions)
+        num_requests = len(engine.completions)
     extending = sum(client.is_extending for client in clients)
     complete = sum(client.is_complete for client in clients)
     return {
@@ -114,23 +122,28 @@ def replay(
     }
 
 
-def _send_all(clients: Sequence[Client], body: Body, engine: FakeEngine, url: str) -> None:
+def _send_all(
+    clients: Sequence[Client], body: Body, engine: FakeEngine, url: str, *, sessions: int | None
+) -> None:
     with httpx.Client(base_url=url, timeout=120) as http:
-        for client, step in _interleaved(clients):
+        for client, step in _interleaved(clients, sessions or len(clients)):
             new, documents, answer = step
             choice = {"index": 0, "message": answer, "finish_reason": "stop"}
             engine.misbehave(status=200, body=json.dumps({"choices": [choice]}).encode())
             http.post(URL, json={"model": "m", **body(client, new, documents)}).raise_for_status()
-            client.check(engine.requests[-1], documents)
+            client.check(engine.completions[-1], documents)
 
 
-def _interleaved(clients: Sequence[Client]) -> Iterator[tuple[Client, Any]]:
-    """Yield the first request of every conversation, then the second ones, and so on."""
-    for steps in zip_longest(*(client.steps for client in clients)):
-        for client, step in zip(clients, steps, strict=True):
-            if step is not None:
-                yield client, step
-                client.history.append(step[2])
+def _interleaved(clients: Sequence[Client], sessions: int) -> Iterator[tuple[Client, Any]]:
+    """Yield the first request of as many conversations, then their second ones, and so on, then
+    those of the next conversations."""
+    for start in range(0, len(clients), sessions):
+        active = clients[start : start + sessions]
+        for steps in zip_longest(*(client.steps for client in active)):
+            for client, step in zip(active, steps, strict=True):
+                if step is not None:
+                    yield client, step
+                    client.history.append(step[2])
 
 
 def _boosted(client: Client, new: list[Message], documents: list[Message]) -> Message:

@@ -21,7 +21,6 @@ from ragboost.booster.session_state import (
 from ragboost.booster.usage import UsageReports, UsageTotals
 from ragboost.config import Settings
 from ragboost.context import Context, Plan
-from ragboost.dedup import distinct_elements
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry, Seat
 from ragboost.ordering import (
@@ -353,7 +352,7 @@ class Booster(StoredConversations, UsageReports):
     ) -> IndexEntry:
         leading = state.leading_documents() if state else ()
         entry = self.index.record_turn(
-            behind(prompt_prefix, distinct_elements([sent.key for sent in leading])),
+            behind(prompt_prefix, [sent.key for sent in leading]),
             [sent.num_tokens for sent in leading],
             history_tokens=state.later_tokens() if state else 0,
             turn_tokens=num_tokens,

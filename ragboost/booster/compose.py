@@ -3,8 +3,7 @@
 Pure: the caller says what the payload contains already and in which order to send the rest.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from ragboost.booster.session_state import CarriedDocuments, SessionState
@@ -40,15 +39,9 @@ class Retrieved(NamedTuple):
     ) -> "Retrieved":
         """Read a request's documents; with `has_copies`, equal ones stay apart."""
         documents = tuple(as_documents(values))
-        if has_copies:
-            unique = documents
-            elements = distinct_elements(list(map(KEY_OF, documents)))
-        else:
-            unique = unique_documents(documents)
-            elements = tuple(map(KEY_OF, unique))
-        return cls(
-            query, documents, unique, behind(prompt_prefix, elements), count(unique), prompt_prefix
-        )
+        unique = documents if has_copies else unique_documents(documents)
+        elements = behind(prompt_prefix, map(KEY_OF, unique))
+        return cls(query, documents, unique, elements, count(unique), prompt_prefix)
 
     def in_order(self, sent: Sequence[int]) -> tuple[list[Hashable], list[int]]:
         """Return elements and lengths of these documents."""
@@ -56,9 +49,12 @@ class Retrieved(NamedTuple):
         return list(map(elements, sent)), list(map(tokens, sent))
 
 
-def behind(prompt_prefix: str, elements: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """Make elements equal only to those behind the same prompt prefix."""
-    return tuple(zip(repeat(prompt_prefix), elements, strict=False)) if prompt_prefix else elements
+def behind(prompt_prefix: str, keys: Iterable[str]) -> tuple[Hashable, ...]:
+    """Name documents behind a prompt prefix in the context index, copies apart.
+
+    A text keeps its hash, which indexes ask for some twenty times a request; a pair does not.
+    """
+    return distinct_elements([prompt_prefix + key for key in keys] if prompt_prefix else [*keys])
 
 
 def compose(
@@ -94,12 +90,13 @@ def compose(
         positions = tuple([by_key.get(document.key, -1) for document in retrieved.documents])
     hints: tuple[Hint, ...] = ()
     if len(sent) < len(retrieved.unique):
-        referred = (
+        referred = [
             history.carried[document.key]
             for i, document in enumerate(retrieved.unique)
             if i not in places and document.key in history.carried
-        )
-        hints = location_hints(referred, template=settings.hints.location_template)
+        ]
+        template, num_carried = settings.hints.location_template, len(history.carried)
+        hints = location_hints(referred, template=template, num_carried=num_carried)
     if settings.hints.order:
         order = list(map(places.__getitem__, sorted(sent)))
         hint = order_hint(labels, order, template=settings.hints.order_template)

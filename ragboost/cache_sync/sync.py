@@ -180,18 +180,8 @@ class CacheSync:
 
     async def _watch(self, engine: EngineClient) -> None:
         follower = self.followers[engine.name]
-        was_up = True
         while True:
             found = await discover(engine)
-            if found.is_up and not was_up:
-                logger.info("backend %s is up", engine.name)
-            elif was_up and not found.is_up:
-                logger.warning(
-                    "backend %s does not respond at %s yet; run `ragboost doctor` for details",
-                    engine.name,
-                    engine.url,
-                )
-            was_up = found.is_up
             self._is_down[engine.name] = not found.is_up
             follower.capacity_tokens = found.capacity_tokens or follower.capacity_tokens
             if found.sources and self._settings.endpoint is None:

@@ -1,6 +1,9 @@
 """Settings of the proxy: backends, the choice between them, the waiting room, the server."""
 
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
+from posixpath import normpath
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -31,12 +34,16 @@ BaseUrl = Annotated[str, AfterValidator(_check_url)]
 
 def public_url(url: BaseUrl) -> str:
     """Return the part of a backend's URL that may be shown: scheme, host, port unless it is that of
-    the scheme, path before /v1. URLs of one server are equal."""
+    the scheme, path before /v1. URLs of one server are equal, however they are spelled."""
     parts = urlsplit(url)
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    server = parts.netloc.rpartition("@")[2].lower()
-    default = ":443" if parts.scheme == "https" else ":80"
-    return f"{parts.scheme}://{server.removesuffix(default).removesuffix(':')}{path}"
+    host = (parts.hostname or "").removesuffix(".").encode("idna").decode()
+    with suppress(ValueError):
+        host = ip_address(host).compressed
+    host = f"[{host}]" if ":" in host else host
+    default = 443 if parts.scheme == "https" else 80
+    port = f":{parts.port}" if parts.port not in (None, default) else ""
+    path = normpath("/" + parts.path.lstrip("/")).removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{host}{port}{path}"
 
 
 class BackendSettings(Section):
@@ -146,7 +153,7 @@ class RouterSettings(Section):
         3,
         ge=1,
         description="Consecutive failures after which a backend is down until a health check "
-        "succeeds, and others get its requests; one refused connection is enough.",
+        "succeeds, and others get its requests; one refusal, or the first check, is enough.",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ragboost.booster import Booster, Planned
+from ragboost.booster.compose import behind
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.dedup import unique_documents
@@ -73,8 +74,6 @@ class ArmRenderer:
     def _moved(self, question: EvalQuestion) -> Planned:
         unique = unique_documents(question.documents)
         permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
-        prompt_prefix = self._prompt_prefix
-        keys = [unique[i].key for i in permutation]
-        elements = tuple((prompt_prefix, key) if prompt_prefix else key for key in keys)
+        elements = behind(self._prompt_prefix, [unique[i].key for i in permutation])
         tokens = self._booster.tokens.count_documents([unique[i] for i in permutation])
         return Planned(permutation, elements, tuple(tokens), 0)

@@ -93,11 +93,12 @@ class Messages:
         if layout.leading is not None:
             slot, group = layout.leading
             edits.setdefault(slot.path, []).extend(self._ordered(group, found, context))
-        new = dict(body)
+        new, copies = dict(body), dict[int, Any]()
         # Deepest paths first: a list's own edits move its elements.
         for path in sorted(edits, key=len, reverse=True):
             if edits[path]:
-                new = put(new, path, splice(at_path(new, path), edits[path]))
+                value = splice(at_path(new, path), edits[path])
+                new = put(new, path, value, copies=copies)
         return new
 
     def moved_behind(

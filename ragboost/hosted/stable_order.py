@@ -1,10 +1,12 @@
 """Put what has no order of its own into one order, so that equal requests have equal prefixes.
 
-Tools by name, the keys of their JSON, and the lists that the user names. Never touches a text, a
-message, or what stands at a cache breakpoint.
+Tools by name, the keys of their JSON, the names of required parameters, and the lists that the user
+names. Never touches a text, a message, or what stands at a cache breakpoint.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ragboost.config import Settings
@@ -13,6 +15,8 @@ from ragboost.wires.body import has_cache_mark
 from ragboost.wires.registry import ANY
 
 _Change = Callable[[Any], Any]
+_VALUES = {"const", "default", "enum", "examples"}  # of a parameter; the rest is its schema
+_TOOL_PATH = re.compile(r"(\w+)\[(\d+)\]")
 
 
 class StableOrder:
@@ -37,35 +41,61 @@ class StableOrder:
         fields = dict(body.fields)
 
         def rank(value: Any) -> bytes:
-            return body.encode_bytes(sort_keys(value))
+            return body.encode_bytes(_sort_json(value))
 
         for name in self._tools:
             if isinstance(tools := fields.get(name), list):
-                fields[name] = _sort_tools(tools, rank)
+                fields[name] = _sort_list(_changed_list(tools, _sort_tool), _tool_key(body))
         for path in self._paths:
             name, rest = path[0], path[1:]
             fields = _changed_field(fields, name, rest, rank)
         return body.encode(fields)
 
+    def client_path(self, path: str, raw: bytes) -> str:
+        """Return where a tool of the body that is sent stands in the client's body."""
+        match = _TOOL_PATH.fullmatch(path)
+        if match is None or match[1] not in self._tools:
+            return path
+        body = JsonBody(raw)
+        tools = [_sort_tool(tool) for tool in body.fields[match[1]]]
+        key = _tool_key(body)
+        order = list(range(len(tools)))
+        if not any(map(has_cache_mark, tools)):
+            order.sort(key=lambda at: key(tools[at]))
+        return f"{match[1]}[{order[int(match[2])]}]"
 
-def sort_keys(value: Any) -> Any:
-    """Return a JSON value with sorted keys on all levels; the same object if they are sorted."""
+
+def _sort_json(value: Any, *, is_schema: bool = False) -> Any:
+    """Return a JSON value with sorted keys on all levels; the same object if they are sorted.
+
+    Args:
+        is_schema: it is a tool, whose required parameters are a set and are sorted, too.
+    """
     if isinstance(value, list):
-        return _changed_list(value, sort_keys)
+        return _changed_list(value, partial(_sort_json, is_schema=is_schema))
     if not isinstance(value, dict):
         return value
-    new = {name: sort_keys(value[name]) for name in sorted(value)}
+    new = {
+        name: _sort_json(value[name], is_schema=is_schema and name not in _VALUES)
+        for name in sorted(value)
+    }
+    names = new.get("required") if is_schema and isinstance(new.get("properties"), dict) else None
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        new["required"] = _sort_list(names, str)
     is_same = list(new) == list(value) and all(new[name] is value[name] for name in value)
     return value if is_same else new
 
 
-def _sort_tools(tools: list[Any], rank: _Change) -> list[Any]:
+_sort_tool = partial(_sort_json, is_schema=True)
+
+
+def _tool_key(body: JsonBody) -> _Change:
     def key(tool: Any) -> tuple[str, bytes]:
         inner = tool.get("function", tool) if isinstance(tool, dict) else None
         name = inner.get("name") if isinstance(inner, dict) else None
-        return str(name or ""), rank(tool)
+        return str(name or ""), body.encode_bytes(tool)
 
-    return _sort_list(_changed_list(tools, sort_keys), key)
+    return key
 
 
 def _sort_list(values: list[Any], key: Callable[[Any], Any]) -> list[Any]:

@@ -9,8 +9,8 @@ documents keep their relevance order, and so do all if another saves too little 
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from copy import copy
-from typing import NamedTuple
+from itertools import accumulate, repeat
+from operator import mul
 
 from ragboost.ordering.prior import CorpusPrior
 
@@ -83,20 +83,22 @@ class RecentContexts:
         contexts = self._following(prefix)
         if not contexts.num:
             return list(documents)  # nothing is known
-        by_relevance = self._candidates(documents, tokens)
-        ordered = self._by_savings(copy(contexts), by_relevance)
-        gain = contexts.saved_tokens(ordered) - contexts.saved_tokens(by_relevance)
-        is_worth_it = gain >= _MIN_GAIN * (len(prefix) + len(documents))
-        return [candidate.document for candidate in (ordered if is_worth_it else by_relevance)]
+        by_relevance = self._candidates(contexts, documents, tokens)
+        least = _MIN_GAIN * (len(prefix) + len(documents))
+        saved_by_relevance = contexts.saved_tokens(by_relevance)
+        ordered, saved = self._by_savings(contexts, by_relevance)
+        return ordered if saved - saved_by_relevance >= least else list(documents)
 
     def _by_savings(
-        self, contexts: "_Contexts", candidates: Sequence["_Candidate"]
-    ) -> list["_Candidate"]:
-        near = list(candidates)
+        self, contexts: "_Contexts", candidates: list["_Candidate"]
+    ) -> tuple[list[Hashable], float]:
+        """Return the documents in the order of their savings, and what the contexts save then."""
+        near = candidates
         far: list[_Candidate] = []  # the best last
         savings: list[float] = []  # of `near`; empty: to be computed
         scored_with = compared_with = math.inf  # contexts
-        ordered: list[_Candidate] = []
+        ordered: list[Hashable] = []
+        saved = 0.0
         while near and (num_contexts := contexts.num):
             if 2 * num_contexts < compared_with and len(near) + len(far) > _COMPARED:
                 compared_with, far = num_contexts, contexts.sorted(far + near)
@@ -105,8 +107,9 @@ class RecentContexts:
                 scored_with, savings = num_contexts, contexts.savings(near)
             best = savings.index(max(savings))
             candidate = near[best]
-            ordered.append(candidate)
+            ordered.append(candidate[0])
             is_old = contexts.narrow(candidate) and (not far or 8 * contexts.num < 7 * scored_with)
+            saved += candidate[1] * contexts.weighted_num
             if far:
                 near[best] = far.pop()
                 if not is_old:
@@ -115,7 +118,9 @@ class RecentContexts:
                 del near[best], savings[best]
             if is_old:
                 savings = []
-        return ordered + sorted(near + far, key=lambda candidate: -candidate.prior)
+        rest = sorted(near + far, key=lambda candidate: -candidate[2])
+        ordered += [candidate[0] for candidate in rest]
+        return ordered, saved
 
     def _following(self, prefix: Sequence[Hashable]) -> "_Contexts":
         shared = (1 << len(self._contexts)) - 1
@@ -140,18 +145,19 @@ class RecentContexts:
         self._by_corpus = kept * self._by_corpus + start + imagined / len(behind.imagined)
 
     def _candidates(
-        self, documents: Sequence[Hashable], tokens: Mapping[Hashable, int]
+        self,
+        contexts: "_Contexts",
+        documents: Sequence[Hashable],
+        tokens: Mapping[Hashable, int],
     ) -> list["_Candidate"]:
-        bits, corpus = self._bits, self._prior
-        prior = _PRIOR_CONTEXTS * _BEST_RANK
-        candidates = []
-        for document in documents:
-            imagined = corpus.holders(document) if corpus else _NONE
-            candidates.append(
-                _Candidate(document, tokens[document], prior, bits.get(document, 0), imagined)
-            )
-            prior *= _RANK_DECAY
-        return candidates
+        """Return the documents with what is known of them, in the order of their ranks."""
+        holders = map(self._bits.get, documents, repeat(0))
+        priors = accumulate(repeat(_RANK_DECAY), mul, initial=_PRIOR_CONTEXTS * _BEST_RANK)
+        imagined: Iterable[frozenset[int]] = repeat(_NONE)
+        if self._prior is not None and contexts.imagined:
+            imagined = map(self._prior.holders, documents)
+        lengths = map(tokens.__getitem__, documents)
+        return list(zip(documents, lengths, priors, holders, imagined, strict=False))
 
     def _forget(self, context: tuple[Hashable, ...], bit: int) -> None:
         for document in set(context):
@@ -162,12 +168,9 @@ class RecentContexts:
                 del self._bits[document]
 
 
-class _Candidate(NamedTuple):
-    document: Hashable
-    tokens: int
-    prior: float  # contexts that its rank counts as
-    holders: int  # recent contexts that hold it, as bits
-    imagined: frozenset[int]  # contexts of the corpus that hold it
+# Document, its tokens, contexts that its rank counts as, recent contexts that hold it as bits, and
+# contexts of the corpus that hold it.
+_Candidate = tuple[Hashable, int, float, int, frozenset[int]]
 
 
 class _Contexts:
@@ -179,15 +182,20 @@ class _Contexts:
         self.weight = weight  # of one of the corpus
         self.num = shared.bit_count() + len(imagined)
 
+    @property
+    def weighted_num(self) -> float:
+        num_imagined = len(self.imagined)
+        return self.num - num_imagined + self.weight * num_imagined
+
     def savings(self, candidates: Sequence[_Candidate]) -> list[float]:
         """Return what each document is expected to save if it is the next one."""
         shared, imagined, weight = self.shared, self.imagined, self.weight
-        total = shared.bit_count() + _PRIOR_CONTEXTS
+        total = self.num - len(imagined) + _PRIOR_CONTEXTS
         counts = [(holders & shared).bit_count() + prior for _, _, prior, holders, _ in candidates]
         if imagined:
             total += weight * len(imagined)
             for i, candidate in enumerate(candidates):
-                counts[i] += weight * len(candidate.imagined & imagined)
+                counts[i] += weight * len(candidate[4] & imagined)
         return [
             n / (total - n) * candidate[1] for n, candidate in zip(counts, candidates, strict=True)
         ]
@@ -201,18 +209,18 @@ class _Contexts:
     def saved_tokens(self, order: Iterable[_Candidate]) -> float:
         """Return what these contexts would save if they came behind a prompt in this order."""
         shared, imagined, saved = self.shared, self.imagined, 0.0
-        for candidate in order:
-            shared, imagined = shared & candidate.holders, imagined & candidate.imagined
+        for _, tokens, _, holders, imagined_holders in order:
+            shared, imagined = shared & holders, imagined & imagined_holders
             if not shared and not imagined:
                 break
-            saved += candidate.tokens * (shared.bit_count() + self.weight * len(imagined))
+            saved += tokens * (shared.bit_count() + self.weight * len(imagined))
         return saved
 
     def narrow(self, candidate: _Candidate) -> bool:
         """Put a document behind the others; return False if all contexts hold it."""
-        shared, imagined = self.shared & candidate.holders, self.imagined
+        shared, imagined = self.shared & candidate[3], self.imagined
         if imagined:
-            imagined &= candidate.imagined
+            imagined &= candidate[4]
         if shared == self.shared and len(imagined) == len(self.imagined):
             return False
         self.shared, self.imagined = shared, imagined

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ragboost.errors import ConfigError, RequestError
+from ragboost.types import named_key
 
 _FORMAT = "ragboost prior 1"
 
@@ -38,9 +39,8 @@ class CorpusPrior:
         return f"CorpusPrior({len(self._names)} documents, {len(self.contexts)} contexts)"
 
     def holders(self, element: Hashable) -> frozenset[int]:
-        """Return the contexts that hold a document, named by its key or (prompt_prefix, key)."""
-        key = element[-1] if isinstance(element, tuple) else element
-        return self._holders.get(key, _NONE)
+        """Return the contexts that hold a document, which a context index may name."""
+        return self._holders.get(named_key(element), _NONE)
 
     def behind(self, prefix: Iterable[Hashable]) -> frozenset[int]:
         common = self.contexts

@@ -7,6 +7,7 @@ costs less than twice the optimum without knowing the future. Knows documents as
 caches, engines or requests.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from ragboost.bounded_map import BoundedMap
 
 _MAX_DOCUMENTS = 64  # of a request that are looked at; those behind them are reused
 _MAX_REQUESTS = 32  # of a phase that are counted, so that a few hot prefixes do not speak for all
+_LOSS_SHARE = 0.02  # of all rents, that purchases may lose while nothing is known of returns
 _ROUNDING = 1e-9
 
 
@@ -30,14 +32,14 @@ class Purchase(NamedTuple):
 class _Phase:
     """A prefix from its first request without it in the cache to its eviction."""
 
-    __slots__ = ("delayed_tokens", "is_bought", "num_requests", "share", "tokens")
+    __slots__ = ("is_bought", "num_requests", "share", "spare_tokens", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0  # that its last document adds: the price
         self.num_requests = 0
         self.share = 0.0  # rent of all requests so far, without a purchase, per token
         self.is_bought = False
-        self.delayed_tokens = 0.0  # rents since they reached the price
+        self.spare_tokens = 0.0  # its part of the ledger's balance; negative if it was put off
 
     @property
     def optimum(self) -> float:
@@ -58,9 +60,10 @@ class RentLedger:
     requested as often: it is always bought first.
 
     A purchase comes earlier if earlier phases with as many requests went on to more than pay it
-    back, and later if they did not. What that costs beyond the guarantee is taken from `balance`,
-    twice the optimum of ended and bought phases less their cost, and a purchase that pays off
-    refills it: the total stays within twice the optimum whatever follows.
+    back, and later if they did not, or if there were none and its loss would be much of all rents.
+    What that costs is taken from `balance`: twice the optimum less the cost, of phases that ended
+    or were bought, and of open ones what will be left of it when their rent reaches the price. So
+    the total stays within twice the optimum whatever follows, at a ratio that does not change.
 
     Args:
         capacity_tokens: of the prefix cache; None: unknown.
@@ -72,6 +75,7 @@ class RentLedger:
         self.cost_tokens = 0.0  # computed of documents so far: rents and purchases
         self.optimum_tokens = 0.0  # the least that decisions in hindsight would have computed
         self.balance = 0.0
+        self.rent_tokens = 0.0  # computed if nothing had ever been bought
         self._max_prefixes = max_prefixes
         self._phases: BoundedMap[int, _Phase] = BoundedMap(
             max_entries=max_prefixes + _MAX_DOCUMENTS
@@ -107,6 +111,7 @@ class RentLedger:
         for number, (document, length) in enumerate(zip(documents, tokens, strict=True)):
             if number == _MAX_DOCUMENTS:
                 break
+            self.rent_tokens += ratio * length
             prefix = hash((prefix, document))
             reached += length
             missing = min(length, reached - cached_tokens)
@@ -133,8 +138,11 @@ class RentLedger:
         returns = self._expected_returns(phase)
         is_expected = returns is not None and returns * ratio > 1.0 - ratio
         if phase.is_due(ratio):
-            return returns is None or is_expected or self.balance < ratio * left
-        advance = (1.0 - phase.share - 2 * ratio) * phase.tokens
+            if returns is None:
+                loss = self.cost_tokens + phase.tokens - self.rent_tokens
+                is_expected = loss <= _LOSS_SHARE * self.rent_tokens
+            return is_expected or self.balance < ratio * left
+        advance = phase.spare_tokens + (1.0 - phase.share - 2 * ratio) * phase.tokens
         return is_expected and self.balance >= advance
 
     def _expected_returns(self, phase: _Phase) -> float | None:
@@ -148,14 +156,20 @@ class RentLedger:
     def _enter(self, phase: _Phase, ratio: float, *, is_bought: bool) -> None:
         """Enter a request for a prefix that is not cached."""
         paid, rent = phase.share * phase.tokens, ratio * phase.tokens
+        if not phase.num_requests:
+            self._spare(phase, _left_when_due(ratio) * phase.tokens)
         if not is_bought and phase.is_due(ratio):  # put off, or behind one that is
-            phase.delayed_tokens += rent
-            self.balance -= rent
+            self._spare(phase, phase.spare_tokens - rent)
         self._count(phase, ratio)
         self.cost_tokens += phase.tokens if is_bought else rent
         if is_bought:
             phase.is_bought = True
-            self.balance += 2 * phase.optimum - paid - phase.tokens + phase.delayed_tokens
+            self._spare(phase, 2 * phase.optimum - paid - phase.tokens)
+
+    def _spare(self, phase: _Phase, tokens: float) -> None:
+        """Let a phase's part of the balance be so many tokens."""
+        self.balance += tokens - phase.spare_tokens
+        phase.spare_tokens = tokens
 
     def _hit(self, prefix: int, ratio: float) -> None:
         """Enter a request for a prefix that is cached."""
@@ -181,10 +195,16 @@ class RentLedger:
     def _end(self, prefix: int) -> None:
         phase = self._phases.pop(prefix)
         if phase is not None and not phase.is_bought:
-            self.balance += 2 * phase.optimum - phase.share * phase.tokens + phase.delayed_tokens
+            self._spare(phase, 2 * phase.optimum - phase.share * phase.tokens)
 
     def _trim(self) -> None:
         limit = self.capacity_tokens
         phases = self._phases
         while len(phases) > self._max_prefixes or (limit is not None and phases.size > limit):
             self._end(next(iter(phases)))
+
+
+def _left_when_due(ratio: float) -> float:
+    """Return twice the optimum less the cost of a prefix that is bought as soon as its rent reaches
+    the price, as a share of that."""
+    return 1.0 - (math.ceil(1.0 / ratio - _ROUNDING) - 1) * ratio if ratio > 0.0 else 0.0

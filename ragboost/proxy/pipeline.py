@@ -140,6 +140,9 @@ class BoostPipeline:
                 return UpstreamRequest(request.body.raw, sent, worker=worker)
         is_whole = history is None
         request = await self.observer.observe(request, upstream, parse, is_whole=is_whole)
+        if self._stable is not None and upstream.cache_break is not None:
+            path = self._stable.client_path(upstream.cache_break.path, raw)
+            upstream.cache_break = upstream.cache_break._replace(path=path)
         upstream.model, upstream.arm = request.tenant_key.model, request.arm
         conversation = self._recognised(request) or history
         tenant, upstream.history = await self._admit(request, conversation, admission)

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from ragboost.proxy.memory import bounded_malloc, short_collections
 from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.serving import bind
 from ragboost.serving.connection import http_connection
-from ragboost.serving.supervisor import Supervisor, WorkerLink
+from ragboost.serving.supervisor import Supervisor, WorkerLink, stop_signals
 from ragboost.sessions import make_store, store_class
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ _BACKLOG = 4096
 
 
 def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = None) -> None:
-    """Serve the proxy until SIGTERM or SIGINT, then finish running requests and close everything.
+    """Serve the proxy until SIGTERM, SIGINT or SIGHUP, then finish requests and close everything.
 
     With `proxy.workers`, other processes serve, and call `set_up_logging`, a top-level function.
     """
@@ -80,8 +79,8 @@ def _log_address(settings: Settings, listener: socket.socket) -> None:
 def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] | None) -> None:
     """Serve with several processes, each with a socket of its own on the same port.
 
-    The kernel spreads connections over the sockets, which this process keeps open: those of a
-    worker that died wait for the next one.
+    The kernel spreads connections over the sockets, which this process keeps open until it stops:
+    those of a worker that died wait for the next one.
     """
     proxy = settings.proxy
     bind(proxy.host, proxy.port).close()  # shared sockets would join another proxy's port
@@ -100,7 +99,7 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
             [(shared, *each, set_up_logging) for each in zip(identities, listeners, strict=True)],
             drain_s=proxy.drain_s,
         )
-        supervisor.run(on_ready=partial(_log_address, settings, first))
+        supervisor.run(on_ready=partial(_log_address, settings, first), on_stop=sockets.close)
 
 
 def _shared_settings(settings: Settings, folder: Path) -> Settings:
@@ -189,8 +188,7 @@ def _server_config(app: ASGIApp, settings: ProxySettings) -> uvicorn.Config:
     )
 
 
-@contextmanager
-def _signals_only_stop(server: uvicorn.Server) -> Iterator[None]:
+def _signals_only_stop(server: uvicorn.Server) -> AbstractContextManager[None]:
     """Let a signal stop the server, also before uvicorn handles signals, and nothing else.
 
     The one that uvicorn raises again after its shutdown would kill the process before the caller
@@ -200,10 +198,4 @@ def _signals_only_stop(server: uvicorn.Server) -> Iterator[None]:
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, stop) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, previous, strict=True):
-            signal.signal(number, handler)
+    return stop_signals(stop)

@@ -20,6 +20,21 @@ _MAX_DELAY_S = 5.0
 _STABLE_S = 10.0  # a worker that lived so long is restarted at once
 _KILL_AFTER_S = 10.0  # beyond the time to drain
 _READY = ""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals(stop: Callable[..., None]) -> Iterator[None]:
+    """Call `stop` at SIGTERM, SIGINT, and SIGHUP unless that is ignored, as by nohup."""
+    previous = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    previous = {number: each for number, each in previous.items() if each is not signal.SIG_IGN}
+    for number in previous:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class WorkerLink:
@@ -51,10 +66,11 @@ class Supervisor:
         self._drain_s = drain_s
         self._is_stopping = False
 
-    def run(self, *, on_ready: Callable[[], None]) -> None:
-        """Run the workers until SIGTERM or SIGINT, and then until they have drained.
+    def run(self, *, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> None:
+        """Run the workers until a signal stops them, and then until they have drained.
 
-        A ConfigError is raised if a worker could not start the first time.
+        A ConfigError is raised if a worker could not start the first time. `on_stop` is called
+        before the workers stop.
         """
         with self._signals() as woken:
             try:
@@ -64,6 +80,7 @@ class Supervisor:
                 while not self._is_stopping:
                     self._step(woken)
             finally:
+                on_stop()
                 self._stop()
 
     def _start(self, woken: socket.socket) -> None:
@@ -116,15 +133,8 @@ class Supervisor:
             self._is_stopping = True
             waker.send(b"s")
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        previous = [signal.signal(number, stop) for number in numbers]
-        try:
+        with woken, waker, stop_signals(stop):
             yield woken
-        finally:
-            for number, handler in zip(numbers, previous, strict=True):
-                signal.signal(number, handler)
-            woken.close()
-            waker.close()
 
 
 class _Worker:

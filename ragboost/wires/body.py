@@ -221,17 +221,27 @@ def _last_text(parts: list[Any]) -> int | None:
     return None
 
 
-def put(body: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    """Return a body with another value at a path that shares all other objects."""
-    new: dict[str, Any] = _put(body, path, value)
+def put(
+    body: Mapping[str, Any], path: Path, value: Any, *, copies: dict[int, Any] | None = None
+) -> dict[str, Any]:
+    """Return a body with another value at a path that shares all other objects.
+
+    Args:
+        copies: the objects that earlier calls copied, by id; they are changed in place, so that
+            many messages are replaced in time proportional to the body.
+    """
+    new: dict[str, Any] = _put(body, path, value, {} if copies is None else copies)
     return new
 
 
-def _put(old: Any, path: Path, value: Any) -> Any:
+def _put(old: Any, path: Path, value: Any, copies: dict[int, Any]) -> Any:
     if not path:
         return value
-    new: Any = list(old) if isinstance(old, list) else dict(old)
-    new[path[0]] = _put(old[path[0]], path[1:], value)
+    new: Any = copies.get(id(old))
+    if new is None:
+        new = list(old) if isinstance(old, list) else dict(old)
+        copies[id(new)] = new
+    new[path[0]] = _put(old[path[0]], path[1:], value, copies)
     return new
 
 

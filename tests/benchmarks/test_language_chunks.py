@@ -198,6 +198,18 @@ def test_rows_say_how_far_they_are_behind_the_default(data: Path) -> None:
     assert by_policy["epic"]["behind_low"] <= by_policy["epic"]["behind"]
 
 
+def test_heavy_hitters_cost_what_a_random_choice_costs(loaded: LoadedModel, data: Path) -> None:
+    (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
+
+    _, hitters, chance = ArmRunner(loaded, stored="alone").run(
+        case, [("h2o", 0.3), ("random", 0.3)]
+    )
+
+    assert hitters.policy == "h2o"
+    assert hitters.computed == chance.computed
+    assert hitters.kl_answer != chance.kl_answer
+
+
 def test_the_question_may_stand_before_the_documents(loaded: LoadedModel, data: Path) -> None:
     (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
     runner = ArmRunner(loaded, stored="alone", is_question_first=True)

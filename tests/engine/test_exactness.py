@@ -249,3 +249,11 @@ def test_a_sequence_that_is_not_exact_never_reaches_the_prefix_cache() -> None:
 def test_model_that_cannot_be_served_exactly_is_refused(model: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot be served by the embedded engine.*{reason}"):
         ModelRunner(model())
+
+
+def test_reserved_ids_that_compute_nothing_sensible_refuse_no_model() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**{**GQA, "vocab_size": 20_000})).to(torch.bfloat16)
+    with torch.inference_mode():
+        model.model.embed_tokens.weight[:17] = torch.nan  # as many as SmolLM2 reserves
+
+    ModelRunner(model)

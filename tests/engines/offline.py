@@ -21,6 +21,10 @@ class OfflineEngine(ABC):
 
     reference: LlamaForCausalLM
 
+    @property
+    def vocabulary(self) -> int:
+        return int(self.reference.config.vocab_size)
+
     def __enter__(self) -> Self:
         return self
 

@@ -11,11 +11,12 @@ import psutil
 import sglang
 import torch
 import zmq
+from transformers import LlamaForCausalLM
 
 from ragboost.chunk_cache.http.reports import inbox_address
 from ragboost.chunk_cache.sglang.flags import BACKEND
 from tests.engines.offline import OfflineEngine
-from tests.engines.random_model import VOCABULARY, make_model
+from tests.engines.random_model import make_model
 
 
 class Reports:
@@ -48,7 +49,7 @@ class Reports:
 
 
 class ReuseSGLang(OfflineEngine):
-    """SGLang with chunk reuse, for a random model of some sizes.
+    """SGLang with chunk reuse, for a random model of some sizes, or a trained one in a folder.
 
     The KV pool holds `tokens`; `settings` are of chunk reuse, `options` arguments of
     `sglang.Engine`.
@@ -56,7 +57,7 @@ class ReuseSGLang(OfflineEngine):
 
     def __init__(
         self,
-        shape: dict[str, Any],
+        model: dict[str, Any] | Path,
         dtype: torch.dtype = torch.float32,
         *,
         page_size: int = 1,
@@ -67,9 +68,12 @@ class ReuseSGLang(OfflineEngine):
         torch.set_num_threads(1)
         self._folder = tempfile.mkdtemp()
         self.reports = Reports()
-        self.reference = make_model(Path(self._folder), shape, dtype=dtype)
+        if isinstance(model, Path):
+            self.reference = LlamaForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        else:
+            self.reference = make_model(Path(self._folder), model, dtype=dtype)
         self.engine = sglang.Engine(
-            model_path=self._folder,
+            model_path=str(model) if isinstance(model, Path) else self._folder,
             dtype=str(dtype).removeprefix("torch."),
             skip_tokenizer_init=True,
             device="cpu",
@@ -121,9 +125,9 @@ class ReuseSGLang(OfflineEngine):
             input_ids=tokens,
             sampling_params=self.sampling(positions, **options),
             return_logprob=True,
-            top_logprobs_num=VOCABULARY,
+            top_logprobs_num=self.vocabulary,
         )
-        found = torch.full((VOCABULARY,), float("nan"))
+        found = torch.full((self.vocabulary,), float("nan"))
         for logprob, token, _ in output["meta_info"]["output_top_logprobs"][0]:
             found[token] = logprob
         return found

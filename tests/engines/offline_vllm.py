@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
 
 from tests.engines.offline import OfflineEngine
-from tests.engines.random_model import VOCABULARY, make_model
+from tests.engines.random_model import make_model
 
 WORKER = "ragboost.chunk_cache.vllm.worker.ChunkWorker"
 CONNECTOR = "ragboost.chunk_cache.vllm.connector"
@@ -54,7 +54,7 @@ class ReuseLLM(OfflineEngine):
                 enforce_eager=True,
                 block_size=32,
                 num_gpu_blocks_override=blocks,
-                max_logprobs=VOCABULARY if isinstance(model, dict) else 20,
+                max_logprobs=-1,  # all of them
                 disable_log_stats=True,
                 worker_cls=WORKER,
                 kv_transfer_config={
@@ -95,8 +95,8 @@ class ReuseLLM(OfflineEngine):
         return self.llm.generate([prompt], sampling, use_tqdm=False)[0]
 
     def logprobs(self, tokens: list[int], positions: Any = None, **options: Any) -> torch.Tensor:
-        output = self.run(tokens, positions, logprobs=VOCABULARY, **options)
-        found = torch.full((VOCABULARY,), float("nan"))
+        output = self.run(tokens, positions, logprobs=-1, **options)
+        found = torch.full((self.vocabulary,), float("nan"))
         for token, entry in output.outputs[0].logprobs[0].items():
             found[token] = entry.logprob
         return found

@@ -8,3 +8,13 @@ def test_there_is_one_location_hint_per_document() -> None:
         ("See [a].", ("[a]",)),
         ("See [b].", ("[b]",)),
     ]
+
+
+def test_one_hint_refers_to_all_documents_that_there_are() -> None:
+    labels = ["[a]", "[b]", "[c]", "[d]"]
+
+    all_hints = location_hints(labels, template="See {document}.", num_carried=4)
+    some_hints = location_hints(labels, template="See {document}.", num_carried=5)
+
+    assert [(hint.text, hint.labels) for hint in all_hints] == [("See all documents.", (*labels,))]
+    assert len(some_hints) == 4

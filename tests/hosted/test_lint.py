@@ -62,6 +62,15 @@ def other_key_order(tools: list[Body]) -> list[Body]:
     return [dict(reversed(each.items())) for each in tools]
 
 
+def other_required_order(tools: list[Body]) -> list[Body]:
+    tools[0]["function"]["parameters"]["required"].reverse()
+    return tools
+
+
+def with_places(body: Body, *places: int) -> Body:
+    return {**body, "messages": [body["messages"][at] for at in places]}
+
+
 NEXT = request(turns=3)
 WITH_MEMORY = "\n".join([RULES, *MEMORY])
 CASES = [
@@ -153,6 +162,27 @@ CASES = [
         "assistant message",
     ),
     ("model", request(), {**NEXT, "model": "m-2"}, "another model", "model"),
+    (
+        "required parameters in another order",
+        request(),
+        with_tools(NEXT, other_required_order),
+        "order inside a tool",
+        "tools",
+    ),
+    (
+        "two messages swapped",
+        request(turns=3),
+        with_places(request(turns=4), 0, 3, 2, 1, *range(4, 10)),
+        "messages in another order",
+        "user message",
+    ),
+    (
+        "inputs of a call",
+        with_message(request(), 2, [{"type": "tool_use", "input": {"a": 1, "b": 2}}]),
+        with_message(NEXT, 2, [{"input": {"b": 2, "a": 1}, "type": "tool_use"}]),
+        "JSON keys in another order",
+        "assistant message",
+    ),
 ]
 
 
@@ -198,6 +228,30 @@ def test_moved_breakpoints_and_texts_as_blocks_are_no_difference(tmp_path: Path)
     assert not lint(tmp_path, marked, moved).findings
     (finding,) = lint(tmp_path, marked, NEXT).findings
     assert (str(finding.cause), finding.place) == ("missing breakpoint", "system")
+
+
+def as_other_clients_write(message: Body) -> Body:
+    """The same message for any template: fields in another order, and a null for what is absent."""
+    calls = [dict(reversed(call.items())) for call in message.get("tool_calls", ())]
+    other = {**dict(reversed(message.items())), "refusal": None}
+    return {**other, "tool_calls": calls} if calls else other
+
+
+def test_what_no_template_sees_of_a_message_is_no_difference(tmp_path: Path) -> None:
+    before, after = request(), copy.deepcopy(NEXT)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for body in (before, after):
+        body["messages"][2] |= {"content": None, "tool_calls": [call]}
+    after["messages"] = list(map(as_other_clients_write, after["messages"]))
+
+    for rows in ((before, after), (after, {**before, "messages": before["messages"][:4]})):
+        assert not lint(tmp_path, *rows).findings
+    after["messages"][3]["content"] = "Another question."
+    (finding,) = lint(tmp_path, before, after).findings
+    ((_, _, found),) = finding.examples
+    old = json.dumps(before["messages"][3])
+    assert (str(finding.cause), found.path) == ("changed message", "messages[3]")
+    assert found.offset == old.index("Question 1")
 
 
 def test_conversations_are_told_apart_by_name_and_by_their_messages(tmp_path: Path) -> None:

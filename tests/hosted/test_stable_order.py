@@ -100,9 +100,24 @@ def test_nothing_moves_across_a_breakpoint() -> None:
     ]
 
 
+def test_required_parameters_are_a_set_and_other_lists_are_not() -> None:
+    default = {"properties": {}, "required": ["b", "a"]}
+    inner = {"type": "object", "properties": {"x": {}}, "required": ["y", "x"]}
+    schema = {
+        "properties": {"a": {"enum": ["z", "y"], "default": default}, "b": inner},
+        "required": ["b", "a"],
+    }
+
+    sent = json.loads(stable({"tools": [{"name": "t", "input_schema": schema}]}))["tools"][0]
+
+    assert sent["input_schema"]["required"] == ["a", "b"]
+    assert sent["input_schema"]["properties"]["b"]["required"] == ["x", "y"]
+    assert sent["input_schema"]["properties"]["a"] == {"enum": ["z", "y"], "default": default}
+
+
 def test_named_lists_are_sorted() -> None:
     body = {
-        "tools": [tool("t", required=["b", "a"])],
+        "tools": [tool("t", optional=["b", "a"])],
         "metadata": {"tags": ["z", "y"], "kept": ["z", "y"]},
         "messages": [
             {"role": "user", "content": [{"type": "x", "memories": [{"t": 2}, {"t": 1}]}]}
@@ -111,13 +126,13 @@ def test_named_lists_are_sorted() -> None:
     sent = json.loads(
         stable(
             body,
-            "tools[].function.parameters.required",
+            "tools[].function.parameters.optional",
             "metadata.tags",
             "messages[].content[].memories",
             "absent[].list",
         )
     )
-    assert sent["tools"][0]["function"]["parameters"]["required"] == ["a", "b"]
+    assert sent["tools"][0]["function"]["parameters"]["optional"] == ["a", "b"]
     assert sent["metadata"] == {"tags": ["y", "z"], "kept": ["z", "y"]}
     assert sent["messages"][0]["content"][0]["memories"] == [{"t": 1}, {"t": 2}]
 

@@ -7,6 +7,7 @@ import pytest
 from ragboost.config import OrderingSettings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.ordering import CorpusPrior, RecentContexts, read_prior
+from ragboost.types import Document
 
 TOKENS = dict.fromkeys("abcd", 1_000)
 
@@ -24,12 +25,13 @@ def test_documents_that_the_corpus_has_together_come_first_before_any_request() 
 
 
 def test_a_document_behind_a_prompt_prefix_is_the_same_document() -> None:
-    recent = RecentContexts(prior(*["ad"] * 20))
-    elements = [("system", document) for document in "abcd"]
+    a, b, c, d = keys = [Document(text).key for text in "abcd"]
+    recent = RecentContexts(CorpusPrior([[key] for key in keys], [[0, 3]] * 20))
+    elements = ["system" + a, "system" + b, ("system" + c, 1), "system" + d]
 
     ordered = recent.order(elements, dict.fromkeys(elements, 1_000))
 
-    assert [document for _, document in ordered] == ["a", "d", "b", "c"]
+    assert ordered == ["system" + a, "system" + d, "system" + b, ("system" + c, 1)]
 
 
 def test_the_prior_fades_as_requests_come() -> None:

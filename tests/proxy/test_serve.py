@@ -66,7 +66,10 @@ def is_refused(url: str) -> bool:
     return False
 
 
-def test_a_stream_is_finished_before_the_proxy_stops(start: Start, engine: FakeEngine) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGHUP]])
+def test_a_stream_is_finished_before_the_proxy_stops(
+    start: Start, engine: FakeEngine, signals: list[signal.Signals]
+) -> None:
     process, url = start("--backend", engine.url)
     engine.misbehave(hold_after_chunks=1)
     with httpx.stream(
@@ -74,7 +77,8 @@ def test_a_stream_is_finished_before_the_proxy_stops(start: Start, engine: FakeE
     ) as answer:
         chunks = answer.iter_raw()
         first = next(chunks)
-        process.send_signal(signal.SIGTERM)
+        for each in signals:
+            process.send_signal(each)
         eventually(lambda: is_refused(url))
         engine.release()
         whole = first + b"".join(chunks)
@@ -144,7 +148,7 @@ def test_a_backend_that_is_not_there_is_said_at_the_start(start: Start, unused_p
 
     assert process.stderr is not None
     line = process.stderr.readline()
-    assert f"does not respond at http://127.0.0.1:{unused_port} yet" in line
+    assert f"at http://127.0.0.1:{unused_port} is unhealthy" in line
 
 
 def test_several_backends_are_several_flags(start: Start, engine: FakeEngine) -> None:
@@ -203,7 +207,7 @@ def test_the_log_has_times_a_level_and_if_wanted_an_object_per_event(
     assert (first["message"], first["level"]) == (f"settings from {file}", "INFO")
     assert datetime.fromisoformat(first["time"]).tzinfo is not None
     assert second["message"].endswith(f"backend {backend}")
-    assert third["message"].startswith(f"backend 127.0.0.1:{unused_port} does not respond")
+    assert third["message"].startswith(f"backend 127.0.0.1:{unused_port} at http://")
     assert json.loads(warning)["level"] == "WARNING"
     assert re.match(
         r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00 INFO ragboost.cli.logs: settings from", text

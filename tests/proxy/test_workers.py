@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,7 +274,9 @@ def _connections_between(proxy: ServedProxy) -> Iterator[tuple[int, int]]:
                 yield connection.laddr.port, connection.raddr.port
 
 
-def test_sigterm_drains_every_worker(engine: FakeEngine, proxy: ServedProxy) -> None:
+def test_sigterm_drains_every_worker_and_refuses_new_connections(
+    engine: FakeEngine, proxy: ServedProxy
+) -> None:
     engine.misbehave(hold=True)
     results: list[int] = []
     threads = [
@@ -285,12 +288,22 @@ def test_sigterm_drains_every_worker(engine: FakeEngine, proxy: ServedProxy) -> 
     eventually(lambda: engine.num_active == 8)
 
     proxy.process.send_signal(signal.SIGTERM)
+    eventually(lambda: _is_refused(proxy.url))
+    assert all(_is_refused(proxy.url) for _ in range(24))  # by whichever worker had accepted it
     engine.release()
     for thread in threads:
         thread.join()
 
     assert results == [200] * 8
     assert proxy.process.wait(60) == 0
+
+
+def _is_refused(url: str) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_keys_and_backends_of_files_change_in_every_worker(

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from ragboost.chunk_cache.model.reusable_model import probe_tokens
 from ragboost.engine.runtime import attention
 from ragboost.engine.runtime.attention import PackedCache, Segment
 from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV
@@ -33,7 +34,7 @@ class ModelRunner:
         self.max_length = _max_length(config, max_length)
         if unknown := set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES:
             raise _unsupported(model, f"it has layers of type {', '.join(sorted(unknown))}")
-        probe = torch.arange(24, device=model.device) % self.vocab_size
+        probe = torch.tensor(probe_tokens(24, self.vocab_size), device=model.device)
         expected = self._plain_logits(probe)
         self.layout = self._probe_layout(probe)
         attention.register()

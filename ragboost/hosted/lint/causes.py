@@ -43,12 +43,14 @@ class Cause(StrEnum):
     TIME = "date or time"
     RANDOM_ID = "random id"
     TOOL_ORDER = "tools in another order"
+    TOOL_LISTS = "order inside a tool"
     TOOLS = "changed tools"
     KEY_ORDER = "JSON keys in another order"
     ITEM_ORDER = "items in another order"
     ITEMS = "items added or removed"
     WHITESPACE = "whitespace"
     TRUNCATED = "truncated history"
+    MESSAGE_ORDER = "messages in another order"
     SYSTEM = "changed system prompt"
     MESSAGE = "changed message"
     IMAGE = "changed image"
@@ -62,12 +64,17 @@ MENDS = {
     Cause.TIME: "move it behind the documents, or into the last message",
     Cause.RANDOM_ID: "remove it, or move it into the last message",
     Cause.TOOL_ORDER: 'sort the tools, or set stable = "safe"',
+    Cause.TOOL_LISTS: (
+        'sort "required", as stable = "safe" does: it is a set; keep one order of "enum" and other '
+        "lists: models prefer what stands first"
+    ),
     Cause.TOOLS: "send the same tools with every request",
     Cause.KEY_ORDER: 'encode JSON with sorted keys; in tools, stable = "safe" does',
     Cause.ITEM_ORDER: "keep the items in one order, or give them as documents to the proxy",
     Cause.ITEMS: "append to the end only, or move the items into the last message",
     Cause.WHITESPACE: "render the prompt in one place",
     Cause.TRUNCATED: "truncate rarely and by much, not a little with every request",
+    Cause.MESSAGE_ORDER: "send earlier messages in the order in which they were sent before",
     Cause.SYSTEM: "keep the system prompt, and put what changes into the last message",
     Cause.MESSAGE: "send earlier messages as they were sent before",
     Cause.IMAGE: "send earlier images as they were sent before, with the same detail",
@@ -109,7 +116,7 @@ def compare(before: PromptParts, after: PromptParts) -> PrefixBreak | None:
         new = after.parts[at] if at < len(after.parts) else None
         if new is None:
             return None  # all of it was sent
-        if old.path != new.path or old.text != new.text:
+        if old.path != new.path or (old.text != new.text and old.text != new.text_beside(old)):
             return _difference(before, after, at, new, equal_bytes)
         equal_bytes += old.size
     return _breakpoint_break(before, after)
@@ -192,7 +199,7 @@ def _difference(
     before: PromptParts, after: PromptParts, at: int, new: PromptPart, equal_bytes: int
 ) -> PrefixBreak | None:
     old = before.parts[at]
-    common = common_length(old.text, new.text)
+    common = common_length(old.text, new.text_beside(old))
     offset = len(old.text[:common].encode("utf-8", "surrogatepass"))
     if at == len(before.parts) - 1 and common == len(old.text) and old.place == "prompt":
         return None  # a prompt that grows
@@ -213,8 +220,8 @@ def _cause(before: PromptParts, after: PromptParts, at: int, common: int) -> Cau
     old, new = before.parts[at], after.parts[at]
     if "tools" in (old.place, new.place):
         return _tools_cause(before, after, old, new, common)
-    if old.is_message and _is_truncated(before, after, at):
-        return Cause.TRUNCATED
+    if old.is_message and (moved := _moved_cause(before, after, at)) is not None:
+        return moved
     if old.place == "system" and old.place != new.place:
         return Cause.SYSTEM
     if (cause := _text_cause(old, new, common)) is not None:
@@ -233,6 +240,10 @@ def _tools_cause(
     if _same_items([_sorted(part.value) for part in olds], [_sorted(part.value) for part in news]):
         same_place = old.place == new.place and _sorted(old.value) == _sorted(new.value)
         return Cause.KEY_ORDER if same_place else Cause.TOOL_ORDER
+    if old.place == new.place and _sorted(old.value) == _sorted(new.value):
+        return Cause.KEY_ORDER
+    if old.place == new.place and _unordered(old.value) == _unordered(new.value):
+        return Cause.TOOL_LISTS
     names = [[_tool_name(part.value) for part in parts] for parts in (olds, news)]
     if old.place == new.place and names[0] == names[1]:
         return _text_cause(old, new, common) or Cause.TOOLS
@@ -244,10 +255,14 @@ def _tool_name(value: Any) -> str:
     return str(inner.get("name")) if isinstance(inner, dict) else ""
 
 
-def _is_truncated(before: PromptParts, after: PromptParts, at: int) -> bool:
+def _moved_cause(before: PromptParts, after: PromptParts, at: int) -> Cause | None:
+    """Return the cause of messages that stand before where they stood; None if there are none."""
     later = {part.text: index for index, part in enumerate(before.parts) if index > at}
     following = list(enumerate(after.parts))[at : at + 3]
-    return any(later.get(part.text, 0) > index for index, part in following)
+    if not any(later.get(part.text, 0) > index for index, part in following):
+        return None
+    olds, news = (Counter([part.text for part in each.parts[at:]]) for each in (before, after))
+    return Cause.MESSAGE_ORDER if olds <= news else Cause.TRUNCATED
 
 
 def _text_cause(old: PromptPart, new: PromptPart, common: int) -> Cause | None:
@@ -341,6 +356,13 @@ def _same_items(old: Sequence[str], new: Sequence[str]) -> bool:
 
 def _sorted(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def _unordered(value: Any) -> str:
+    """Write a value so that neither keys nor lists have an order."""
+    if isinstance(value, dict):
+        return _sorted({name: _unordered(inner) for name, inner in value.items()})
+    return _sorted(sorted(map(_unordered, value)) if isinstance(value, list) else value)
 
 
 def _json(text: str) -> Any:

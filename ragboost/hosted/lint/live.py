@@ -30,6 +30,7 @@ _HEAD_CAUSES = frozenset(
         Cause.RANDOM_ID,
         Cause.TOOL_ORDER,
         Cause.KEY_ORDER,
+        Cause.TOOL_LISTS,
         Cause.ITEM_ORDER,
         Cause.WHITESPACE,
     }

@@ -15,6 +15,7 @@ from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY, CONTENTS
 
 PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
+_GIVEN = {"arguments", "input"}  # of a tool call, which the model reads as they are
 _BYTES_PER_TOKEN = 4
 # Anthropic's choices, which its messages are rendered with; others are enforced while decoding.
 _CHOICES = ("any", "tool", "none")
@@ -37,6 +38,14 @@ class PromptPart:
     def text(self) -> str:
         """The value as JSON, keys in the order of the request."""
         value = self.value
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    def text_beside(self, old: "PromptPart") -> str:
+        """Return the text as it would be if its fields had the order and the nulls of another
+        message's: templates read fields by name, and a null as one that is absent."""
+        if self.place == "tools" or old.place == "tools":
+            return self.text
+        value = _aligned(self.value, old.value)
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     @cached_property
@@ -143,6 +152,21 @@ def _plain(value: Any) -> Any:
         if name in kept:
             kept[name] = _joined(kept[name])
     return kept
+
+
+def _aligned(new: Any, old: Any) -> Any:
+    """Give the fields of a value the order and the nulls of another one's."""
+    if isinstance(new, list) and isinstance(old, list):
+        both = [_aligned(a, b) for a, b in zip(new, old, strict=False)]
+        return both + new[len(old) :]
+    if not (isinstance(new, dict) and isinstance(old, dict)):
+        return new
+    fields = {
+        name: new.get(name) if name in _GIVEN else _aligned(new.get(name), value)
+        for name, value in old.items()
+        if name in new or value is None
+    }
+    return fields | {n: value for n, value in new.items() if n not in old and value is not None}
 
 
 def _joined(content: Any) -> Any:

@@ -49,6 +49,7 @@ class Admission:
         self._leading: Request | None = None
         self.sent: Conversation | None = None  # what the engine was sent for its conversation
         self.prefixes: Sequence[MessagePrefix] = ()  # of its messages
+        self.is_prefix_whole = True  # the last of these is the whole request
         self.history: Link = b""  # hash of its history as the engine was sent it
         self.prompt_tokens = 0  # estimated
         self.tokens_per_byte = DEFAULT_TOKENS_PER_BYTE  # of that estimate

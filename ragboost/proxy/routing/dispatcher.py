@@ -87,7 +87,9 @@ class Dispatcher:
             num_bytes, model = len(request.body.raw), request.tenant_key.model
             await self.admit_unparsed(admission, num_bytes, model=model)
             return
-        admission.prefixes = self._prefixes(request) if self.router.looks_at_caches else ()
+        if self.router.looks_at_caches:
+            admission.prefixes = self._prefixes(request)
+            admission.is_prefix_whole = len(admission.prefixes) == len(request.body.messages)
         admission.history = history
         admission.tokens_per_byte = self._tenants.tokens_per_byte(request.tenant_key.model)
         num_bytes = self._sent_bytes(admission, len(request.body.raw))
@@ -129,7 +131,8 @@ class Dispatcher:
         admission.cached_tokens = max(admission.cached_tokens, cached_tokens)
         if self.router.looks_at_caches:
             name, sent = admission.backend.name, self.router.prefixes
-            sent.remember(name, admission.prefixes, num_bytes=num_bytes)
+            whole = num_bytes if admission.is_prefix_whole else None
+            sent.remember(name, admission.prefixes, num_bytes=whole)
             if history:
                 sent.remember(name, (MessagePrefix(history, num_bytes),), num_bytes=num_bytes)
 

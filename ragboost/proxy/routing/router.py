@@ -85,7 +85,8 @@ class Router:
         admission.assign(backend, cached_tokens=cached_tokens)
         if admission.prefixes:
             num_bytes = round(admission.prompt_tokens / admission.tokens_per_byte)
-            self.prefixes.remember(backend.name, admission.prefixes, num_bytes=num_bytes)
+            whole = num_bytes if admission.is_prefix_whole else None
+            self.prefixes.remember(backend.name, admission.prefixes, num_bytes=whole)
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""

@@ -39,6 +39,11 @@ class Load(NamedTuple):
 _NO_LOAD = Load()
 
 
+class Problem(NamedTuple):
+    reason: str  # without addresses
+    is_certain: bool = False  # it refuses; anything else may have been chance
+
+
 @dataclass(slots=True)
 class BackendLoad:
     """Counters of a backend's requests, from their assignment to the end of their responses."""
@@ -100,10 +105,9 @@ class Backend:
         address = urlsplit(self.url)
         self._path = address.path
         self._host = address.netloc.encode()
-        login = urlsplit(configured)
-        self._login = _basic(login.username, login.password)
+        self.use_login(configured)
         self._connections = ConnectionPool(
-            self.url,
+            configured,  # a dot at the end of a host keeps it out of the search domains
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.read_timeout_s,
         )
@@ -125,6 +129,11 @@ class Backend:
         if self.max_concurrency is None:
             return True
         return self.load.running + self.load.elsewhere.running < self.max_concurrency
+
+    def use_login(self, url: str) -> None:
+        """Send the user and the password of a URL with later requests."""
+        login = urlsplit(url)
+        self._login = _basic(login.username, login.password)
 
     def close(self) -> None:
         self._connections.close()
@@ -159,26 +168,23 @@ class Backend:
             connection = await self._connections.connect()
         return await connection.exchange(head, body, is_head_request=is_head_request)
 
-    async def find_problem(self) -> str | None:
-        """Return why the backend does not work; a 404 is fine: hosted APIs have no `/health`."""
+    async def find_problem(self) -> "Problem | None":
+        """Return why requests cannot succeed; a 404 is fine: hosted APIs have no `/health`.
+
+        Credentials are judged if they are the proxy's own.
+        """
         try:
             status, _ = await self.ask("/health")
-        except BackendError as error:
-            return str(error)
-        return f"GET /health returned {status}" if status >= 500 else None
-
-    async def find_refusal(self) -> str | None:
-        """Return how the backend refuses the proxy's credentials; None if it does not.
-
-        Where the clients' own credentials are forwarded, these are not the proxy's to judge.
-        """
-        if self.api_key is None and self._login is None and not self.hides_client_keys:
-            return None
-        try:
+            if status >= 500:
+                return Problem(f"GET /health returned {status}")
+            if self.api_key is None and self._login is None and not self.hides_client_keys:
+                return None
             status, _ = await self.ask("/v1/models")
         except BackendError as error:
-            return str(error)
-        return f"credentials: GET /v1/models returned {status}" if status in (401, 403) else None
+            return Problem(str(error), is_certain=isinstance(error, BackendRefusedError))
+        if status in (401, 403):
+            return Problem(f"credentials: GET /v1/models returned {status}", is_certain=True)
+        return None
 
     async def fetch(self, path: str, *, body: bytes | None = None) -> bytes | None:
         """Return a small response's body: empty unless its status is 200, None without one."""

@@ -16,7 +16,7 @@ from ragboost.errors import (
     ConfigError,
     RequestError,
 )
-from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backend import Backend, Problem
 from ragboost.proxy.upstream.backend_source import backend_source
 from ragboost.proxy.watched_file import Refreshable, WatchedFile
 
@@ -43,8 +43,9 @@ class _BackendUser(Protocol):
 class Backends:
     """The upstream servers and their health.
 
-    Each is checked at intervals. One that refuses a connection or fails `max_failures` times in a
-    row is unhealthy until a check succeeds. It gets no requests unless all are unhealthy.
+    Each is checked at once, then at intervals. One that refuses connections or the proxy's
+    credentials, or fails `max_failures` times in a row, is unhealthy until a check succeeds. It
+    gets no requests unless all are unhealthy.
 
     Where their list changes, one that is removed gets no further requests, and is forgotten when
     those that it has have ended. Its number is then another one's.
@@ -109,6 +110,8 @@ class Backends:
         kept = [backend for backend in self.all if backend.server in replicas]
         removed = [backend for backend in self.all if backend.server not in replicas]
         returned = [backend for backend in self.draining if backend.server in replicas]
+        for backend in (*kept, *returned):
+            backend.use_login(replicas[backend.server].url)
         present = {backend.server for backend in (*kept, *returned)}
         self.draining = [each for each in self.draining if each not in returned] + removed
         free = sorted(
@@ -199,7 +202,9 @@ class Backends:
     def _start_checks(self) -> None:
         for backend in self.all:
             if backend not in self._checks:
-                self._checks[backend] = asyncio.create_task(self._check(backend))
+                # Nothing speaks for it yet: one failure is enough.
+                backend.num_failures = self.max_failures - 1
+                self._checks[backend] = asyncio.create_task(self._check_always(backend))
 
     def candidates(self, exclude: Sequence[Backend] = ()) -> Sequence[Backend]:
         """Return the healthy backends, or all if none is healthy, without the excluded ones."""
@@ -209,31 +214,37 @@ class Backends:
     def note_failure(self, backend: Backend, error: BackendError) -> None:
         if isinstance(error, BackendTimeoutError):
             return  # a slow backend is not unhealthy
-        backend.num_failures += 1
-        if isinstance(error, BackendRefusedError) or backend.num_failures >= self.max_failures:
-            self._set_problem(backend, str(error))
+        is_refused = isinstance(error, BackendRefusedError)
+        self._note_problem(backend, Problem(str(error), is_certain=is_refused))
 
     async def find_problems(self) -> dict[str, str]:
-        """Return what is wrong with backends by name; the unhealthy are asked if all are."""
+        """Return why backends are unhealthy, by name, after a check of those that may get requests.
 
-        async def find(backend: Backend) -> str | None:
-            return await backend.find_problem() or await backend.find_refusal()
+        It counts as any other: there is one judgement for routing, metrics, pages and `/ready`.
+        """
+        await asyncio.gather(*map(self._check, self.candidates()))
+        return {each.name: each.problem for each in self.all if each.problem is not None}
 
-        asked = self.candidates()
-        found = dict(zip(asked, await asyncio.gather(*map(find, asked)), strict=True))
-        problems = {backend.name: found.get(backend, backend.problem) for backend in self.all}
-        return {name: problem for name, problem in problems.items() if problem is not None}
+    async def _check_always(self, backend: Backend) -> None:
+        while True:
+            await self._check(backend)
+            await asyncio.sleep(self.health_interval_s)
 
     async def _check(self, backend: Backend) -> None:
-        while True:
-            await asyncio.sleep(self.health_interval_s)
-            num_failures = backend.num_failures
-            problem = await backend.find_problem()
-            if problem is None and backend.num_failures > num_failures:
-                continue  # a request failed while the check succeeded
-            backend.num_failures = 0 if problem is None else backend.num_failures + 1
-            if problem is None or backend.num_failures >= self.max_failures:
-                self._set_problem(backend, problem)
+        num_failures = backend.num_failures
+        problem = await backend.find_problem()
+        if backend not in self.all:
+            return  # it was removed meanwhile
+        if problem is not None:
+            self._note_problem(backend, problem)
+        elif backend.num_failures <= num_failures:  # else a request failed meanwhile
+            backend.num_failures = 0
+            self._set_problem(backend, None)
+
+    def _note_problem(self, backend: Backend, problem: Problem) -> None:
+        backend.num_failures += 1
+        if problem.is_certain or backend.num_failures >= self.max_failures:
+            self._set_problem(backend, problem.reason)
 
     def _set_problem(self, backend: Backend, problem: str | None) -> None:
         was_healthy, backend.problem = backend.is_healthy, problem
@@ -244,7 +255,12 @@ class Backends:
             for notify in self.on_up:
                 notify()
             return
-        logger.warning("backend %s is unhealthy until a check succeeds: %s", backend.name, problem)
+        logger.warning(
+            "backend %s at %s is unhealthy until a check succeeds: %s; see `ragboost doctor`",
+            backend.name,
+            backend.url,
+            problem,
+        )
         for call in self.on_down:
             call(backend)
 

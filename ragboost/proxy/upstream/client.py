@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import select
+import socket
 import sys
 import termios
 from collections import deque
@@ -335,9 +336,7 @@ class ConnectionPool:
             self._tls.set_alpn_protocols(["http/1.1"])
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self, loop), self._host, self._port, ssl=self._tls
-                )
+                return await self._connect(loop)
         except TimeoutError:
             raise BackendTimeoutError(
                 f"no connection to the backend in {self._connect_timeout_s:g} s"
@@ -345,7 +344,30 @@ class ConnectionPool:
         except OSError as error:
             reason = refusal_reason(error)
             raise BackendRefusedError(f"cannot connect to the backend: {reason}") from error
-        return connection
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Connection:
+        """Connect to the first address that accepts.
+
+        `create_connection` with a name would, if cancelled, leave its look-up's error to the log.
+        """
+        name = self._host if self.is_tls else None
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        addresses = [self._host] if "%" in self._host else [str(each[4][0]) for each in found]
+        for address in addresses:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self, loop),
+                    address,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=name,
+                )
+            except OSError:
+                if address == addresses[-1]:
+                    raise
+            else:
+                return connection
+        raise OSError("the name has no address")
 
     def take(self) -> Connection | None:
         limit = asyncio.get_running_loop().time() - _KEEPALIVE_S

@@ -58,17 +58,15 @@ class ReplicaMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 def _decode_document(_kind: type, value: Any) -> Hashable:
-    """Decode a document's name in a context index: its key, `(key, copy)` or `(prefix, either)`.
+    """Decode a document's name in a context index, see `named_key`.
 
     A list or a NaN among them would break an index.
     """
     match value:
         case str():
             return value
-        case [str() as first, str() | int() as second]:
-            return first, second
-        case [str() as prompt_prefix, [str() as key, int() as copy]]:
-            return prompt_prefix, (key, copy)
+        case [str() as name, int() as copy]:
+            return name, copy
     raise ValueError("a document has no such name")
 
 

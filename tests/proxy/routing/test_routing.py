@@ -259,6 +259,13 @@ def test_a_single_backend_that_dies_and_comes_back_is_seen_without_requests(
             assert ask(proxy.url, 1).status_code == 200
 
 
+def read_backend(proxy: ProxyServer) -> tuple[bool, bool]:
+    """Return if the only backend works, according to the dashboard and to `/metrics`."""
+    headers = {"authorization": "Bearer ours"}
+    (shown,) = httpx.get(f"{proxy.url}/dashboard/data", headers=headers).json()["backends"]
+    return shown["is_healthy"], bool(gauge(proxy, "up", shown["name"]))
+
+
 @pytest.mark.parametrize(
     ("sections", "status"),
     [
@@ -267,16 +274,39 @@ def test_a_single_backend_that_dies_and_comes_back_is_seen_without_requests(
         ({}, 200),  # the clients' keys are forwarded
     ],
 )
-def test_a_backend_that_refuses_the_proxys_credentials_is_not_ready(
+def test_a_backend_that_refuses_the_proxys_credentials_is_down_wherever_one_looks(
     engines: list[FakeEngine], start_proxy: Callable[..., ProxyServer], sections: Any, status: int
 ) -> None:
     sections = {**sections, "backend": {"url": engines[0].url, **sections.get("backend", {})}}
-    proxy = start_proxy(**sections)
+    proxy = start_proxy(**sections, router={"health_interval_s": 0.02})
     engines[0].misbehave(status=401)
+    works = status == 200
+    eventually(lambda: read_backend(proxy), equals=(works, works))
     ready = httpx.get(f"{proxy.url}/ready")
     assert ready.status_code == status
     problems = list(ready.json().get("backends", {}).values())
     assert problems == ["credentials: GET /v1/models returned 401"] * (status == 503)
+    engines[0].behave()
+    eventually(lambda: read_backend(proxy), equals=(True, True))
+
+
+def test_what_ready_sees_is_seen_on_the_page_and_in_the_metrics(
+    engines: list[FakeEngine], start_proxy: Callable[..., ProxyServer]
+) -> None:
+    key = {"url": engines[0].url, "api_key": "wrong"}
+    proxy = start_proxy(backend=key, router={"health_interval_s": 3600.0})
+    assert httpx.get(f"{proxy.url}/ready").status_code == 200
+    engines[0].misbehave(status=401)
+    assert httpx.get(f"{proxy.url}/ready").status_code == 503
+    assert read_backend(proxy) == (False, False)
+
+
+def test_a_backend_that_is_down_at_the_start_is_so_at_once(
+    unused_port: int, start_proxy: Callable[..., ProxyServer]
+) -> None:
+    url = f"http://127.0.0.1:{unused_port}"
+    proxy = start_proxy(backend={"url": url}, router={"health_interval_s": 3600.0})
+    eventually(lambda: read_backend(proxy), equals=(False, False))
 
 
 def test_a_backend_that_comes_back_gets_requests_again(
@@ -414,6 +444,25 @@ async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
         await dispatcher.admit(admission, request)
         assert admission.backend is first
         assert admission.cached_tokens == len(raw)
+
+
+async def test_instructions_before_other_documents_count_as_long_as_they_are() -> None:
+    settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
+    tenants = Tenants(settings)
+    dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
+    instructions = {"role": "system", "content": "Be brief. " * 20}
+    messages = [instructions, {"role": "user", "content": "why?"}]
+    for number in (1, 2, 3):
+        body = {"model": "m", "messages": messages, "ragboost": {"documents": documents(number)}}
+        raw = json.dumps(body).encode()
+        request = parse_request(raw, (), formats=make_formats(settings))
+        tenant = tenants.get(request.tenant_key)
+        one_token_per_byte(tenant)
+        with dispatcher.admission() as admission:
+            await dispatcher.admit(admission, request, tenant=tenant)
+            dispatcher.rewritten(admission, num_bytes=len(raw), cached_tokens=0)
+            assert admission.prompt_tokens == len(raw)
+            assert max(admission.cached_by_backend) <= len(json.dumps(instructions))
 
 
 async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePrefix]) -> int:

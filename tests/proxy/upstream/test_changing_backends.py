@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -236,17 +237,37 @@ async def test_a_lookup_that_hangs_takes_one_thread_and_counts_when_it_ends(
 
 
 def test_one_server_is_one_backend_however_its_url_is_written() -> None:
-    urls = ("http://h", "http://H:80/v1/", "HTTP://h:80", "http://me:pw@h:", "http://h:8080")
+    urls = ["http://h", "http://H:80/v1/", "HTTP://h:80", "http://me:pw@h:", "http://h:8080"]
+    urls += ["http://h:00080", "http://h.", "http://h/./v1", "http://h//v1/", "http://h/a/../v1"]
     settings = Settings.model_validate({"backend": {"dns": True}})
     backends = Backends.of(settings)
     backends.follow(settings, urls)
     assert [backend.name for backend in backends.all] == ["h", "h:8080"]
-    others = ("https://h:443", "https://[::1]:8443/a", "https://[::1]:443/a")
-    assert [public_url(url) for url in others] == [
-        "https://h",
-        "https://[::1]:8443/a",
-        "https://[::1]/a",
-    ]
+    others = {
+        "https://h:0443": "https://h",
+        "https://[::1]:8443/a": "https://[::1]:8443/a",
+        "https://[0:0:0:0:0:0:0:1]:443/a/": "https://[::1]/a",
+        "http://127.0.0.1.:08000//a/v1": "http://127.0.0.1:8000/a",
+        "http://B\u00fcch.example": "http://xn--bch-hoa.example",
+        "http://h/V1": "http://h/V1",
+    }
+    assert {url: public_url(url) for url in others} == others
+
+
+def test_a_new_password_of_a_url_is_used(
+    start_proxy: Start, engine: FakeEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "backends.json"
+    write(path, engine.url.replace("://", "://me:old@"))
+    proxy = start_proxy(backend={"file": path}, router=FAST)
+
+    def login() -> str | None:
+        assert ask(proxy).status_code == 200
+        return engine.completions[-1].header("authorization")
+
+    assert login() == "Basic " + b64encode(b"me:old").decode()
+    write(path, engine.url.replace("://", "://me:new@"))
+    eventually(login, equals="Basic " + b64encode(b"me:new").decode())
 
 
 def test_without_any_address_yet_a_request_is_told_to_come_back(start_proxy: Start) -> None:

@@ -1,13 +1,16 @@
 """Answers as servers frame them, and connections that are used again only when that is safe."""
 
 import asyncio
+import gc
 import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import uvloop
 
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
@@ -386,3 +389,40 @@ async def test_a_head_has_the_urls_path_and_user() -> None:
         b"POST /base/y?z=1 HTTP/1.1\r\nhost: " + host + b"\r\naccept: */*\r\n"
         b"authorization: Basic bWU6cyBlY3JldA==\r\ncontent-length: 0\r\n\r\n"
     ]
+
+
+def test_a_look_up_that_nobody_waits_for_any_more_leaves_no_error() -> None:
+    """On the event loop of a served proxy, which looks names up in threads."""
+    url = "http://" + ".".join("a" * 150)  # too long for DNS: an error without any traffic
+    unheard: list[object] = []
+
+    async def give_up() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        one = Backend(BackendSettings(url=url))
+        waiting = [asyncio.create_task(one.request("GET", "/", headers=[])) for _ in range(16)]
+        await asyncio.sleep(0)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for _ in range(4):  # later look-ups: the first have ended
+            with pytest.raises(BackendConnectionError, match="no such host"):
+                await one.request("GET", "/", headers=[])
+        waiting.clear()
+        gc.collect()
+
+    uvloop.run(give_up())
+    assert unheard == []
+
+
+async def test_the_next_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with backend(answers(OK + b"content-length: 2\r\n\r\nok")) as one:
+        look_up = socket.getaddrinfo
+
+        def both(host: str, *arguments: object, **options: object) -> list[Any]:
+            found = look_up(host, *arguments, **options)  # type: ignore[call-overload]
+            other = [(*each[:4], ("127.0.0.2", *each[4][1:])) for each in found]
+            return other + found if host == "127.0.0.1" else found
+
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        response = await one.request("GET", "/health", headers=[])
+        assert response.status == 200

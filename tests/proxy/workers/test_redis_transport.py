@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs redis-server or v
 
 CHANNEL = "ragboost:proxies:0"
 TENANT = TenantKey("m", "")
-LAYOUT = PromptLayout(TENANT, ("a", ("text before", "b")), (100, 50), (5, 5), 20, 200)
+LAYOUT = PromptLayout(TENANT, ("a", "text before b"), (100, 50), (5, 5), 20, 200)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) ->
 async def test_many_prompts_of_many_documents_at_once_all_arrive(redis: RedisServer) -> None:
     one, other = replicas = await opened(redis.url, "one", "other")
     await publish(one)
-    many = tuple(("b" * 16, f"{i:032}") for i in range(1000))
+    many = tuple("b" * 16 + f"{i:032}" for i in range(1000))
     layout = PromptLayout(TENANT, many, (100,) * 1000, (5,) * 1000, 20, 110_000)
 
     for number in range(100):

@@ -27,7 +27,7 @@ from tests.eventually import eventually_async
 pytestmark = pytest.mark.asyncio
 
 LAYOUT = PromptLayout(
-    TenantKey("m", "salt"), ("a", ("before", "b")), (3, 4), (1, 1), 5, 20, prompt_prefix="before"
+    TenantKey("m", "salt"), ("a", "before b"), (3, 4), (1, 1), 5, 20, prompt_prefix="before"
 )
 
 
@@ -88,7 +88,7 @@ async def pair(identities: tuple[WorkerIdentity, ...]) -> AsyncIterator[list[Wor
     [
         SentPrompt("b", "id", LAYOUT),
         SentPrompt("b", None, LAYOUT._replace(exact_ends=(4, 9))),
-        SentPrompt("b", "copies", LAYOUT._replace(documents=(("a", 1), ("before", ("a", 1))))),
+        SentPrompt("b", "copies", LAYOUT._replace(documents=(("a", 1), ("before a", 1)))),
         KeptHistory(b"\x00\xff"),
         Beat("e", 1, 2, LoadReport({"b": Load(1, 2, 3)}), (1,)),
         SnapshotEnd(7),

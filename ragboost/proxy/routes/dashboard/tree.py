@@ -1,12 +1,12 @@
 """Select the most recently used prefixes of a context index, as many as a page can show."""
 
 import heapq
-from collections.abc import Hashable
 from typing import Any
 
 from ragboost.index.context_index import ContextIndex
 from ragboost.index.node import Node
 from ragboost.proxy.observability.recent_requests import RecentRequests, short_name
+from ragboost.types import named_key
 
 _MAX_CHILDREN = 8
 _MAX_DEPTH = 4
@@ -24,8 +24,10 @@ def _children(node: Node, tick: int, recent: RecentRequests, *, depth: int) -> l
     latest = heapq.nlargest(_MAX_CHILDREN, node.children.values(), key=lambda n: n.last_used)
     return [
         {
-            "name": short_name(_key(child.documents[-1])),
-            "documents": [recent.label(_key(name)) for name in child.documents[:_MAX_DOCUMENTS]],
+            "name": short_name(named_key(child.documents[-1])),
+            "documents": [
+                recent.label(named_key(name)) for name in child.documents[:_MAX_DOCUMENTS]
+            ],
             "num_documents": len(child.documents),
             "num_tokens": child.num_tokens,
             "age": tick - child.last_used,
@@ -34,11 +36,3 @@ def _children(node: Node, tick: int, recent: RecentRequests, *, depth: int) -> l
         }
         for child in latest
     ]
-
-
-def _key(element: Hashable) -> str:
-    """Return a document's key: alone, with a copy's number, or behind a prompt prefix."""
-    while isinstance(element, tuple):
-        first, second = element
-        element = first if isinstance(second, int) else second
-    return str(element)

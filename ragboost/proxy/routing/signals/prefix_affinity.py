@@ -84,10 +84,16 @@ class PrefixAffinity(RoutingSignal):
         sent = self._sent.peek(link) if link else None
         return sent.num_bytes if sent is not None and self._members(sent) else 0
 
-    def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_bytes: int) -> None:
-        """Note that a backend is sent these prefixes, the last one with `num_bytes`.
+    def remember(
+        self, backend: str, prefixes: Sequence[MessagePrefix], *, num_bytes: int | None
+    ) -> None:
+        """Note that a backend is sent these prefixes.
 
-        The earlier ones keep the length with which they were sent, where it is known.
+        They keep the length with which they were sent, where it is known.
+
+        Args:
+            num_bytes: of the last one as it is sent; None: what follows it is no prefix, such as a
+                message into which documents are written.
         """
         bit = 1 << number_of(backend, self._numbers)
         self._sent.max_entries = self._max_prefixes * len(self._numbers)
@@ -95,11 +101,11 @@ class PrefixAffinity(RoutingSignal):
         for at, (link, length) in enumerate(prefixes, start=1):
             sent = self._sent.get(link)
             members = self._members(sent) if sent is not None else 0
-            turn_s = 0.0
-            if at == len(prefixes):
-                length, turn_s = num_bytes, self._clock()
-            elif sent is not None and members:
+            turn_s, is_last = 0.0, at == len(prefixes)
+            if sent is not None and members:
                 length, turn_s = sent.num_bytes, sent.turn_s
+            if is_last:
+                length, turn_s = num_bytes or length, self._clock()
             self._sent.put(link, _Sent(length, members | bit, self._tick, turn_s))
 
     def forget(self, backend: str) -> None:
