@@ -1,16 +1,11 @@
-"""The OpenAPI document of the proxy's routes, for its reference page."""
+"""The OpenAPI document of the proxy's routes, for its reference page. Describes the completion
+routes, which are plain ASGI for speed."""
 
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
-
-from ragboost.engine_hooks.reports import CONTENT_TYPE
 from ragboost.proxy.app import create_app
-from ragboost.proxy.routes.schemas import NewSession, SessionQuery
+from ragboost.proxy.routes.schemas import NewSession
 from ragboost.wires.registry import WIRES
-from scripts import proxy_schemas as schemas
 
 _DOCUMENTS = {
     "type": "array",
@@ -59,6 +54,7 @@ _TURN_BODY = {
     "additionalProperties": True,
 }
 _SCHEMAS = {
+    "NewSession": NewSession.model_json_schema(),
     "RagboostObject": _OBJECT,
     "CompletionBody": _COMPLETION_BODY,
     "SessionTurnBody": _TURN_BODY,
@@ -101,89 +97,18 @@ _SESSION_ERRORS = {
 }
 
 
-class _Operation(NamedTuple):
-    """What a route's docstring does not say."""
-
-    tag: str
-    response: type[BaseModel] | str | None = None  # its type, or its content type
-    body: type[BaseModel] | str | None = None
-    errors: tuple[int, ...] = ()
-    query: type[BaseModel] | None = None
-    status: int = 200
-
-
-_OPERATIONS = {
-    "POST /v1/sessions": _Operation(
-        "sessions", schemas.SessionObject, NewSession, errors=(400, 401, 408, 413), status=201
-    ),
-    "GET /v1/sessions": _Operation(
-        "sessions", schemas.SessionPage, errors=(400, 401, 404), query=SessionQuery
-    ),
-    "GET /v1/sessions/{session_id}": _Operation(
-        "sessions", schemas.SessionTranscript, errors=(401, 404, 410)
-    ),
-    "DELETE /v1/sessions/{session_id}": _Operation(
-        "sessions", schemas.DeletedSession, errors=(401, 404)
-    ),
-    "POST /v1/index/events": _Operation(
-        "engine hooks", CONTENT_TYPE, CONTENT_TYPE, errors=(400, 401, 403, 408, 413)
-    ),
-    "GET /health": _Operation("operations", schemas.Liveness),
-    "GET /ready": _Operation("operations", schemas.Readiness),
-    "GET /version": _Operation("operations", schemas.VersionInfo),
-    "GET /chunk_reuse": _Operation("operations", errors=(404,)),
-    "GET /metrics": _Operation("operations", "text/plain"),
-    "GET /dashboard": _Operation("dashboard", "text/html"),
-    "GET /dashboard/data": _Operation("dashboard", "application/json", errors=(401,)),
-}
-
-
 def proxy_document() -> dict[str, Any]:
-    """Return the OpenAPI document of the routes that the proxy answers itself."""
-    paths = _completion_paths()
-    for route in create_app().routes:
-        for method in sorted(getattr(route, "methods", None) or ()):
-            found = _OPERATIONS.get(f"{method} {route.path}")  # type: ignore[attr-defined]
-            if found is not None:
-                path = paths.setdefault(route.path, {})  # type: ignore[attr-defined]
-                path[method.lower()] = _own(route.endpoint, found)  # type: ignore[attr-defined]
-    paths["/ready"]["get"]["responses"]["503"] = {"content": _content(schemas.Readiness)}
-    models = [value for value in vars(schemas).values() if _is_model(value)]
-    both: list[tuple[type[BaseModel], Literal["serialization", "validation"]]]
-    both = [(model, "serialization") for model in models] + [(NewSession, "validation")]
-    _, defined = models_json_schema(both, ref_template="#/components/schemas/{model}")
-    return {"paths": paths, "components": {"schemas": {**defined["$defs"], **_SCHEMAS}}}
-
-
-def _own(endpoint: Any, found: _Operation) -> dict[str, Any]:
-    summary, _, description = (endpoint.__doc__ or "").strip().partition("\n\n")
-    operation: dict[str, Any] = {
-        "tags": [found.tag],
-        "summary": summary.rstrip("."),
-        "description": " ".join(description.split()),
-        "operationId": endpoint.__name__,
-        "parameters": [{"name": name, "in": "query"} for name in _fields(found.query)],
-        "responses": {str(status): _error("") for status in found.errors},
-    }
-    if found.body is not None:
-        operation["requestBody"] = {"content": _content(found.body)}
-    if found.response is not None:
-        operation["responses"][str(found.status)] = {"content": _content(found.response)}
-    return operation
-
-
-def _fields(model: type[BaseModel] | None) -> Iterable[str]:
-    return () if model is None else model.model_fields
-
-
-def _content(kind: type[BaseModel] | str) -> dict[str, Any]:
-    if isinstance(kind, str):
-        return {kind: {"schema": {"type": "object"}}}
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
-
-
-def _is_model(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseModel) and value is not BaseModel
+    """Return FastAPI's document with what it does not know, and without its own shape of errors."""
+    document = create_app().openapi()
+    document["paths"] = {**_completion_paths(), **document["paths"]}
+    schemas = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update(_SCHEMAS)
+    for item in document["paths"].values():
+        for operation in item.values():
+            operation["responses"].pop("422", None)
+    return document
 
 
 def _completion_paths() -> dict[str, Any]:

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.client_exchange import ClientDisconnectedError
-from ragboost.proxy.asgi.errors import on_internal_error, on_request_error
+from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
@@ -23,11 +24,12 @@ from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.workers.identity import WorkerIdentity
+from ragboost.version import __version__
 from ragboost.wires.registry import WIRES
 
 
-class ProxyApp(Starlette):
-    """Starlette, with a direct way to the completion endpoints."""
+class ProxyApp(FastAPI):
+    """FastAPI, with a direct way to the completion endpoints."""
 
     # Completion endpoints by path, called for POST without routing or middleware, unless the app is
     # mounted below another path or has middleware of its own.
@@ -58,14 +60,20 @@ def create_app(
     dashboard = Dashboard(state)
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         async with state.lifespan(), dashboard.history:
             yield
 
     app = ProxyApp(
+        title="RAGBoost",
+        description="Other requests for inference are forwarded to the backend unchanged.",
+        version=__version__,
         lifespan=lifespan,
+        openapi_url=None,  # this path is the backend's, as are those of pages for it
+        redirect_slashes=False,
         exception_handlers={
             RequestError: on_request_error,
+            RequestValidationError: _on_validation_error,
             ClientDisconnectedError: _on_disconnect,
             Exception: on_internal_error,
         },
@@ -88,7 +96,6 @@ def create_app(
         Route("/", _Home(passthrough)),
         Route("/{path:path}", passthrough),
     ]
-    app.router.redirect_slashes = False
     app.router.default = passthrough  # no route's path matches line breaks
     return app
 
@@ -116,3 +123,8 @@ class _Home:
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # never received: the client has disconnected
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), error
+    return await on_request_error(request, invalid_request(error.errors()))

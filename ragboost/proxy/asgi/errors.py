@@ -1,23 +1,14 @@
-"""Respond with JSON, and with the proxy's own errors in OpenAI's shape; the backend's are relayed
-unchanged."""
+"""Respond with the proxy's own errors, in OpenAI's shape; the backend's are relayed unchanged."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.errors import RequestError
 from ragboost.rewriting.headers import new_request_id
 from ragboost.serving.errors import error_body
-
-
-def json_response(
-    fields: Mapping[str, Any], status: int = 200, *, headers: Mapping[str, str] | None = None
-) -> Response:
-    body = msgspec.json.encode(fields)
-    return Response(body, status, headers=headers, media_type="application/json")
 
 
 def error_response(
@@ -29,8 +20,8 @@ def error_response(
 
 def invalid_request(errors: Sequence[Any]) -> RequestError:
     """Make the error of a body or a query that pydantic has rejected, from its first finding."""
-    param = ".".join(str(part) for part in errors[0]["loc"]) or None
-    message = str(errors[0]["msg"])
+    location = [str(part) for part in errors[0]["loc"] if part not in ("body", "query", "path")]
+    param, message = ".".join(location) or None, str(errors[0]["msg"])
     return RequestError(f"{param}: {message}" if param else message, param=param)
 
 

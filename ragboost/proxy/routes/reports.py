@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ragboost.config import Settings
 from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH, Reply, decode_reply, encode
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.asgi.client_exchange import read_body
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
+from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 
+_BODY = {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 _SETTING = "engine_hooks.report_key (RAGBOOST_ENGINE_HOOKS__REPORT_KEY)"
 _LOCAL = ("127.", "::1", "::ffff:127.")
 
@@ -49,7 +50,7 @@ class _ReportKey:
             raise UnauthorizedError(f"{error}; reports need the key of {_SETTING}") from None
 
 
-def report_route(state: ProxyState) -> Route:
+def report_route(state: ProxyState) -> TypedRoute:
     settings = state.settings.proxy
     key = _ReportKey(state.settings)
 
@@ -67,7 +68,16 @@ def report_route(state: ProxyState) -> Route:
             answer = _merge_replies([answer, *filter(None, others.values())])
         return Response(answer, media_type=CONTENT_TYPE)
 
-    return Route(REPORT_PATH, receive_report, methods=["POST"])
+    return TypedRoute(
+        REPORT_PATH,
+        receive_report,
+        method="POST",
+        tag="engine hooks",
+        errors=(400, 401, 403, 408, 413),
+        response_class=Response,
+        responses={200: _BODY},
+        openapi_extra={"requestBody": _BODY},
+    )
 
 
 def _merge_replies(answers: Sequence[bytes]) -> bytes:

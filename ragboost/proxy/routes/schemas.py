@@ -1,6 +1,9 @@
-"""What the chat-session API reads, checked by pydantic. Completions' bodies are the backend's."""
+"""The JSON shapes of the proxy's own routes, checked by pydantic and shown in its OpenAPI document.
 
-from typing import Annotated
+Completions are not among them: their bodies are the backend's.
+"""
+
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -8,6 +11,21 @@ _Metadata = dict[
     Annotated[str, StringConstraints(max_length=512)],
     Annotated[str, StringConstraints(max_length=512)],
 ]
+
+
+class ProxyError(BaseModel):
+    """The reason for which a request failed."""
+
+    message: str
+    type: str
+    param: str | None = Field(description="Path of the offending field.")
+    code: str = Field(description="The HTTP status.")
+
+
+class ProxyErrorResponse(BaseModel):
+    """Every error of the proxy, in OpenAI's shape."""
+
+    error: ProxyError
 
 
 class NewSession(BaseModel):
@@ -22,8 +40,79 @@ class NewSession(BaseModel):
     )
 
 
-class SessionQuery(BaseModel):
-    """The page of a list of sessions."""
+class SessionObject(BaseModel):
+    """A chat session without its messages."""
 
-    limit: int = Field(20, ge=1, le=100)
-    after: str | None = Field(None, description="Id of the last session seen.")
+    id: str
+    object: Literal["session"] = "session"
+    created_at: int = Field(description="Seconds since 1970.")
+    last_used_at: int = Field(description="Seconds since 1970.")
+    expires_at: int = Field(description="Seconds since 1970, unless it is used again.")
+    model: str | None
+    system: str | None
+    metadata: dict[str, str]
+    num_turns: int
+
+
+class SessionTranscript(SessionObject):
+    """A chat session with its messages."""
+
+    messages: list[dict[str, Any]] = Field(description="As the client and the backend wrote them.")
+
+
+class SessionPage(BaseModel):
+    """Sessions of the caller, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionObject]
+    first_id: str | None
+    last_id: str | None = Field(description="Value of `after` for the next page.")
+    has_more: bool
+
+
+class DeletedSession(BaseModel):
+    """The confirmation of a deletion."""
+
+    id: str
+    object: Literal["session.deleted"] = "session.deleted"
+    deleted: Literal[True] = True
+
+
+class Liveness(BaseModel):
+    """The process serves requests."""
+
+    status: Literal["ok"] = "ok"
+
+
+class EventStreamReadiness(BaseModel):
+    """A stream of cache events."""
+
+    backend: str
+    state: str = Field(description="`exact`, `degraded` or `fallback`.")
+    reason: str | None = Field(
+        None, description="Why nothing arrives, and the way out; absent if something does."
+    )
+
+
+class Readiness(BaseModel):
+    """Readiness of the backends, of the session store, and of the streams of cache events."""
+
+    status: Literal["ready", "degraded", "no backend works"]
+    backends: dict[str, str] | None = Field(
+        None, description="What is wrong with a backend, by its name; absent if nothing is."
+    )
+    sessions: str | None = Field(
+        None, description="Last failure of the session API's store; absent if it works."
+    )
+    kv_events: dict[str, EventStreamReadiness] | None = Field(
+        None, description="By name of the stream; absent without streams."
+    )
+    workers: dict[str, Literal["ready", "no answer"]] | None = Field(
+        None, description="By number of the worker; absent with one process."
+    )
+
+
+class VersionInfo(BaseModel):
+    """The version of RAGBoost."""
+
+    version: str

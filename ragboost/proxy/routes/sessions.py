@@ -5,16 +5,16 @@ then the session does not change.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
 
-import msgspec
+from fastapi import Query
 from pydantic import ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message
 
 from ragboost.errors import (
@@ -29,12 +29,19 @@ from ragboost.proxy.asgi.client_exchange import (
     RequestContext,
     read_body,
 )
-from ragboost.proxy.asgi.errors import invalid_request, json_response
+from ragboost.proxy.asgi.errors import invalid_request
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
-from ragboost.proxy.routes.schemas import NewSession, SessionQuery
+from ragboost.proxy.routes.schemas import (
+    DeletedSession,
+    NewSession,
+    SessionObject,
+    SessionPage,
+    SessionTranscript,
+)
 from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, read_history
 from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
+from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -45,32 +52,48 @@ from ragboost.wires.openai_chat import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"
+_TAG = "sessions"
 
 
 class SessionRoutes:
-    """The routes of the API."""
+    """The typed routes of the API, and the route of its turns."""
 
     def __init__(self, state: ProxyState) -> None:
         self._ttl_s = state.settings.session.ttl_s
         self._store = state.store
         self._turns = state.turns
-        self._state = state
+        self._guard = partial(_Guarded, state=state)
         self._chat = SessionTurns(state)
 
-    def routes(self) -> list[Route]:
-        one = _PATH + "/{session_id}"
+    def routes(self) -> list[BaseRoute]:
+        route = partial(TypedRoute, tag=_TAG, wrap=self._guard)
+        new = {"application/json": {"schema": {"$ref": "#/components/schemas/NewSession"}}}
         return [
-            self._route(_PATH, self.create_session, method="POST"),
-            self._route(_PATH, self.list_sessions),
-            self._route(one, self.get_session),
-            self._route(one, self.delete_session, method="DELETE"),
-            Route(one + "/chat/completions", self._chat, methods=["POST"]),
+            route(
+                _PATH,
+                self.create_session,
+                method="POST",
+                status_code=201,
+                errors=(400, 401, 408, 413),
+                openapi_extra={"requestBody": {"content": new}},
+            ),
+            route(_PATH, self.list_sessions, errors=(400, 401, 404)),
+            route(
+                _PATH + "/{session_id}",
+                self.get_session,
+                response_model=SessionTranscript,
+                errors=(401, 404, 410),
+            ),
+            route(_PATH + "/{session_id}", self.delete_session, method="DELETE", errors=(401, 404)),
+            Route(_PATH + "/{session_id}/chat/completions", self._chat, methods=["POST"]),
         ]
 
-    async def create_session(self, request: Request) -> Response:
+    async def create_session(self, request: Request) -> SessionObject:
         """Create a session."""
-        with _checking():
+        try:
             new = NewSession.model_validate_json(await request.body() or b"{}")
+        except ValidationError as error:
+            raise invalid_request(error.errors()) from None
         now = self._store.now()
         session = ChatSession(
             id=f"sess_{uuid.uuid4().hex}",
@@ -82,77 +105,58 @@ class SessionRoutes:
             metadata=new.metadata or {},
         )
         await self._store.create(session)
-        return json_response(self._object(session), 201)
+        return self._object(session)
 
-    async def list_sessions(self, request: Request) -> Response:
+    async def list_sessions(
+        self,
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        after: Annotated[str | None, Query(description="Id of the last session seen.")] = None,
+    ) -> SessionPage:
         """List the sessions of the API key, newest first."""
-        with _checking():
-            query = SessionQuery.model_validate(dict(request.query_params))
-        owner, after = user_of(request.scope["headers"]), query.after
-        page = await self._store.list(owner, limit=query.limit, after=after)
+        page = await self._store.list(user_of(request.scope["headers"]), limit=limit, after=after)
         if page is None:
             raise SessionNotFoundError(f"after: there is no session {after}", param="after")
         sessions = [self._object(session) for session in page.sessions]
-        return json_response(
-            {
-                "object": "list",
-                "data": sessions,
-                "first_id": sessions[0]["id"] if sessions else None,
-                "last_id": sessions[-1]["id"] if sessions else None,
-                "has_more": page.has_more,
-            }
+        return SessionPage(
+            data=sessions,
+            first_id=sessions[0].id if sessions else None,
+            last_id=sessions[-1].id if sessions else None,
+            has_more=page.has_more,
         )
 
-    async def get_session(self, request: Request) -> Response:
+    async def get_session(self, request: Request, session_id: str) -> Response:
         """Return a session with its messages."""
-        session_id = request.path_params["session_id"]
         session = await _get(self._store, user_of(request.scope["headers"]), session_id)
         history = read_history(await self._store.turns(session_id), system=session.system)
         # The messages stay byte for byte as they were written.
-        messages = [msgspec.Raw(message) for message in history.messages]
-        return json_response({**self._object(session), "messages": messages})
+        head = self._object(session).model_dump_json().encode().removesuffix(b"}")
+        body = head + b',"messages":[' + b",".join(history.messages) + b"]}"
+        return Response(body, media_type="application/json")
 
-    async def delete_session(self, request: Request) -> Response:
+    async def delete_session(self, request: Request, session_id: str) -> DeletedSession:
         """Delete a session."""
-        session_id = request.path_params["session_id"]
         owner = user_of(request.scope["headers"])
         is_running = self._turns.delete(owner, session_id)
         if not await self._store.delete(owner, session_id) and not is_running:
             raise _not_found(session_id)
-        return json_response({"id": session_id, "object": "session.deleted", "deleted": True})
+        return DeletedSession(id=session_id)
 
-    def _route(
-        self, path: str, endpoint: Callable[[Request], Any], *, method: str = "GET"
-    ) -> Route:
-        route = Route(path, endpoint, methods=[method])
-        route.app = _Guarded(route.app, self._state)
-        return route
-
-    def _object(self, session: ChatSession) -> dict[str, Any]:
-        return {
-            "id": session.id,
-            "object": "session",
-            "created_at": int(session.created_at),
-            "last_used_at": int(session.used_at),
-            "expires_at": int(session.used_at + self._ttl_s),
-            "model": session.model,
-            "system": session.system,
-            "metadata": dict(session.metadata),
-            "num_turns": session.num_turns,
-        }
-
-
-@contextmanager
-def _checking() -> Iterator[None]:
-    """Name the field of a body or a query that is refused."""
-    try:
-        yield
-    except ValidationError as error:
-        raise invalid_request(error.errors()) from None
+    def _object(self, session: ChatSession) -> SessionObject:
+        return SessionObject(
+            id=session.id,
+            created_at=int(session.created_at),
+            last_used_at=int(session.used_at),
+            expires_at=int(session.used_at + self._ttl_s),
+            model=session.model,
+            system=session.system,
+            metadata=dict(session.metadata),
+            num_turns=session.num_turns,
+        )
 
 
 class _Guarded(Passthrough):
-    """A route with the API keys, limits, metrics and access log of the raw endpoints."""
+    """A typed route with the API keys, limits, metrics and access log of the raw endpoints."""
 
     endpoint = "sessions"
 

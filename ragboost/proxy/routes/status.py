@@ -2,86 +2,107 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ragboost.errors import SessionStoreError
-from ragboost.proxy.asgi.errors import error_response, json_response
+from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.observability.merged import label_metrics, merge_readiness
 from ragboost.proxy.observability.metrics import CONTENT_TYPE
+from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
+from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL
 from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.version import __version__
+
+_TAG = "operations"
 
 
 class StatusRoutes:
     def __init__(self, state: ProxyState) -> None:
         self._state = state
 
-    def routes(self) -> Sequence[Route]:
+    def routes(self) -> Sequence[TypedRoute]:
         return [
-            Route("/health", self.health),
-            Route("/ready", self.ready),
-            Route("/version", self.version),
-            Route("/chunk_reuse", self.chunk_reuse),
-            Route("/metrics", self.metrics),
+            TypedRoute("/health", self.health, tag=_TAG),
+            TypedRoute(
+                "/ready",
+                self.ready,
+                tag=_TAG,
+                response_model_exclude_none=True,
+                responses={503: {"model": Readiness}},
+            ),
+            TypedRoute("/version", self.version, tag=_TAG),
+            TypedRoute(
+                "/chunk_reuse",
+                self.chunk_reuse,
+                tag=_TAG,
+                errors=(404,),
+                status_code=404,
+                response_class=Response,
+            ),
+            TypedRoute(
+                "/metrics",
+                self.metrics,
+                tag=_TAG,
+                response_class=Response,
+                responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+            ),
         ]
 
-    async def health(self, _request: Request) -> Response:
+    async def health(self) -> Liveness:
         """Report that the process serves requests."""
-        return json_response({"status": "ok"})
+        return Liveness()
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, request: Request, response: Response) -> Readiness:
         """Report if any backend works; 503 if not. One of several workers answers for all.
 
         The status is `degraded` if the session API cannot store turns: all else works.
         """
+        streams = {
+            view.stream.name: EventStreamReadiness(
+                backend=view.backend, state=view.stream.state, reason=view.silence
+            )
+            for view in self._state.sync.streams
+        }
         problems = await self._state.backends.find_problems()
         is_ready = len(problems) < len(self._state.backends.all)
+        response.status_code = 200 if is_ready else 503
         if self._state.store.is_on_disk:  # a server that does not respond would delay the answer
             with suppress(SessionStoreError):
                 await self._state.store.check()
         problem = self._state.store.problem
-        status = "ready" if problem is None else "degraded"
-        found = {
-            "status": status if is_ready else "no backend works",
-            "backends": problems,
-            "sessions": problem,
-            "kv_events": {
-                view.stream.name: _present(
-                    {
-                        "backend": view.backend,
-                        "state": view.stream.state,
-                        "reason": view.silence,
-                    }
-                )
-                for view in self._state.sync.streams
-            },
-        }
+        status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
+        own = Readiness(
+            status=status if is_ready else "no backend works",
+            backends=problems or None,
+            sessions=problem,
+            kv_events=streams or None,
+        )
         workers = self._state.workers
-        if workers is not None and not workers.has_handed_over(request.scope["headers"]):
-            found = await self._with_workers(found, workers)
-        return json_response(_present(found), 200 if is_ready else 503)
+        if workers is None or workers.has_handed_over(request.scope["headers"]):
+            return own
+        return await self._ready_with_workers(own, workers)
 
-    async def _with_workers(self, own: dict[str, Any], workers: WorkerPool) -> dict[str, Any]:
+    async def _ready_with_workers(self, own: Readiness, workers: WorkerPool) -> Readiness:
         answers = await workers.ask_all("/ready")
         others = [json.loads(answer) for answer in answers.values() if answer]
+        merged = merge_readiness(own.model_dump(), others)
         states = {str(workers.identity.worker_id): "ready"}
         for worker_id, answer in answers.items():
             states[str(worker_id)] = "ready" if answer else "no answer"
-        return {**merge_readiness(own, others), "workers": states}
+        return Readiness.model_validate({**merged, "workers": states})
 
-    async def version(self, _request: Request) -> Response:
+    async def version(self) -> VersionInfo:
         """Return the version of RAGBoost, not the backend's."""
-        return json_response({"version": __version__})
+        return VersionInfo(version=__version__)
 
-    async def chunk_reuse(self, _request: Request) -> Response:
+    async def chunk_reuse(self) -> Response:
         """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
         return error_response(404, PROXY_REFUSAL)
 
@@ -109,8 +130,3 @@ class StatusRoutes:
         for name, tokens in state.dispatcher.hold_limits.items():
             metrics.backend_hold_limit.labels(name).set(tokens)
         return metrics.render()
-
-
-def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that say something."""
-    return {name: value for name, value in fields.items() if value}

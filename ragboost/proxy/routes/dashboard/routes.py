@@ -16,9 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 
-from ragboost.proxy.asgi.errors import json_response
 from ragboost.proxy.observability.merged import merge_dashboard
 from ragboost.proxy.observability.recent_requests import MAX_RECENT
 from ragboost.proxy.routes.dashboard.history import (
@@ -30,6 +28,7 @@ from ragboost.proxy.routes.dashboard.history import (
     read_ttft,
 )
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
+from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.headers import RawHeaders
@@ -47,24 +46,26 @@ class Dashboard:
         # The samples that it draws, opened and closed with the app.
         self.history = TotalsHistory(state.metrics.registry)
 
-    def routes(self) -> list[Route]:
-        return [Route("/dashboard", self.page), Route("/dashboard/data", self.data)]
+    def routes(self) -> list[TypedRoute]:
+        return [
+            TypedRoute("/dashboard", self.page, tag="dashboard", response_class=HTMLResponse),
+            TypedRoute("/dashboard/data", self.data, tag="dashboard", errors=(401,)),
+        ]
 
-    async def page(self, _request: Request) -> Response:
+    async def page(self) -> Response:
         """Return the page: hit rate, context indexes, backends, recent requests."""
         text, policy = _page()
         return HTMLResponse(text, headers={"content-security-policy": policy})
 
-    async def data(self, request: Request) -> Response:
+    async def data(self, request: Request, response: Response) -> dict[str, Any]:
         """Return the figures of the page."""
         team = self._keys.check(request.scope["headers"])
+        response.headers["cache-control"] = "no-store"
         own, workers = list(self._state.metrics.registry.collect()), self._state.workers
         headers = request.scope["headers"]
         if workers is None or workers.has_handed_over(headers):
-            figures = self._figures(own, team)
-        else:
-            figures = await self._figures_of_all(own, team, workers, headers)
-        return json_response(figures, headers={"cache-control": "no-store"})
+            return self._figures(own, team)
+        return await self._figures_of_all(own, team, workers, headers)
 
     async def _figures_of_all(
         self, families: list[Metric], team: str, workers: WorkerPool, headers: RawHeaders
