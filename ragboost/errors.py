@@ -27,6 +27,7 @@ Grouped by who can fix the cause::
             UnsupportedModelError   the model's attention does not allow KV reuse
 """
 
+import json
 from importlib import import_module
 from types import ModuleType
 
@@ -139,6 +140,35 @@ class StoreUnavailableError(ChunkCacheError):
 
 class UnsupportedModelError(ChunkCacheError):
     """The model's attention does not allow KV reuse."""
+
+
+_JSON_TYPES = {
+    bool: "boolean",  # an int, too
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def json_type(value: object) -> str:
+    """Return JSON's word for the type of a value, for a message; Python's if it has none."""
+    names = (name for kind, name in _JSON_TYPES.items() if isinstance(value, kind))
+    return next(names, type(value).__name__)
+
+
+def show(value: object) -> str:
+    """Return a value for a message: as JSON, in one line of printable text, shortened."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text = text if text.isprintable() else json.dumps(value)
+    except TypeError:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "a number that is too long to print"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def import_extra(module: str, *, extra: str) -> ModuleType:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type
 
 
 class Line(NamedTuple):
@@ -59,5 +59,5 @@ def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for line in read_lines(path):
         row = decode(line.raw, where=line.where)
         if not isinstance(row, dict):
-            raise RequestError(f"{line.where}: must be an object, got {type(row).__name__}")
+            raise RequestError(f"{line.where}: must be an object, got {json_type(row)}")
         yield line.where, row

@@ -11,7 +11,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ragboost.errors import InvalidDocumentError, RequestError
+from ragboost.errors import InvalidDocumentError, RequestError, show
 
 DocumentId = str | int | float | bool | None
 """A document's id as the caller gave it: any JSON scalar. None: no id."""
@@ -149,7 +149,7 @@ def as_document(value: DocumentLike | object, *, where: str = "document") -> Doc
         if isinstance(value, str):
             return Document(value)
         if not isinstance(value, Mapping):
-            problem = f"must be a string or an object with 'text', got {_show(value)}"
+            problem = f"must be a string or an object with 'text', got {show(value)}"
             raise InvalidDocumentError(problem)
         names = (name for name in ("text", "content", "page_content") if name in value)
         return Document(
@@ -173,7 +173,7 @@ def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") ->
     if type(values) not in (list, tuple) and (  # isinstance with abstract classes is slow
         isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence)
     ):
-        raise InvalidDocumentError(f"{where} must be a list, got {_show(values)}", param=where)
+        raise InvalidDocumentError(f"{where} must be a list, got {show(values)}", param=where)
     if set(map(type, values)) == {Document}:
         return list(values)  # type: ignore[arg-type]  # no other types
     return [
@@ -206,10 +206,10 @@ class Request:
 def check_question(query: object, *, session: object) -> None:
     """Check what a `Request` consists of beside its documents."""
     if not isinstance(query, str):
-        raise RequestError(f"query must be a string, got {_show(query)}", param="query")
+        raise RequestError(f"query must be a string, got {show(query)}", param="query")
     if session is not None and (not isinstance(session, str) or not session):
         raise RequestError(
-            f"session must be a non-empty string, got {_show(session)}", param="session"
+            f"session must be a non-empty string, got {show(session)}", param="session"
         )
 
 
@@ -231,12 +231,4 @@ def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:
 
 
 def _invalid(param: str, problem: str, value: object) -> InvalidDocumentError:
-    return InvalidDocumentError(f"{param} {problem}, got {_show(value)}", param=param)
-
-
-def _show(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        text = "too long to print"
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    return InvalidDocumentError(f"{param} {problem}, got {show(value)}", param=param)

@@ -1,10 +1,10 @@
 """Free ports for servers that a script or a test starts."""
 
+import atexit
 import socket
 from random import SystemRandom
 
 _PORTS = range(20_000, 32_000)
-_held: list[socket.socket] = []
 
 
 def free_port() -> int:
@@ -26,6 +26,6 @@ def free_port() -> int:
             except OSError:
                 holder.close()
                 continue
-        _held.append(holder)
+        atexit.register(holder.close)
         return port
     raise RuntimeError(f"no free port in 100 of {_PORTS.start} to {_PORTS.stop}")

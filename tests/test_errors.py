@@ -9,6 +9,8 @@ from ragboost.errors import (
     RequestError,
     SessionNotFoundError,
     import_extra,
+    json_type,
+    show,
 )
 
 
@@ -59,3 +61,22 @@ def test_an_extra_that_fails_on_its_own_imports_says_so(
 
     with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
         import_extra("half_installed", extra="any")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "shown"),
+    [
+        (None, "null", "null"),
+        (True, "boolean", "true"),
+        (5, "number", "5"),
+        (1.5, "number", "1.5"),
+        pytest.param(10**5000, "number", "a number that is too long to print", id="long"),
+        ("naïve\u202e", "string", '"na\\u00efve\\u202e"'),
+        (["é"], "array", '["é"]'),
+        ({"a": "b" * 80}, "object", '{"a": "' + "b" * 50 + "..."),
+        ((1,), "tuple", "[1]"),
+        (b"x", "bytes", "b'x'"),
+    ],
+)
+def test_values_are_shown_as_json(value: object, kind: str, shown: str) -> None:
+    assert (json_type(value), show(value)) == (kind, shown)

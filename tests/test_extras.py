@@ -38,6 +38,13 @@ EXTRAS = [
         "mooncake",
     ),
     Use(
+        "import pathlib, tempfile; from ragboost.plots import line_plot\n"
+        "path = pathlib.Path(tempfile.mkdtemp(), 'a.svg')\n"
+        "line_plot(path, {'a': [(0, 1)]}, x_label='x', y_label='y')",
+        "matplotlib",
+        "plot",
+    ),
+    Use(
         "import pathlib, tempfile; from ragboost.tokens.local import load_tokenizer\n"
         "path = pathlib.Path(tempfile.mkdtemp()) / 'tokenizer.json'\n"
         'text = \'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, \'\n'

@@ -24,8 +24,8 @@ def test_separators_inside_a_text_do_not_end_a_line(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         (b"{", "not JSON: Expecting property name .* at character 2$"),
-        (b"[1]", "must be an object, got list"),
-        (b"null", "must be an object, got NoneType"),
+        (b"[1]", "must be an object, got array"),
+        (b"null", "must be an object, got null"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 8"),
         (b"[" * 100_000, "nested too deeply"),
     ],

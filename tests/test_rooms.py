@@ -21,6 +21,7 @@ ROOMS = [
     "types",
     "wires",
     "config",
+    "plots",
     "index",
     "context",
     "ordering",
@@ -77,6 +78,7 @@ GROUND = {
     "text_scores",
     "types",
     "config",
+    "plots",
 }
 ABOVE = {"simulate", "integrations", "demo", "cli", "__main__"}
 MIDDLEWARE = set(ROOMS) - WING - GROUND - ABOVE

@@ -137,6 +137,7 @@ def compare(arms: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "computed_tokens": {arm: figures["prefill_tokens"] for arm, figures in arms.items()},
         "hit_rate": {arm: figures["hit_rate"] for arm, figures in arms.items()},
+        "steady_hit_rate": {arm: figures["steady_hit_rate"] for arm, figures in arms.items()},
         "ttft_median_s": {arm: figures["ttft_p50_ms"] / 1000 for arm, figures in arms.items()},
         "engine_cpu_s": {arm: figures["engine_cpu_s"] for arm, figures in arms.items()},
         "ttft_ratio": {arm: ratios(arms[first], arms[arm])["ttft_ratio"] for arm in arms},

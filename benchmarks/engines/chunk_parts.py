@@ -135,7 +135,7 @@ def ttft(kind: Kind, args: argparse.Namespace) -> Json:
     arms |= {
         f"{policy} {ratio}": {"policy": policy, "ratio": ratio}
         for ratio in (0.05, 0.15, 0.3)
-        for policy in TIMED
+        for policy in (args.policies.split(",") if args.policies else TIMED)
     }
     arms |= kind.arms
     ratios: Json = {}

@@ -72,7 +72,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", default="201,202,203", help="prompts of `quality`")
     parser.add_argument("--prompts", type=int, default=100, help="of `quality`, per task and seed")
-    parser.add_argument("--policies", default="", help="of `quality`; default: six")
+    parser.add_argument("--policies", default="", help="of `quality` and `ttft`; default: six")
     args = parser.parse_args()
     exit_on_sigterm()
     if reason := missing(args.engine):

@@ -12,6 +12,9 @@ computed nothing, answers requests with new orders of the documents, each docume
 - `ttft_to_warm`: median time to the first token of these requests, divided by that of the first
   engine, which has all KV in memory; both without a cached prefix, in turns. `cpu_to_warm`: the
   same of the processor time of the engine's processes, which other work hardly changes.
+- `load_s`, `fill_s`: of one such request in the second engine (with one rank): the time of loading
+  from the store, added up over two threads, and that of filling the prompt. Loading layer by layer
+  could hide at most the smaller one.
 - `max_logprob_difference`: greatest difference between the answers of both, over the twenty most
   likely first tokens, of the `num_compared` requests for which both took as many tokens from the
   store: a document that came too late is computed, which is another approximation.
@@ -33,6 +36,7 @@ from tests.engines.servers import EngineServer, Kind, missing
 from tests.fakes import mooncake
 from tests.fakes.mooncake import MooncakeServer
 from tests.fakes.redis import PROGRAM, RedisServer
+from tests.metrics import read_metric
 
 _WORDS = ("shelf", "item", "coin", "lamp", "river", "stone", "paper", "north", "late", "green")
 _PER_REQUEST = 4
@@ -125,6 +129,10 @@ def compare(args: argparse.Namespace, address: str) -> dict[str, Any]:
             for texts in requests:
                 cold = ask(second, texts, ratio=args.ratio)
                 pairs.append((cold, ask(first, texts, ratio=args.ratio)))
+            spent = {
+                name: read_metric(second.url, f"ragboost_chunk_store_{name}_seconds_total")
+                for name in ("load", "fill")
+            }
             second.stop()
             second.start()
             second.complete([5] * 64, "warm-up")
@@ -146,6 +154,8 @@ def compare(args: argparse.Namespace, address: str) -> dict[str, Any]:
         "cpu_s": statistics.median(cold.cpu_seconds for cold in colds),
         "cpu_to_warm": statistics.median(cold.cpu_seconds for cold in colds)
         / statistics.median(warm.cpu_seconds for warm in warms),
+        "load_s": spent["load"] / len(pairs),
+        "fill_s": spent["fill"] / len(pairs),
         "num_compared": len(alike),
         "max_logprob_difference": max((_difference(*pair) for pair in alike), default=None),
     }

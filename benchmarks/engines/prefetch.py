@@ -6,7 +6,8 @@ The backend takes one request at a time, and decodes one while another waits in 
 documents are in Redis only. By turns the proxy announces them meanwhile, and does not.
 
 - `loaded_ahead`: of the four documents of each turn, how many were loaded before the backend became
-  free: when about half of the other request's tokens were there.
+  free: when about half of the other request's tokens were there; `became`: what had become of the
+  announcement by then, and of the chunks that the store was asked for.
 - `wait_s`: median time from the last of these tokens to the waiting request's first.
 """
 
@@ -14,12 +15,14 @@ import argparse
 import statistics
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.command import make_parser, report, show_figures
 from benchmarks.engines.chunks_remote import make_documents, make_store
@@ -34,21 +37,32 @@ from ragboost.types import Document
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import EngineServer, missing
 from tests.eventually import eventually
-from tests.metrics import read_metric
 
 _PER_REQUEST = 4
 _CHAT = "/v1/chat/completions"
 
 
+_OUTCOMES = {  # metrics, and the label that says what became of it
+    "ragboost_chunk_announcements_total": "result",
+    "ragboost_chunk_store_loads_total": "outcome",
+}
+
+
 class Turn(NamedTuple):
     wait_s: float
-    loaded_ahead: int  # chunks
+    became: dict[str, int]  # announcements and chunks, by outcome
     reused: int  # tokens of the prompt
 
 
-def num_loaded(server: EngineServer) -> int:
-    name = "ragboost_chunk_store_loads_total"
-    return int(read_metric(server.url, name, tier="remote", outcome="loaded"))
+def count_outcomes(*urls: str) -> Counter[str]:
+    """Return what became of announcements and chunks so far, by the proxy and the engine."""
+    found: Counter[str] = Counter()
+    for url in urls:
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+            for sample in family.samples:
+                if sample.name in _OUTCOMES:
+                    found[sample.labels[_OUTCOMES[sample.name]]] += int(sample.value)
+    return found
 
 
 def take_turn(
@@ -64,7 +78,8 @@ def take_turn(
         "ragboost": {"documents": documents, "reuse": "approx"},
     }
     running = {"model": "tiny", "max_tokens": tokens, "prompt": "One", "ignore_eos": True}
-    before, loaded = num_loaded(server), 0
+    urls = (str(client.base_url).rstrip("/"), server.url)
+    before, became = count_outcomes(*urls), Counter[str]()
     with ThreadPoolExecutor(1) as threads:
         with client.stream("POST", "/v1/completions", json=running | {"stream": True}) as first:
             lines = first.iter_lines()
@@ -72,12 +87,12 @@ def take_turn(
             answer = threads.submit(client.post, _CHAT, json=body)
             for number, _ in enumerate(lines):
                 if number == tokens:  # every other line is empty
-                    loaded = num_loaded(server) - before
+                    became = count_outcomes(*urls) - before
         free = time.perf_counter()
         usage = answer.result().json()["usage"]
         seconds = time.perf_counter() - free
     told = usage.get("ragboost", {})
-    return Turn(seconds, loaded, told.get("reused", 0) + told.get("recomputed", 0))
+    return Turn(seconds, dict(became), told.get("reused", 0) + told.get("recomputed", 0))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -121,7 +136,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 turns[is_announced].append(turn)
     return {
         name: {
-            "loaded_ahead": [turn.loaded_ahead for turn in found],
+            "loaded_ahead": [turn.became.get("loaded", 0) for turn in found],
+            "became": [turn.became for turn in found],
             "reused_tokens": sum(turn.reused for turn in found),
             "wait_s": statistics.median(turn.wait_s for turn in found),
         }

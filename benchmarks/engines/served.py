@@ -102,9 +102,17 @@ class Served:
         quantiles = statistics.quantiles(ttft, n=20, method="inclusive")
         tokens = {name: sum(each.sources[name] for each in self.answers) for name in SOURCES}
         computed = tokens["computed"] + tokens["recomputed"]
+        later = [each.sources for each in self.answers[len(self.answers) // 2 :]]
+        later_tokens = sum(sum(sources.values()) for sources in later)
         return {
             "requests": len(ttft),
             "hit_rate": round(counted.cached / max(counted.prompt, 1), 4),
+            "steady_hit_rate": round(
+                sum(sources["exact"] for sources in later) / max(later_tokens, 1), 4
+            ),
+            "steady_prefill_tokens": sum(
+                sources["computed"] + sources["recomputed"] for sources in later
+            ),
             "ttft_p50_ms": round(statistics.median(ttft), 1),
             "ttft_p95_ms": round(quantiles[-1], 1),
             "ttft_mean_ms": round(statistics.fmean(ttft), 1),

@@ -35,10 +35,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.command import make_parser, report
-from benchmarks.plots import check_plot, line_plot
 from benchmarks.proxy.soak_proxy import read_stages
 from benchmarks.proxy.soak_traffic import Outcome, Traffic
 from benchmarks.proxy.targets import ROOT, listens, stop
+from ragboost.plots import check_plot, line_plot
 from scripts.ports import free_port
 from scripts.processes import exit_on_sigterm
 

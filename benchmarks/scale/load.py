@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from benchmarks.command import show_rows
-from benchmarks.plots import line_plot
+from ragboost.plots import line_plot
 
 BURST = 8  # requests that arrive at once, on average
 Arrivals = Literal["poisson", "bursts"]

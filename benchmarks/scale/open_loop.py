@@ -34,7 +34,6 @@ from benchmarks.datasets.workloads import GENERATORS
 from benchmarks.engines.end_to_end import MAX_MODEL_LEN, load
 from benchmarks.engines.replays import completion
 from benchmarks.engines.served import wait_until_ready
-from benchmarks.plots import check_plot
 from benchmarks.scale.load import (
     ARMS,
     LOADS,
@@ -51,6 +50,7 @@ from benchmarks.scale.load import (
 from benchmarks.scale.simulated_load import simulate
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
+from ragboost.plots import check_plot
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from ragboost.types import Request

@@ -13,7 +13,7 @@ from typing import Any
 
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type, show
 from ragboost.formats import Format, FoundDocuments, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.jsonl import decode
@@ -62,7 +62,7 @@ class LineParser:
     def parse(self, raw: bytes) -> BatchLine:
         value = parse_json(raw)
         if not isinstance(value, dict):
-            raise RequestError(f"the line must be a JSON object, got {type(value).__name__}")
+            raise RequestError(f"the line must be a JSON object, got {json_type(value)}")
         if "body" in value or "custom_id" in value:
             return self._openai(value)
         if (record := RecordedRequest.of(value)) is not None:
@@ -144,9 +144,7 @@ class LineParser:
 
     def _find(self, doc_ids: Any) -> tuple[Document, ...]:
         if not isinstance(doc_ids, list):
-            raise RequestError(
-                f"doc_ids must be a list, got {type(doc_ids).__name__}", param="doc_ids"
-            )
+            raise RequestError(f"doc_ids must be a list, got {json_type(doc_ids)}", param="doc_ids")
         if self._corpus is None and doc_ids:
             raise RequestError("doc_ids need a corpus: give it with --corpus", param="doc_ids")
         documents = []
@@ -156,9 +154,7 @@ class LineParser:
                 raise RequestError(f"{where} must be a JSON scalar", param=where)
             document = self._corpus.find(doc_id) if self._corpus is not None else None
             if document is None:
-                raise RequestError(
-                    f"{where}: {_shorten(repr(doc_id))} is not in the corpus", param=where
-                )
+                raise RequestError(f"{where}: {show(doc_id)} is not in the corpus", param=where)
             documents.append(document)
         return tuple(documents)
 
@@ -231,8 +227,4 @@ def _head(body: Mapping[str, Any], shape: Format, found: FoundDocuments) -> str:
 
 
 def _show(value: Mapping[str, Any], name: str) -> str:
-    return _shorten(repr(value[name])) if name in value else "nothing"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return show(value[name]) if name in value else "nothing"

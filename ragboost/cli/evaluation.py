@@ -30,6 +30,9 @@ _METRIC: str | None = typer.Option(
 _ANSWERS: Path | None = typer.Option(
     None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
 )
+_PLOT: Path | None = typer.Option(
+    None, metavar="FILE", help="Write the differences to this .png or .svg; extra plot."
+)
 
 
 def eval_order(
@@ -56,6 +59,7 @@ def eval_order(
     price_out: float | None = typer.Option(None, min=0.0, help="Per million new tokens."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
     seed: int = typer.Option(0, help="Of shuffled orders and of the intervals."),
+    plot: Path | None = _PLOT,
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -69,7 +73,10 @@ def eval_order(
     """
     from ragboost.evaluation.answers import AnswerFile
     from ragboost.evaluation.endpoint import ChatEndpoint
+    from ragboost.plots import check_plot
 
+    if plot is not None:
+        check_plot(plot)
     chosen_metric = _metric(metric, has_judge=judge is not None)
     connect = partial(ChatEndpoint, timeout_s=timeout, body=json_fields(body))
     asked = connect(endpoint, model=model, api_key=_key(key_env), max_tokens=max_tokens)
@@ -86,7 +93,7 @@ def eval_order(
         _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
     finally:
         kept.close()
-    _show(run.result(metric=chosen_metric), run.failures, as_json=as_json)
+    _show(run.result(metric=chosen_metric), run.failures, plot=plot, as_json=as_json)
 
 
 def _key(variable: str) -> str:
@@ -136,8 +143,10 @@ def _ask(
         run.ask(concurrency=concurrency, on_progress=on_progress)
 
 
-def _show(result: "OrderEvaluation", failures: Mapping[str, str], *, as_json: bool) -> None:
-    from ragboost.evaluation.result_table import result_table
+def _show(
+    result: "OrderEvaluation", failures: Mapping[str, str], *, plot: Path | None, as_json: bool
+) -> None:
+    from ragboost.evaluation.result_table import result_table, write_plot
 
     if failures:
         first = next(iter(failures.values()))
@@ -146,6 +155,8 @@ def _show(result: "OrderEvaluation", failures: Mapping[str, str], *, as_json: bo
             f"run again to repeat them. The first: {first}",
             err=True,
         )
+    if plot is not None:
+        write_plot(result, plot)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:

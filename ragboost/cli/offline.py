@@ -144,6 +144,11 @@ def simulate(
         metavar="N",
         help="Size of the prefix cache in tokens, repeatable; by default several.",
     ),
+    plot: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help="Write hit rate against cache size to this .png or .svg; needs the extra plot.",
+    ),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -161,10 +166,14 @@ def simulate(
         forecast_sentence,
         forecast_table,
         progress_bar,
+        write_plot,
     )
     from ragboost.batch.forecast import forecast
+    from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
 
+    if plot is not None:
+        check_plot(plot)
     with progress_bar(progress) as on_progress:
         result = forecast(
             trace,
@@ -173,6 +182,8 @@ def simulate(
             cache_tokens=cache_tokens,
             on_progress=on_progress,
         )
+    if plot is not None:
+        write_plot(result, plot)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type
 from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.jsonl import Line, decode, read_lines
 from ragboost.rewriting.recorded_request import RecordedRequest
@@ -144,4 +144,4 @@ def _decoded(line: Line) -> Any:
 def _object(value: Any) -> Any:
     if isinstance(value, dict):
         return value
-    return RequestError(f"must be an object, got {type(value).__name__}")
+    return RequestError(f"must be an object, got {json_type(value)}")

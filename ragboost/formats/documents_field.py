@@ -10,7 +10,7 @@ from typing import Any
 
 from ragboost.config import HintSettings
 from ragboost.context import Context
-from ragboost.errors import InvalidDocumentError
+from ragboost.errors import InvalidDocumentError, json_type
 from ragboost.formats.documents import FoundDocuments, TooManyDocumentsError, UnknownShapeError
 from ragboost.formats.groups import hint_name
 from ragboost.hints import order_hint
@@ -42,7 +42,7 @@ class DocumentsField:
         if documents is None or documents == [] or not message_field(body):
             return None
         if not isinstance(documents, list):
-            raise UnknownShapeError(f"documents must be a list, got {type(documents).__name__}")
+            raise UnknownShapeError(f"documents must be a list, got {json_type(documents)}")
         if len(documents) > self._max_documents:
             raise TooManyDocumentsError(len(documents), self._max_documents)
         _check_citations(body, documents)

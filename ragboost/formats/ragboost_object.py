@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.context import Context
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type
 from ragboost.formats.documents import DocumentPool, FoundDocuments
 from ragboost.wires.body import find_question, question_field, replace_question
 
@@ -66,7 +66,7 @@ def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     fields = body[FIELD]
     if not isinstance(fields, dict):
-        raise RequestError(f"{FIELD} must be an object, got {type(fields).__name__}", param=FIELD)
+        raise RequestError(f"{FIELD} must be an object, got {json_type(fields)}", param=FIELD)
     for name in fields:
         if name not in _FIELDS:
             raise RequestError(
@@ -102,7 +102,7 @@ def without_object(body: Mapping[str, Any]) -> dict[str, Any]:
 def _check_options(options: Any) -> None:
     where = f"{FIELD}.options"
     if not isinstance(options, dict):
-        raise RequestError(f"{where} must be an object, got {type(options).__name__}", param=where)
+        raise RequestError(f"{where} must be an object, got {json_type(options)}", param=where)
     for name, value in options.items():
         if name != "boost":
             raise RequestError(

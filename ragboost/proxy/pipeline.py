@@ -20,6 +20,7 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
+from ragboost.errors import RequestError
 from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
@@ -48,6 +49,7 @@ from ragboost.wires.body import is_stored, message_list
 logger = logging.getLogger(__name__)
 
 _UNREAD = Bypass("malformed_body")
+_OBJECT = b'"ragboost"'
 
 
 class BoostPipeline:
@@ -128,7 +130,9 @@ class BoostPipeline:
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
             request = await run_bytes(read, len(raw))
-        except MalformedBodyError:  # the backend reports the error
+        except MalformedBodyError as error:  # the backend reports it
+            if _OBJECT in raw:  # which no backend reads: it would answer without the documents
+                raise RequestError(f"a body with a `ragboost` object: {error}") from None
             await self._dispatcher.admit_unparsed(admission, len(raw))
             upstream.bypass, upstream.headers = _UNREAD, request_headers(headers)
             return self._count(upstream, seconds=_seconds(started, admission))

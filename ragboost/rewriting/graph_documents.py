@@ -9,7 +9,7 @@ know graphs: triplets are paths of one relation, and none are searched for.
 from collections.abc import Mapping
 from typing import Any
 
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.rewriting.json_body import JsonBody
 
@@ -45,7 +45,7 @@ def graph_as_documents(raw: bytes, *, can_reuse: bool) -> bytes:
 
 def _documents(graph: Any) -> list[dict[str, str]]:
     if not isinstance(graph, dict):
-        raise _invalid("", f"must be an object, got {type(graph).__name__}")
+        raise _invalid("", f"must be an object, got {json_type(graph)}")
     if unknown := [name for name in graph if name not in _FIELDS]:
         raise _invalid(f".{unknown[0]}", f"is unknown; known are {', '.join(_FIELDS)}")
     if graph.get("entities"):
@@ -65,7 +65,7 @@ def _lists(graph: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
     """Return the first entity and the line of each path or triplet."""
     values = graph.get(name) or []
     if not isinstance(values, list):
-        raise _invalid(f".{name}", f"must be a list, got {type(values).__name__}")
+        raise _invalid(f".{name}", f"must be a list, got {json_type(values)}")
     return [
         _line(value, f".{name}[{at}]", is_triplet=name == "triplets")
         for at, value in enumerate(values)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ragboost.errors import json_type
 from ragboost.wires.body import message_field
 from ragboost.wires.registry import ANY
 
@@ -25,9 +26,11 @@ _MOVED_LISTS = (*ANY.messages, "documents")
 _ONLY_READ = ("documents", "ragboost")
 # What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
 _MAX_DEPTH = 128
+_TOO_DEEP = f"the body is nested more than {_MAX_DEPTH} levels deep"
 _MAX_SMALL = 8 * 1024
 _MAX_CONTAINERS = 250_000
 _MAX_MESSAGES = 10_000
+_MAX_DIGITS = 4_000  # of an integer; Python refuses a little more
 _CONTAINERS = frozenset({dict, list})
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -56,7 +59,8 @@ def _encode_number(value: Any) -> msgspec.Raw:
 
 
 def _integer(literal: str) -> int | NumberLiteral:
-    return NumberLiteral(literal) if literal == "-0" else int(literal)
+    is_odd = literal == "-0" or len(literal) > _MAX_DIGITS
+    return NumberLiteral(literal) if is_odd else int(literal)
 
 
 def _has_minus_zero(raw: bytes) -> bool:
@@ -156,10 +160,10 @@ class JsonBody:
             return _FIELDS.decode(self.raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             fields = self._decode_leniently(self.raw)
-        except RecursionError as error:
-            raise MalformedBodyError(str(error)) from None
+        except RecursionError:
+            raise MalformedBodyError(_TOO_DEEP) from None
         if not isinstance(fields, dict):
-            raise MalformedBodyError(f"the body is a JSON {type(fields).__name__}, not an object")
+            raise MalformedBodyError(f"the body is a JSON {json_type(fields)}, not an object")
         return {name: msgspec.Raw(raw) for name, raw in _split(self.raw.decode())}
 
     def elements(self, name: str) -> list[msgspec.Raw]:
@@ -178,8 +182,8 @@ class JsonBody:
             return decoder.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return self._decode_leniently(bytes(raw))
-        except RecursionError as error:
-            raise MalformedBodyError(str(error)) from None
+        except RecursionError:
+            raise MalformedBodyError(_TOO_DEEP) from None
 
     def _restore_minus_zeros(self) -> None:
         for name, field in self.raw_fields.items():
@@ -190,7 +194,9 @@ class JsonBody:
         self._is_lenient = True
         try:
             return _LENIENT.decode(raw.decode())
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise MalformedBodyError(_TOO_DEEP) from None
+        except ValueError as error:
             raise MalformedBodyError(str(error)) from None
 
 
@@ -227,7 +233,7 @@ def _has_zero(value: Any) -> bool:
         if types.isdisjoint(_CONTAINERS):
             return has_zero
         level = [child for child in children if type(child) in _CONTAINERS]
-    raise MalformedBodyError(f"the body is nested more than {_MAX_DEPTH} levels deep")
+    raise MalformedBodyError(_TOO_DEEP)
 
 
 def _split(text: str) -> Iterator[tuple[str, bytes]]:

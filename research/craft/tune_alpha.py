@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.plots import check_plot, line_plot
 from ragboost.chunk_cache.core.loading import load, load_tokenizer
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import read_cases
@@ -14,6 +13,7 @@ from ragboost.chunk_cache.store.influence import Order
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.cli.options import check_paths
 from ragboost.errors import ChunkCacheError
+from ragboost.plots import check_plot, line_plot
 from research.craft.alpha import AlphaCurve, AlphaPoint, tune
 from research.craft.reuse import CraftReuse
 

@@ -149,9 +149,9 @@ def test_missing_corpus_ids_are_rejected_by_name(tmp_path: Path) -> None:
 
     assert (len(lines), summary.rejected) == (1, 3)
     assert [entry["error"] for entry in rejects(tmp_path)] == [
-        "doc_ids[1]: '1' is not in the corpus",
+        'doc_ids[1]: "1" is not in the corpus',
         "doc_ids[0] must be a JSON scalar",
-        "doc_ids must be a list, got int",
+        "doc_ids must be a list, got number",
     ]
 
 
@@ -257,7 +257,7 @@ BAD_LINES: list[tuple[Any, str]] = [
     (b'{"id": 1, "question"', "not JSON"),
     (b"[" * 100_000, "nested too deeply"),
     (b'{"question": "?", "x": ' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100"),
-    (b"[1, 2]", "the line must be a JSON object, got list"),
+    (b"[1, 2]", "the line must be a JSON object, got array"),
     ({"foo": 1}, "it has foo"),
     ({}, "it has none"),
     ({"id": 1, "documents": ["a"]}, "question must be a string, got nothing"),

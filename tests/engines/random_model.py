@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ragboost.chunk_cache.selection import DEFAULT_POLICY
+
 VOCABULARY = 4096
 POLICIES = ("gradual", "a3", "fusionrag", "cacheblend", "epic", "hybrid")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
-TIMED = ("gradual", "a3", "fusionrag", "epic")
+TIMED = (DEFAULT_POLICY, "gradual", "a3", "fusionrag", "epic")
 CHUNK = 256
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SMALL = {
@@ -84,5 +86,5 @@ class Prompts:
 
 def default_ratios(by_arm: Mapping[str, float]) -> dict[str, float]:
     """Return the speed-ups of the default policy by ratio, from those of all arms of `ttft`."""
-    default = {ratio: by_arm[f"gradual {ratio}"] for ratio in ("0.05", "0.15", "0.3")}
+    default = {ratio: by_arm[f"{DEFAULT_POLICY} {ratio}"] for ratio in ("0.05", "0.15", "0.3")}
     return {"0": by_arm["epic 0.0"], **default}

@@ -218,8 +218,12 @@ class EngineServer:
         if self._process is None:
             return 0.0
         server = psutil.Process(self._process.pid)
-        times = [each.cpu_times() for each in [server, *server.children(recursive=True)]]
-        return sum(time.user + time.system for time in times)
+        seconds = 0.0
+        for each in [server, *server.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # a child that ends meanwhile
+                times = each.cpu_times()
+                seconds += times.user + times.system
+        return seconds
 
     def log(self) -> str:
         """Return the server's output so far."""

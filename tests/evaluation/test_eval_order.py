@@ -128,10 +128,11 @@ def test_conversations_are_measured_with_their_own_arms(tmp_path: Path, engine: 
     rows = [{**row, "conversation_id": number // 2} for number, row in enumerate(ROWS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    done = run(path, engine.url, "--yes", "--json")
+    done = run(path, engine.url, "--yes", "--json", "--plot", str(tmp_path / "p.svg"))
 
     assert done.exit_code == 0, done.output
     assert {"dedup", "dedup-in-place", "dedup-no-hints"} <= json.loads(done.stdout)["arms"].keys()
+    assert "<svg" in (tmp_path / "p.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,7 @@ def test_conversations_are_measured_with_their_own_arms(tmp_path: Path, engine: 
         (["--metric", "judge"], "judge needs --judge URL"),
         (["--body", "[]"], "--body must be a JSON object"),
         (["--body", "{"], "--body must be a JSON object"),
+        (["--plot", "x.pdf"], "--plot writes .png or .svg"),
     ],
 )
 def test_bad_options_are_named(

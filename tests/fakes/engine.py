@@ -232,7 +232,9 @@ class FakeEngine:
         is_reused = self._connections.get(connection, 0) > 0
         self._connections[connection] = self._connections.get(connection, 0) + 1
         self._transports.add(request.transport)
-        if request.path == "/health":  # may misbehave like a completion, unlike the probes above
+        is_check = request.path == "/v1/models" and request.headers.get("connection") == "close"
+        # May misbehave like a completion, unlike the probes above.
+        if request.path == "/health" or is_check:
             self.probes.append(request.path)
             received = Received(request.method, request.path, [], body, connection)
         else:

@@ -1,6 +1,7 @@
 """Bad input in the `ragboost` object is the caller's error; in other people's fields it passes."""
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 from ragboost.errors import ContextIndexError
 from tests.fakes import FakeEngine
 
+PYTHON = re.compile(r"\b(None|NoneType|True|False|dict|dictionary|str|int|float|bool|tuple)\b")
 URL = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "why?"}]
 
@@ -53,6 +55,26 @@ def test_a_malformed_object_is_a_400_that_names_the_field(
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert param in error["message"]
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 5, 1.5, "BIG", "", [], [[]], {}, {"a": None}, {"id": {}}, "\ud800"]
+)
+def test_messages_to_clients_have_the_words_of_json(client: httpx.Client, value: Any) -> None:
+    fields = ("documents", "session_id", "options", "reuse", "graph", "other")
+    bodies: list[Any] = [value, {"text": value}, {"text": "t", "id": value}, {"score": value}]
+    ours = [value, *({name: value} for name in fields), *({"documents": [each]} for each in bodies)]
+    ours += [{"reuse": {name: value}} for name in ("policy", "ratio", "measure", "chunks")]
+    ours += [{"graph": {name: value}} for name in ("entities", "relations", "paths")]
+    ours += [{"options": {"boost": value}}]
+    sessions = [value, {"model": value}, {"metadata": value}, {"metadata": {"a": value}}]
+    bodies = [(URL, {"model": "m", "messages": QUESTION, "ragboost": each}) for each in ours]
+    bodies += [("/sessions", each) for each in sessions]
+    for url, body in bodies:
+        answer = client.post(url, content=json.dumps(body).replace('"BIG"', "9" * 5000))
+        if answer.status_code == 400:
+            message = answer.json()["error"]["message"]
+            assert not PYTHON.search(message), message
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def nested(depth: int, field: str) -> bytes:
 
 @pytest.mark.parametrize("depth", [129, 900, 1500, 100_000])
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("field", ["messages", "input", "documents", "ragboost", "metadata"])
+@pytest.mark.parametrize("field", ["messages", "input", "documents", "metadata"])
 def test_a_deeply_nested_body_is_forwarded_unchanged(
     client: httpx.Client, engine: FakeEngine, path: str, field: str, depth: int
 ) -> None:
@@ -58,7 +58,6 @@ def test_a_deeply_nested_body_is_forwarded_unchanged(
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"messages": [{"role": "user", "content": "why?"}], "seed": %b}' % (b"9" * 5000),
         b'{"messages": [%b]}' % b",".join([b'{"role": "user", "content": "a"}'] * 10_001),
         b'{"messages": [], "input": [%b]}' % b",".join([b"1"] * 10_001),
         b'{"metadata": [%b]}' % b",".join([b"[]"] * 250_000),
@@ -70,6 +69,36 @@ def test_a_body_beyond_our_parser_is_forwarded_unchanged(
     answer = client.post(CHAT, content=body)
     assert engine.requests[-1].body == body
     assert answer.headers["x-ragboost-bypass"] == "malformed_body"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        nested(129, "ragboost"),
+        nested(100_000, "ragboost"),
+        b'{"ragboost": {"documents": ["a"]}, "metadata": [%b]}' % b",".join([b"[]"] * 250_000),
+        b'{"ragboost": {"documents": ["a"]}, "messages": [',
+        b'{"ragboost": {"documents": ["a"]}, "user": "\xff"}',
+    ],
+)
+def test_a_body_beyond_our_parser_whose_documents_no_backend_would_read_is_refused(
+    client: httpx.Client, engine: FakeEngine, body: bytes
+) -> None:
+    answer = client.post(CHAT, content=body)
+    assert (answer.status_code, engine.requests) == (400, [])
+    assert "`ragboost` object" in answer.json()["error"]["message"]
+
+
+def test_a_request_with_an_integer_of_thousands_of_digits_is_boosted(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    body = json.dumps({"messages": QUESTION, "ragboost": OURS}).encode()
+    answer = client.post(CHAT, content=body[:-1] + b',"seed":%b}' % (b"9" * 5000))
+    assert "x-ragboost-bypass" not in answer.headers
+    received = engine.requests[-1].body
+    assert b"9" * 5000 in received
+    assert b"one" in received
+    assert b"ragboost" not in received
 
 
 @pytest.mark.parametrize("depth", [129, 1500, 100_000])

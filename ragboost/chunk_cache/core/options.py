@@ -17,7 +17,7 @@ from hmac import compare_digest
 from typing import Any, NamedTuple
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, show
 
 FIELD = "ragboost"
 MAX_CHUNKS = 4096
@@ -93,12 +93,12 @@ def read_selection(
     ratio = defaults.ratio if ratio is None else ratio
     if not isinstance(policy, str) or policy not in POLICIES:
         raise RequestError(
-            f"{where}.policy must be one of {', '.join(POLICIES)}, got {policy!r}",
+            f"{where}.policy must be one of {', '.join(POLICIES)}, got {show(policy)}",
             param=f"{where}.policy",
         )
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
         raise RequestError(
-            f"{where}.ratio must be a number from 0 to 1, got {ratio!r}", param=f"{where}.ratio"
+            f"{where}.ratio must be a number from 0 to 1, got {show(ratio)}", param=f"{where}.ratio"
         )
     return ReuseOptions(policy, float(ratio))
 
@@ -128,7 +128,7 @@ def read_measure(extension: Mapping[str, Any]) -> bool:
     measure = extension.get("measure", False)
     if not isinstance(measure, bool):
         raise RequestError(
-            f"{FIELD}.measure must be true or false, got {measure!r}", param=f"{FIELD}.measure"
+            f"{FIELD}.measure must be true or false, got {show(measure)}", param=f"{FIELD}.measure"
         )
     return measure
 
@@ -139,7 +139,7 @@ def read_exact_chunks(extension: Mapping[str, Any]) -> int:
         return 0
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_CHUNKS:
         raise RequestError(
-            f"{where} must be a number from 0 to {MAX_CHUNKS}, got {number!r}", param=where
+            f"{where} must be a number from 0 to {MAX_CHUNKS}, got {show(number)}", param=where
         )
     return number
 
@@ -162,7 +162,7 @@ def read_positions(extension: Mapping[str, Any], *, is_chat: bool) -> list[Chunk
         shape = "[message, start, stop]" if is_chat else "[start, stop]"
         if len(row) != width or min(row) < 0:
             raise RequestError(
-                f"{where}[{number}] must be {shape}, got {row!r}", param=f"{where}[{number}]"
+                f"{where}[{number}] must be {shape}, got {show(row)}", param=f"{where}[{number}]"
             )
         position = ChunkPosition(row[0] if is_chat else 0, row[-2], row[-1])
         if position.start >= position.stop or (found and not _follows(position, found[-1])):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, show
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -43,8 +43,3 @@ def read_fields(model: type[M], value: Any, *, name: str = "") -> M:
         expected = str(error.get("ctx", {}).get("error") or error["msg"])
         expected = expected.replace("Input should be", "must be")
     raise RequestError(f"{where} {expected}, got {show(error['input'])}", param=where)
-
-
-def show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -20,8 +20,8 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "hits": ("Look-ups that found a chunk in memory.", ()),
         "misses": ("Look-ups that did not, by reason: absent, loading, not_loaded.", ("reason",)),
         "loads": (
-            "Chunks that a place was asked for: loaded, absent, failed; or would have been: "
-            "slower than computing, unavailable.",
+            "Chunks that a place was asked for: loaded, absent, evicted (once known there), "
+            "failed; or would have been: slower than computing, unavailable.",
             ("tier", "outcome"),
         ),
         "load_seconds": ("Time of loading from a place.", ("tier",)),

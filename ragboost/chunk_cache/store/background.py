@@ -219,8 +219,9 @@ class BackgroundTier:
         with self._asking():
             chunk = self.tier.load(key)
             has_answered = True
-        outcome = "loaded" if chunk is not None else "absent" if has_answered else "failed"
         with self._lock:
+            missing = "evicted" if key in self._known else "absent"
+            outcome = "loaded" if chunk is not None else missing if has_answered else "failed"
             self.outcomes[outcome] += 1
             self.load_seconds += time.perf_counter() - begin
             if num_clears != self._num_clears or key in self._removed:

@@ -1,17 +1,20 @@
 """Chunk KV in the memory of one device, bounded in bytes, with an eviction policy. Does not know
 where KV comes from or goes to."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
 
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.keys import PUBLIC, owner_of, owner_prefix
 from ragboost.errors import ChunkCacheError
 
 PIN_S = 60.0
 """Seconds for which KV that was loaded for a waiting request stays pinned."""
 _ASSUMED_S_PER_TOKEN = 1e-3
+_PUBLIC = owner_prefix(PUBLIC)
 
 
 class MemoryTier:
@@ -34,8 +37,8 @@ class MemoryTier:
         self.size_bytes = 0
         self.version = 0  # number of changes
         self.num_evicted = 0
-        self.kept_bytes = 0  # of KV that is never evicted
-        self._kept: set[str] = set()
+        self.kept_bytes = Counter[str]()  # by owner, of KV that is never evicted
+        self._kept: dict[str, dict[str, None]] = {}  # its keys by owner, oldest first
         self._policy, self._clock, self._on_evict = policy, clock, on_evict
         self._chunks: dict[str, ChunkKV] = {}
         self._pinned_until: dict[str, float] = {}
@@ -50,23 +53,34 @@ class MemoryTier:
         return list(self._chunks.items())
 
     def keep(self, key: str) -> bool:
-        """Never evict KV; return False if it is not here, or fills more than half the capacity."""
-        chunk = self._chunks.get(key)
-        if chunk is None or key in self._kept:
+        """Never evict KV; return False if it is not here, or half the capacity is kept. Then the
+        owner with the most gives up its oldest, unless it would have less than this key's owner;
+        what is public nobody displaces."""
+        chunk, owner = self._chunks.get(key), owner_of(key)
+        if chunk is None or self.is_kept(key):
             return chunk is not None
-        if self.kept_bytes + chunk.size_bytes > self.capacity_bytes // 2:
-            return False
-        self._kept.add(key)
-        self.kept_bytes += chunk.size_bytes
+        own_bytes = self.kept_bytes[owner] + chunk.size_bytes
+        while self.kept_bytes.total() + chunk.size_bytes > self.capacity_bytes // 2:
+            owners = self._kept.keys() - {_PUBLIC}
+            most = max(owners, key=self.kept_bytes.__getitem__, default=owner)
+            oldest = next(iter(self._kept.get(most, ())), key)
+            if self.kept_bytes[most] - self._chunks[oldest].size_bytes < own_bytes:
+                return False
+            self.release(oldest)
+        self._kept.setdefault(owner, {})[key] = None
+        self.kept_bytes[owner] = own_bytes
         return True
 
     def release(self, key: str) -> None:
-        if key in self._kept:
-            self._kept.remove(key)
-            self.kept_bytes -= self._chunks[key].size_bytes
+        owner = owner_of(key)
+        if self.is_kept(key):
+            del self._kept[owner][key]
+            self.kept_bytes[owner] -= self._chunks[key].size_bytes
+        if not self._kept.get(owner, True):
+            del self._kept[owner], self.kept_bytes[owner]
 
     def is_kept(self, key: str) -> bool:
-        return key in self._kept
+        return key in self._kept.get(owner_of(key), ())
 
     def peek(self, key: str) -> ChunkKV | None:
         """Return KV without marking it as used."""
@@ -95,7 +109,8 @@ class MemoryTier:
         self._chunks[key] = chunk.to(self.device)
         self.version += 1
         self.size_bytes += chunk.size_bytes - old_size
-        self.kept_bytes += chunk.size_bytes - old_size if key in self._kept else 0
+        if self.is_kept(key):
+            self.kept_bytes[owner_of(key)] += chunk.size_bytes - old_size
         if is_pinned:
             self._pinned_until[key] = self._clock() + PIN_S
         for other, displaced in evicted:
@@ -133,8 +148,8 @@ class MemoryTier:
         now = self._clock()
         self._pinned_until = {k: until for k, until in self._pinned_until.items() if until > now}
         victims = []
-        stay = self._pinned_until.keys() | self._kept | {keep}
-        free = [key for key in self._chunks if key not in stay]
+        stay = self._pinned_until.keys() | {keep}
+        free = [key for key in self._chunks if key not in stay and not self.is_kept(key)]
         for key in sorted(free, key=self._policy.priority):
             victims.append(key)
             missing -= self._chunks[key].size_bytes

@@ -26,7 +26,7 @@ from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.request import EngineRequest, Output
 from ragboost.engine.text.tokenizer import TextStream
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class CompletionService:
                 )
         body = _load_json(bytes(data))
         if not isinstance(body, dict):
-            raise RequestError(f"the body must be a JSON object, got a {type(body).__name__}")
+            raise RequestError(f"the body must be a JSON object, got a {json_type(body)}")
         model = body.get("model")
         if model is not None and model != self.loaded.name:
             raise ApiError(

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from ragboost.chunk_cache.http.fields import Fields, Text, show
+from ragboost.chunk_cache.http.fields import Fields, Text
 from ragboost.engine.runtime.sampling import SamplingParams
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type, show
 
 # Neutral values of fields that would change the answer and are not implemented. Any other value is
 # rejected rather than silently ignored.
@@ -139,6 +139,6 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 def _part(part: Any, where: str) -> str:
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        kind = part.get("type") if isinstance(part, dict) else json_type(part)
         raise RequestError(f"{where} must be a text part, got {kind!r}", param=where)
     return text

@@ -14,6 +14,7 @@ from ragboost.proxy.asgi.errors import error_response
 from ragboost.rewriting.headers import printable
 
 _MAX_SEEN = 256
+_NOT_IN_HOST = frozenset("@/?#\\")
 
 
 class HostCheck:
@@ -50,8 +51,11 @@ def is_loopback(host: str) -> bool:
 def _host_of(value: str) -> str:
     """Return the name in a `host` or an `origin`; empty if it is malformed."""
     _, has_scheme, rest = value.partition("://")
+    netloc = rest if has_scheme else value
+    if not _NOT_IN_HOST.isdisjoint(netloc):
+        return ""
     try:
-        return (urlsplit("//" + (rest if has_scheme else value)).hostname or "").removesuffix(".")
+        return (urlsplit("//" + netloc).hostname or "").removesuffix(".")
     except ValueError:
         return ""
 

@@ -135,3 +135,21 @@ def test_pauses_double_and_end_with_a_success() -> None:
     breaker.failed()
     breaker.failed()
     assert not breaker.is_open
+
+
+def test_what_a_place_has_lost_counts_as_evicted_and_what_it_never_had_as_absent(
+    place: HungPlace,
+) -> None:
+    store = TieredStore(remote=place, waits=False)
+    place.may_answer.set()
+    for number in range(3):
+        store.put(str(number), make_chunk(number))
+    store.flush()
+    place.chunks.pop("0")
+    store.discard("1")
+    store.flush()  # what was removed is gone
+    store.forget()
+    store.prefetch({str(number): 6 for number in range(4)})
+    eventually(lambda: not store.is_loading([str(number) for number in range(4)]))
+    assert store.stats()[-1].loads == {"loaded": 1, "evicted": 1, "absent": 2}
+    store.close()

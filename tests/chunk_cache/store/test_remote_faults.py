@@ -88,6 +88,31 @@ def test_a_redis_without_room_keeps_what_it_has() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["redis", "mooncake"])
+def test_a_store_that_is_too_small_evicts_and_that_is_counted(kind: str) -> None:
+    """Neither store tells a client what it has evicted: the look-up that misses it does."""
+    if kind == "mooncake" and (reason := mooncake.missing()) is not None:
+        pytest.skip(reason)
+    if kind == "redis" and PROGRAM is None:
+        pytest.skip("neither redis-server nor valkey-server is on PATH")
+    limited = ("--maxmemory", "48mb", "--maxmemory-policy", "allkeys-lru")
+    with RedisServer(*limited) if kind == "redis" else MooncakeServer(size="32 MB") as server:
+        store = open_store(server.url, [0.0])
+        chunks = {str(number): make_chunk(number, num_tokens=10_000) for number in range(24)}
+        for key, chunk in chunks.items():
+            store.put(key, chunk)
+            store.flush()
+        found = {key: load(store, key) for key in ["nowhere", *chunks]}
+        loads = store.stats()[-1].loads
+        store.close()
+
+    kept = {key for key, chunk in found.items() if chunk is not None}
+    assert 0 < len(kept) < len(chunks)
+    assert all(same(found[key], chunks[key]) for key in kept)  # type: ignore[arg-type]
+    assert loads == {"loaded": len(kept), "evicted": len(chunks) - len(kept), "absent": 1}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["redis", "mooncake"])
 def test_a_writer_killed_in_the_middle_leaves_whole_values_only(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from ragboost.chunk_cache.store import retention as module
+from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix
 from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.store.chunks import make_chunk
@@ -40,8 +41,26 @@ def test_pins_never_take_more_than_half_of_the_memory() -> None:
     store.check_integrity()
     kept.evict("0")
     store.clear()
-    assert store.memory[0].kept_bytes == 0
+    assert not store.memory[0].kept_bytes
     assert not store.is_kept("1")
+
+
+def test_no_owner_keeps_others_from_pinning() -> None:
+    greedy, second, public = (owner_prefix(salt) for salt in ("greedy", "second", PUBLIC))
+    store = TieredStore(host_bytes=16 * SIZE)
+    kept = Retention(store)
+    for owner in (public, greedy, second):
+        for number in range(5):
+            store.put(f"{owner}-{number}", make_chunk(number))
+    assert [kept.pin(f"{public}-{number}") for number in range(4)] == [True] * 4
+    assert [kept.pin(f"{greedy}-{number}") for number in range(5)] == [True] * 4 + [False]
+    assert [kept.pin(f"{second}-{number}") for number in range(5)] == [True] * 2 + [False] * 3
+    assert [store.is_kept(f"{greedy}-{number}") for number in range(4)] == [False] * 2 + [True] * 2
+    assert all(store.is_kept(f"{public}-{number}") for number in range(4))
+    for number in range(20):
+        store.put(str(number), make_chunk(number))
+    assert f"{greedy}-0" not in store, "it is evicted like any other"
+    assert f"{second}-1" in store
 
 
 def test_a_chunk_that_is_elsewhere_is_pinned_once_it_is_loaded() -> None:

@@ -65,6 +65,9 @@ def test_local_hosts_and_origins_are_accepted(serve: Serve, host: str) -> None:
         "0.0.0.0",
         "localhost@evil.example",
         "evil.example#localhost",
+        "evil.example@127.0.0.1",
+        "127.0.0.1/evil.example",
+        "localhost\\evil.example",
         "x",
     ],
 )

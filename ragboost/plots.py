@@ -1,13 +1,12 @@
-"""Draw line plots to .png or .svg files."""
+"""Draw line plots to .png or .svg files; imports matplotlib on first use."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, import_extra
 
 Line = Sequence[tuple[float, float]]
 """Points from left to right."""
@@ -20,8 +19,7 @@ def check_plot(path: Path) -> None:
         raise RequestError(f"--plot writes .png or .svg, got {path.name!r}", param="plot")
     if not path.parent.is_dir():
         raise RequestError(f"cannot write {path}: {path.parent} is not a directory", param="plot")
-    if find_spec("matplotlib") is None:
-        raise RequestError("--plot needs matplotlib: pip install matplotlib", param="plot")
+    import_extra("matplotlib.figure", extra="plot")
 
 
 def line_plot(
@@ -41,9 +39,9 @@ def line_plot(
     `is_crowded_left` spreads out small x with a square-root axis.
     """
     check_plot(path)
-    from matplotlib.figure import Figure  # not in the engines' environments
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = import_extra("matplotlib.figure", extra="plot").Figure(
+        figsize=(7, 4.2), layout="constrained"
+    )
     axes = figure.subplots()
     for name, points in lines.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)

@@ -1,13 +1,14 @@
-"""Plots of benchmarks, as files."""
+"""Plots of the commands, as files."""
 
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.plots import check_plot, line_plot
 from ragboost.errors import RequestError
+from ragboost.plots import check_plot, line_plot
 
+pytest.importorskip("matplotlib", reason="needs the extra plot")
 LINES = {"plain": [(0.0, 0.2), (0.5, 0.5), (1.0, 0.9)], "boosted": [(0.0, 0.3), (1.0, 0.8)]}
 
 
