@@ -79,13 +79,15 @@ class ParsedRequest:
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: FoundDocuments | None = None
         self.bypass: Bypass | None = None  # why there are no documents to boost
-        # What recognises its conversation if that has no name: the links of its messages up to the
-        # one that carries, or is to carry, its documents; they depend on its model, cache salt,
-        # credentials and end user, too. Empty where recognition is off, or without documents.
+        # What recognises its conversation if that has no name: the links of its messages, which
+        # depend on its model, cache salt, credentials, end user and instructions, too. Empty where
+        # recognition is off, or without documents.
         self.links: Sequence[Link] = ()
-        self.scope = b""  # the seed of `links`, for one without documents; else empty
+        self.scope = b""  # the seed of `links`; empty where recognition is off
         self.client_links: Sequence[Link] = ()  # the same of the body as the client sent it
-        # Shape and keys of its documents beside the messages; empty if they are inside.
+        # Link of the question, shape and keys of documents beside the messages; empty if they are
+        # inside.
+        self.question_link: Link = b""
         self.shape_beside = ""
         self.keys_beside: tuple[str, ...] = ()
         self._leading: Request | EllipsisType | None = ...
@@ -98,7 +100,7 @@ class ParsedRequest:
 
     @property
     def opening(self) -> int | None:
-        """Index of the first message beside instructions; None with a name or documents."""
+        """Index of the first message beside instructions; None where recognition is off."""
         messages = self.body.fields.get(self.body.list_name) or () if self.scope else ()
         for at, message in enumerate(messages[:_MAX_OPENING]):
             if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
@@ -149,6 +151,7 @@ class ParsedRequest:
             question=self.found.message,
             retrieved=self.found.keys,
             is_boosted=is_boosted,
+            links=() if seed else self.links,
             seed=seed,
         )
 
@@ -186,6 +189,9 @@ def parse_request(
     if session is None and (name := _session_name(body.fields, options, headers)) is not None:
         session = f"{scope.hex()}/{name}"
     request.session = session
+    if session is None and recognises:
+        instructions = _fields(body, ANY.instructions)
+        request.scope = scope + b"".join(instructions) if any(instructions) else scope
     try:
         hit = find_format(formats, body.fields)
         if hit is None and unmarked is not None and _PARAGRAPHS.search(raw):
@@ -193,12 +199,10 @@ def parse_request(
             hit = None if found is None else (unmarked, found)
         if hit is not None:
             request.shape, request.found = hit
-            if session is None and recognises:
-                _set_links(request, *hit, scope=scope)
+            if request.scope:
+                _set_links(request, *hit)
         else:
             request.bypass = Bypass("no_documents")
-            if session is None and recognises:
-                request.scope = scope
     except UnknownShapeError as error:
         request.bypass = Bypass.of(error)
     return request
@@ -244,16 +248,13 @@ def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).digest()
 
 
-def _set_links(
-    request: ParsedRequest, shape: Format, found: FoundDocuments, *, scope: bytes
-) -> None:
+def _set_links(request: ParsedRequest, shape: Format, found: FoundDocuments) -> None:
     body = request.body
     if body.messages and (found.message is not None or shape.in_place):
-        # Any message may have references, if no documents are to be ordered.
-        end = None if found.message is None else found.message + 1
-        request.links = chain_links(body.message_digests[:end], seed=scope)
+        request.links = chain_links(body.message_digests, seed=request.scope)
         request.client_links = request.links
-        if not shape.in_place:
+        if not shape.in_place and found.message is not None:
+            request.question_link = request.links[found.message]
             request.shape_beside, request.keys_beside = shape.name, found.keys
 
 

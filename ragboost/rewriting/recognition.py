@@ -1,12 +1,13 @@
 """Recognise conversations that have no session id, by messages and documents that they repeat.
 
-A rewritten message is sent again only in a request that contains the original and all documents of
-the rewritten one: no prompt gets a text of others, whoever has the same questions and key.
+What was sent for a list of messages is sent again for the longest such list that a request begins
+with, if the request contains all documents of it: no prompt gets a text of others, whoever has the
+same questions and key.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
@@ -16,13 +17,17 @@ from ragboost.rewriting.json_body import Link, chain_links
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Digest, HistoryDelta
 
-_MAX_REWRITINGS = 64  # of one message: users who begin with the same question
-_MAX_OPENING_BYTES = 512  # of first messages that several conversations may have
+_MAX_ENDS = 64  # of one list of messages: users who begin with the same question
+_MAX_OPENING_BYTES = 512  # of a first message, to tell whether its conversation may be known
 _NODE_BYTES = 400  # size of a node beside its message
 
 
 class Histories:
     """The histories of conversations without a name, bounded by number, bytes and age.
+
+    messages       |  q1  |  a1  |  q2  |  call  | result |
+    nodes          |  q1' <------|- q2' |        |        |   a rewritten message, and its parent
+    ends, by link  |  q1' |      |  q2' |        |   q2'  |   what was sent for the list up to here
 
     Args:
         settings: `max_sessions` bounds the rewritten messages.
@@ -32,25 +37,23 @@ class Histories:
     def __init__(
         self, settings: SessionSettings, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # A turn is always used before those that follow it, so that the last turns of a
-        # conversation are evicted first.
+        # One rewritten message each. It is always used before those that follow it, so that the
+        # last turns of a conversation are evicted first.
         self._nodes: BoundedMap[Digest, HistoryDelta] = BoundedMap(
             max_entries=settings.max_sessions,
             max_size=settings.max_bytes,
             ttl_s=settings.ttl_s,
             clock=clock,
         )
-        # The rewritings of one original message, oldest first; some may have been evicted.
-        self._rewritings: BoundedMap[Link, tuple[Digest, ...]] = BoundedMap(
-            max_entries=settings.max_sessions
+        # What was sent for a list of messages, the newest last, by its link: the last node, or
+        # `UNCHANGED`. Some nodes may be evicted. Lists end where a request or a node does: one
+        # that ends with a response would be found for all who got the same.
+        num_ends = 2 * settings.max_sessions
+        self._ends: BoundedMap[Link, tuple[Digest, ...]] = BoundedMap(
+            max_entries=num_ends, max_size=num_ends, ttl_s=settings.ttl_s, clock=clock
         )
-        # Digests of the messages that were rewritten, whatever precedes them.
-        self._messages: BoundedMap[Digest, None] = BoundedMap(max_entries=settings.max_sessions)
-        # Messages that were sent as they came, all before them, too; True: since they were last
-        # rewritten. The first of them had been rewritten before.
-        self._unchanged: BoundedMap[Link, bool] = BoundedMap(
-            max_entries=settings.max_sessions, ttl_s=settings.ttl_s, clock=clock
-        )
+        # Hashes of the first messages of conversations with nodes.
+        self._openings: BoundedMap[int, None] = BoundedMap(max_entries=settings.max_sessions)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -61,115 +64,173 @@ class Histories:
         return self._nodes.size
 
     def keeps(self, link: Link) -> bool:
-        """Return True if a message was rewritten, and what it became is kept."""
-        return any(digest in self._nodes for digest in self._rewritings.peek(link) or ())
+        """Return True if a rewritten message of a list of messages is kept."""
+        return any(digest in self._nodes for digest in self._ends.peek(link) or ())
 
     def match(self, request: ParsedRequest) -> Conversation:
         """Return what was sent for a request's history, as far as the request contains all of it.
 
-        The last known message decides: one that was sent as it came since, else a rewriting with
-        whose documents the request's begin, or else end, else the newest. `Conversation.digest`
-        names what is recognised.
+        `Conversation.digest` names what is recognised.
         """
         self._nodes.expire()
-        self._unchanged.expire()
-        reached: set[Digest | None] = {UNCHANGED}
-        best, rank = UNCHANGED, (-1, 0)
+        self._ends.expire()
         documents = frozenset(request.keys_beside)
-        for at, link in enumerate(request.links):
-            is_last = at == len(request.links) - 1
-            for digest in self._rewritings.peek(link) or ():
+        judged = {UNCHANGED: True}
+        links, digest, num = request.links, UNCHANGED, 0
+        before: tuple[Digest, Link] | None = None
+        for at in range(len(links) - 1, -1, -1):
+            if not (ends := self._ends.peek(links[at])):
+                continue
+            if (end := self._likeliest(request, at, ends, documents, judged)) is not None:
+                digest, num = end, at + 1
+                break
+            before = before or self._before_documents(ends[-1])
+        if before is not None and before[0] == digest and not request.shape_beside:
+            num = max(num, links.index(before[1]))  # the documents beside are given no more
+        deltas = []
+        node = self._nodes.peek(digest)
+        while node is not None:
+            deltas.append(node._replace(parent=None))  # all are of one branch
+            node = self._nodes.peek(node.parent or UNCHANGED)
+        self._touch(digest)
+        return Conversation(deltas=reversed(deltas), digest=digest, num_known=num)
+
+    def _likeliest(
+        self,
+        request: ParsedRequest,
+        at: int,
+        ends: Sequence[Digest],
+        documents: frozenset[str],
+        judged: dict[Digest, bool],
+    ) -> Digest | None:
+        """Choose what was sent for the messages up to `at` of the client that sends them now.
+
+        The same question with the same documents counts most; then a rewriting with whose documents
+        the request's begin, or what was sent without any if that is the newest; then one with whose
+        documents they end; then the newest. A question that nothing follows yet, and that was asked
+        with other documents or none, is another one's.
+        """
+        best, rank = None, -2
+        is_last = request.links[at] == request.question_link
+        for digest in reversed(ends):
+            node = self._nodes.peek(digest)
+            is_asked = node is not None and node.link == request.question_link
+            if node is not None and is_asked and not _fits(request, node):
+                digest, is_asked = node.parent or UNCHANGED, False
                 node = self._nodes.peek(digest)
-                if node is None or node.parent not in reached:
-                    continue
-                if _contains(request, documents, node, is_last=is_last):
-                    reached.add(digest)
-                    if (new := (at, _likeness(request, node))) >= rank:
-                        best, rank = digest, new
-            if not is_last and self._unchanged.peek(link):
-                best, rank = UNCHANGED, (at, 2)
-        # All are of one branch, so that these need not know theirs.
-        deltas = [node._replace(parent=None) for node in self._chain(best)]
-        self._touch(best)
-        return Conversation(deltas=reversed(deltas), digest=best)
+            if (is_last and not is_asked) or not self._holds(request, documents, digest, judged):
+                continue
+            if node is None:
+                new = 2 if best is None else -1
+            else:
+                new = 3 if is_asked else _likeness(request, node)
+            if new > rank:
+                best, rank = digest, new
+        return best
+
+    def _before_documents(self, digest: Digest) -> tuple[Digest, Link] | None:
+        """Return what was sent before the first question with documents beside the messages, which
+        no others follow, and the question's link; None if there is none."""
+        first = None
+        while (node := self._nodes.peek(digest)) is not None and node.shape:
+            first, digest = node, node.parent or UNCHANGED
+        return None if first is None else (digest, first.link)
+
+    def _holds(
+        self,
+        request: ParsedRequest,
+        documents: frozenset[str],
+        digest: Digest,
+        judged: dict[Digest, bool],
+    ) -> bool:
+        """Return True if a request contains the documents of a node and of all before it, which are
+        all kept; what was found out is in `judged`."""
+        chain: list[Digest] = []
+        while digest not in judged:
+            chain.append(digest)
+            node = self._nodes.peek(digest)
+            if node is None or not _contains(request, documents, node):
+                judged[digest] = False
+                break
+            digest = node.parent or UNCHANGED
+        is_held = judged[digest]
+        for each in chain:
+            judged[each] = is_held
+        return is_held
 
     def add_unchanged(self, request: ParsedRequest) -> None:
-        """Note that a message without documents was sent as it came, if the first message of its
-        conversation was, and was rewritten before; all are hashed only if its own bytes were."""
-        at = request.opening if self._messages else None
-        if at is None or not self._is_rewritten(request.body.messages[at]):
-            return
-        links = chain_links(request.body.message_digests, seed=request.scope)
-        first, last = links[at], links[-1]
-        if first == last and first in self._rewritings:
-            self._unchanged.put(first, True)
-        elif first in self._unchanged:
-            self._unchanged.touch(first)
-            self._unchanged.put(last, True)
-
-    def _is_rewritten(self, message: Raw) -> bool:
-        view = memoryview(message)
-        return view.nbytes <= _MAX_OPENING_BYTES and hashlib.sha256(view).digest() in self._messages
+        """Note that messages without documents were sent as they came, if the first one began a
+        conversation that was rewritten; all are hashed only then."""
+        at = request.opening if self._openings else None
+        if at is not None and _opening(request.body.messages[at]) in self._openings:
+            self._add_end(chain_links(request.body.message_digests, seed=request.scope)[-1])
 
     def add(
         self, request: ParsedRequest, conversation: Conversation, delta: HistoryDelta
     ) -> Digest:
-        """Keep what a request's message became, and return the digest of its history with it.
+        """Keep what a request's messages became, and return the digest of its history with them.
 
         Args:
             conversation: the match of the request.
         """
-        if not delta.sent:
-            return conversation.digest
-        parent, link = conversation.digest, request.links[-1]
-        again = self._nodes.peek(parent)
-        if again is not None and again.link == link:
-            parent = again.parent or UNCHANGED  # the same message once more
-        node = delta._replace(parent=parent, link=link, shape=request.shape_beside)
-        digest = _digest(node)
-        if digest not in self._nodes:
-            size = _NODE_BYTES + sum(len(sent.message) for _, sent in delta.sent)
-            self._nodes.put(digest, node, size=size)
-        rewritings = self._rewritings.peek(link) or ()
-        others = [other for other in rewritings if other in self._nodes and other != digest]
-        self._rewritings.put(link, (*others, digest)[-_MAX_REWRITINGS:])
-        self._messages.put(request.body.message_digests[len(request.links) - 1], None)
-        if link in self._unchanged:
-            self._unchanged.put(link, False)
-        self._touch(digest)
+        digest = UNCHANGED if delta.is_as_it_came else conversation.digest
+        for link, sent in delta.sent:
+            forms = conversation.forms.get(link)
+            if forms and forms[-1].sent == sent:
+                continue
+            node = HistoryDelta(
+                ((link, sent),),
+                delta.turn,
+                parent=digest,
+                link=request.question_link or link,
+                shape=request.shape_beside,
+            )
+            digest = _digest(node)
+            if digest not in self._nodes:
+                self._nodes.put(digest, node, size=_NODE_BYTES + len(sent.message))
+            self._add_end(node.link, digest)
+        self._add_end(request.links[-1], digest)
+        if digest != UNCHANGED:
+            self._touch(digest)
+            if (at := request.opening) is not None:
+                self._openings.put(_opening(request.body.messages[at]), None)
         return digest
 
-    def _chain(self, digest: Digest) -> Iterator[HistoryDelta]:
-        while node := self._nodes.peek(digest):
-            yield node
-            digest = node.parent or UNCHANGED
+    def _add_end(self, link: Link, digest: Digest = UNCHANGED) -> None:
+        old = self._ends.peek(link) or ()
+        if not old or old[-1] != digest:
+            kept = [end for end in old if end != digest and (not end or end in self._nodes)]
+            old = (*kept, digest)[-_MAX_ENDS:]
+        self._ends.put(link, old, size=len(old))
 
     def _touch(self, digest: Digest) -> None:
         while node := self._nodes.peek(digest):
             self._nodes.touch(digest)
-            if node.link in self._rewritings:
-                self._rewritings.touch(node.link)
+            if node.link in self._ends:
+                self._ends.touch(node.link)
             digest = node.parent or UNCHANGED
 
 
-def _contains(
-    request: ParsedRequest, documents: frozenset[str], node: HistoryDelta, *, is_last: bool
-) -> bool:
+def _opening(message: Raw) -> int:
+    view = memoryview(message)
+    return hash((view.nbytes, bytes(view[:_MAX_OPENING_BYTES])))
+
+
+def _fits(request: ParsedRequest, node: HistoryDelta) -> bool:
+    sent = node.sent[0][1]
+    is_fit = sent.fits(request.keys_beside, is_boosted=request.is_boost_wanted)
+    return is_fit and node.shape == request.shape_beside
+
+
+def _contains(request: ParsedRequest, documents: frozenset[str], node: HistoryDelta) -> bool:
     """Return True if a request contains all documents of a rewritten message.
 
-    Documents inside messages do: the link is a hash of their bytes. The last message must come
-    with the same documents and option: it is the same question again.
+    Documents inside messages do: the link is a hash of their bytes. The same document in two shapes
+    would be sent twice.
     """
     if not node.shape:
         return True
-    if node.shape != request.shape_beside:
-        return False  # the same document in two shapes would be sent twice
-    for _, sent in node.sent:
-        if is_last and not sent.fits(request.keys_beside, is_boosted=request.is_boost_wanted):
-            return False
-        if not documents.issuperset(sent.retrieved):
-            return False
-    return True
+    return node.shape == request.shape_beside and documents.issuperset(node.sent[0][1].retrieved)
 
 
 def _likeness(request: ParsedRequest, node: HistoryDelta) -> int:

@@ -115,11 +115,14 @@ class Rewriting:
     def _put(self, sent: Mapping[int, SentMessage]) -> None:
         self.fields = with_messages(self._body, self.fields, sent)
 
-    def _leave(self, bypass: Bypass | None, history: ResentMessages) -> None:
-        self.bypass, self.delta = bypass, history.with_last()
+    def _leave(
+        self, bypass: Bypass | None, history: ResentMessages, *, is_as_it_came: bool = False
+    ) -> None:
+        delta = history.with_last()
+        self.bypass, self.delta = bypass, delta._replace(is_as_it_came=is_as_it_came)
 
     def _resend(self, bypass: Bypass | None) -> None:
-        history = ResentMessages(self._body, self._conversation)
+        history = ResentMessages(self._body, self._conversation, links=self._request.links)
         self._put(history.sent)
         self._leave(bypass, history)
 
@@ -136,14 +139,13 @@ class Rewriting:
         self._put(history.sent)
         if history.repeated is not None:
             self._repeat(history, history.repeated, bypass)
-            return
-        outcome = bypass or self._boost(conversation, history.carried)
-        if isinstance(outcome, Bypass):
+        elif isinstance(outcome := bypass or self._boost(conversation, history.carried), Bypass):
             self._write_unboosted(history, outcome)
-            return
-        turn = conversation.state.turns[-1] if conversation is not None else None
-        self._write(history, outcome, turn=turn)
-        self._count(outcome, before=history.num_bytes(body, found.message or 0))
+        else:
+            turn = conversation.state.turns[-1] if conversation is not None else None
+            self._write(history, outcome, turn=turn)
+            self._count(outcome, before=history.num_bytes(body, found.message or 0))
+        self.delta = history.with_last(self.delta)
 
     def _repeat(
         self, history: ResentMessages, repeated: SentMessage, bypass: Bypass | None
@@ -180,8 +182,9 @@ class Rewriting:
         The shape writes the same history the same way each time, given the order of the first
         documents; a conversation keeps that order even if the index would give another one.
         """
-        found, body = self._found, self._body
-        history = ResentMessages(body, self._conversation, is_in_place=True)
+        found, body, conversation = self._found, self._body, self._conversation
+        links = self._request.links
+        history = ResentMessages(body, conversation, links=links, is_in_place=True)
         own = history.sent.get(found.message) if found.message is not None else None
         is_other = own is not None and own.retrieved != found.keys
         others = {at: sent for at, sent in history.sent.items() if at != found.message}
@@ -191,23 +194,24 @@ class Rewriting:
             self._leave(Bypass("mixed_shapes"), history)
             return
         if not self._request.is_boost_wanted:
-            self._leave(Bypass("option"), history)
+            self._leave(Bypass("option"), history, is_as_it_came=True)
             return
-        if not found.documents:
+        is_known = found.message is not None and found.message < history.num_known
+        if not found.documents or (is_known and own is None):
             self.fields = self._shape.replace(self.fields, found, self._as_given())
             self.num_dropped = found.num_repeated
-            self.num_documents = found.num_later - found.num_repeated
+            self.num_documents = len(found.documents) + found.num_later - found.num_repeated
             self._put(others)
-            self._keep_referring(history)
+            self._keep_references(history)
             return
         self.prompt_prefix = prompt_prefix(body, self._shape, found)
         outcome = self._keep_or_boost(own)
         if isinstance(outcome, Bypass):
-            self._leave(outcome, history)
+            self._leave(outcome, history, is_as_it_came=True)
             return
         self._write(history, outcome)
         self._put(others)
-        self._keep_referring(history)
+        self._keep_references(history)
         before, after = _bytes_around(body, found)
         self._count(outcome, before=before, after=after)
 
@@ -316,23 +320,28 @@ class Rewriting:
         retrieved, documents = _keys(context.retrieved), _keys(context.documents)
         is_hinted = context.is_order_hinted
         kept = SentMessage(sent, retrieved, documents, is_boosted, labels, is_hinted)
-        parent = history.digest(message)
-        self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
+        if history.sent.get(message) != kept:
+            parent = history.digest(message)
+            self.delta = HistoryDelta(((history.links[message], kept),), turn, parent)
 
-    def _keep_referring(self, history: ResentMessages) -> None:
-        """Keep messages with references as they are sent: a later turn may have another shape."""
-        name, sent = self._body.list_name, list(self.delta.sent)
-        if history.links and (history.is_named or self._found.message is None):
+    def _keep_references(self, history: ResentMessages) -> None:
+        """Keep messages with references as they are sent, for later turns with another shape; those
+        that were sent as they came stay so."""
+        name, sent, parent = self._body.list_name, list(self.delta.sent), self.delta.parent
+        if history.links:
             messages = list(self.fields[name])
             for at, old in enumerate(self._body.fields[name]):
-                if messages[at] is not old and not isinstance(messages[at], Raw):
-                    written = self._body.encode_bytes(messages[at])
-                    messages[at] = Raw(written)
-                    sent.append((history.links[at], SentMessage(written, (), ())))
-            if len(sent) > len(self.delta.sent):
-                self.fields = {**self.fields, name: messages}
-                parent = self.delta.parent if self.delta.sent else history.digest(len(messages))
-                self.delta = self.delta._replace(sent=tuple(sent), parent=parent)
+                if messages[at] is old or isinstance(messages[at], Raw):
+                    continue
+                if at < history.num_known:
+                    messages[at] = old
+                    continue
+                written = self._body.encode_bytes(messages[at])
+                messages[at] = Raw(written)
+                parent = parent if sent else history.digest(at)
+                sent.append((history.links[at], SentMessage(written, (), ())))
+            self.fields = {**self.fields, name: messages}
+            self.delta = self.delta._replace(sent=tuple(sent), parent=parent)
         self.delta = history.with_last(self.delta)
 
     def _count(self, context: Context, *, before: int = 0, after: int = 0) -> None:

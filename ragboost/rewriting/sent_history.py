@@ -82,6 +82,7 @@ class HistoryDelta(NamedTuple):
     # and the shape of the documents that its request gave beside the messages.
     link: Link = b""
     shape: str = ""
+    is_as_it_came: bool = False  # the whole history was sent as the client wrote it
 
 
 _NOTHING = HistoryDelta()
@@ -94,13 +95,21 @@ class Conversation:
         key: its name over all users and models; empty if it has none.
         deltas: what its requests added, oldest first.
         digest: of its history, if it was recognised by its messages.
+        num_known: messages at the beginning of the request that were sent before, in these forms or
+            as they came.
     """
 
     def __init__(
-        self, key: str = "", deltas: Iterable[HistoryDelta] = (), *, digest: Digest = UNCHANGED
+        self,
+        key: str = "",
+        deltas: Iterable[HistoryDelta] = (),
+        *,
+        digest: Digest = UNCHANGED,
+        num_known: int = 0,
     ) -> None:
         self.key = key
         self.digest = digest
+        self.num_known = num_known
         self.forms: dict[Link, list[MessageForm]] = {}  # of each message, newest last
         self.num_bytes = 0  # of all forms
         self.state = SessionState(key or "unnamed")  # the Booster's record of its turns
@@ -180,6 +189,7 @@ class ResentMessages:
             of the history: those of a question that is not answered yet.
         retrieved: keys of these documents.
         is_boosted: the client wants them boosted; None: that makes no difference.
+        links: of all messages; empty: those with `seed` are made.
         seed: identifies what precedes the messages and belongs to their history.
         is_in_place: the messages contain the documents, an unanswered question as well.
     """
@@ -192,29 +202,34 @@ class ResentMessages:
         question: int | None = None,
         retrieved: tuple[str, ...] | None = None,
         is_boosted: bool | None = None,
+        links: Sequence[Link] = (),
         seed: bytes = b"",
         is_in_place: bool = False,
     ) -> None:
-        self.sent: dict[int, SentMessage] = {}  # by index, all before the question
+        self.sent: dict[int, SentMessage] = {}  # by index, all beside the question
         self.carried: dict[str, str] = {}  # labels of the documents in these, by key; maybe empty
         self.links: Sequence[Link] = ()  # of all messages; empty without a conversation
         # What the question became in an earlier request with the same documents.
         self.repeated: SentMessage | None = None
         # The conversation has a name, so that others may have equal histories in it.
         self.is_named = conversation is not None and bool(conversation.key)
+        self.num_known = conversation.num_known if conversation is not None else 0
         self._digests: dict[int, Digest] = {}  # of the histories up to each known form
         self._bare: int | None = None  # the question, if its documents are given no more
         if conversation is None:
             return
-        self.links = chain_links(body.message_digests, seed=seed)
+        self.links = links or chain_links(body.message_digests, seed=seed)
         again = None
         if question is not None:
             forms = conversation.forms.get(self.links[question], ())
             fitting = [f for f in forms if f.sent.fits(retrieved, is_boosted=is_boosted)]
             again = (fitting or forms or (None,))[-1]  # the newest
         unanswered = _unanswered(body) if question is None and not is_in_place else None
-        for at, form in _branch(conversation, self.links[:question], last=again):
-            self._add(at, form, is_bare=at == unanswered and form.sent.adds_documents)
+        for at, form in _branch(conversation, self.links, again):
+            if at == question:
+                again = form
+            else:
+                self._add(at, form, is_bare=at == unanswered and form.sent.adds_documents)
         if (
             again is not None
             and again.sent.message
@@ -287,7 +302,7 @@ def _unanswered(body: JsonBody) -> int | None:
 
 
 def _branch(
-    conversation: Conversation, links: Sequence[Link], *, last: MessageForm | None
+    conversation: Conversation, links: Sequence[Link], likely: MessageForm | None
 ) -> list[tuple[int, MessageForm]]:
     """Choose a form for each message of a history, so that all are of one branch, by index.
 
@@ -295,18 +310,20 @@ def _branch(
     history that is not kept any more is replaced by the newest one.
 
     Args:
-        last: a form of the message after these, or None.
+        likely: the form of its message where no later one says which; None: the newest.
     """
     places = {link: at for at, link in enumerate(links) if link in conversation.forms}
     by_digest: dict[Digest, MessageForm] | None = None
     chosen: list[tuple[int, MessageForm]] = []
-    parent, end = (None if last is None else last.parent), len(links)
+    parent, end = None, len(links)
     for link, at in reversed(places.items()):
         if at >= end:
             continue
         if parent == UNCHANGED:
             break
         form = conversation.forms[link][-1]
+        if likely is not None and link == likely.link:
+            form = likely
         if parent is not None and form.digest != parent:
             if by_digest is None:
                 by_digest = {f.digest: f for place in places for f in conversation.forms[place]}

@@ -14,12 +14,7 @@ from typing import Any
 
 import pytest
 
-from ragboost.booster import Booster
-from ragboost.config import Settings
-from ragboost.formats import make_formats
-from ragboost.rewriting.parsed_request import parse_request
-from ragboost.rewriting.recognition import Histories
-from ragboost.rewriting.rewriter import Rewriting
+from tests.rewriting.rewriting_proxy import RewritingProxy
 
 QUESTIONS, ANSWERS = ("why?", "and then?"), ("Yes.", "I do not know.")
 TEXTS = [f"Document {i}." for i in range(4)]
@@ -36,31 +31,6 @@ class Client:
     forms: list[set[str]] = field(default_factory=list)  # in which each message was sent
 
 
-class Proxy:
-    """The part of the proxy that recognises and rewrites."""
-
-    def __init__(self) -> None:
-        settings = Settings()
-        self._formats = make_formats(settings)
-        self._booster = Booster(settings)
-        self._histories = Histories(settings.session)
-        self._template = settings.hints.label_template
-
-    def send(self, body: dict[str, Any]) -> list[str]:
-        """Return the messages that the engine gets."""
-        raw = json.dumps(body).encode()
-        request = parse_request(raw, [], formats=self._formats, recognises=True)
-        if not request.links:
-            self._histories.add_unchanged(request)
-            return [json.dumps(message) for message in body["messages"]]
-        conversation = self._histories.match(request)
-        result = Rewriting(request, conversation, label_template=self._template)
-        result.boost(self._booster)
-        self._histories.add(request, conversation, result.delta)
-        messages = json.loads(request.body.encode(result.fields))["messages"]
-        return [json.dumps(message) for message in messages]
-
-
 @pytest.mark.parametrize("plain_share", [0.0, 0.3])
 def test_a_history_is_sent_as_its_clients_own_or_nothing_tells_it_from_anothers(
     plain_share: float,
@@ -73,7 +43,7 @@ def test_a_history_is_sent_as_its_clients_own_or_nothing_tells_it_from_anothers(
 
 
 def play(rng: random.Random, plain_share: float) -> Counter[str]:
-    proxy, counts = Proxy(), Counter[str]()
+    proxy, counts = RewritingProxy(), Counter[str]()
     clients: list[Client] = []
     asked: list[tuple[Client, list[Any], list[str]]] = []
     for _ in range(500):

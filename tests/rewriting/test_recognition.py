@@ -25,12 +25,15 @@ class Claim(NamedTuple):
     is_boost_wanted: bool = True
     scope: bytes = b""
     opening: int = 0
+    question_link: Link = b""
 
 
 def claim(*texts: str, documents: str = "d", shape: str = "ragboost_object") -> Any:
     """A letter is a document."""
     body = JsonBody(json.dumps({"messages": texts}).encode())
-    return Claim(body, chain_links(body.message_digests), shape, tuple(documents))
+    links = chain_links(body.message_digests)
+    made = Claim(body, links, shape, tuple(documents))
+    return made._replace(question_link=links[-1] if shape else b"")
 
 
 def turn(
