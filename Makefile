@@ -10,6 +10,8 @@ STAMP  := $(VENV)/.installed
 WORKERS ?= 2
 # Language models: smollm2-135m (0.5 GB on disk), qwen-0.5b (2.5 GB), qwen-1.5b (7 GB).
 MODELS ?= smollm2-135m
+# For the demonstration and the tests, which do without a model that cannot be had.
+FETCH  := $(BIN)/python -m scripts.fetch_model smollm2-135m --patience 60 >/dev/null 2>&1 || true
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 # uv installs in seconds what takes pip minutes, and looks where pip is told to look. pip is asked if uv fails.
@@ -43,7 +45,7 @@ $(STAMP): pyproject.toml requirements-dev.txt
 	@touch $@
 
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
-	@$(BIN)/python -m scripts.fetch_model smollm2-135m --patience 60 >/dev/null 2>&1 || true
+	@$(FETCH)
 	@$(BIN)/ragboost demo $(ARGS)
 
 models: install      ## fetch language models into the user's cache; MODELS names them
@@ -87,6 +89,7 @@ audit: install       ## known vulnerabilities of the pinned dependencies, where 
 	@$(BIN)/python -m scripts.audit
 
 test-processes: install   ## the tests that start processes, or run whole benchmarks and examples
+	@$(FETCH)
 	@$(BIN)/python -m pytest -n $(WORKERS) -m 'process and not real_engine' $(ARGS)
 
 engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM and SGLang for the CPU, 4 GB
@@ -96,6 +99,7 @@ engines: install .venv-vllm/.installed .venv-sglang/.installed   ## install vLLM
 	@PYTHON=$(BIN)/python bash $< .venv-$*
 
 test-engines: engines   ## the tests against real vLLM and SGLang servers, and how truly the index follows them
+	@$(FETCH)
 	@$(BIN)/python -m pytest -n $(WORKERS) -m real_engine tests/engines $(ARGS)
 
 .venv-integrations/.installed: requirements-integrations.txt | install

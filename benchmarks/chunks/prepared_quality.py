@@ -32,7 +32,6 @@ POLICIES = (
     "cacheblend",
     "cacheblend-v",
     "cachecraft",
-    "cachecraft-peak",
     "a3",
     "fusionrag",
     "mean-layers",

@@ -265,7 +265,8 @@ class ArmRunner:
     ) -> HeavyHitters:
         received = torch.zeros(len(tokens), device=self._adapter.device)
         for start, stop in chunks:
-            received[start:stop] = self._received[tuple(tokens[start:stop])]
+            if (found := self._received.get(tuple(tokens[start:stop]))) is not None:  # stored
+                received[start:stop] = found
         return HeavyHitters(received)
 
 

@@ -15,9 +15,12 @@ from benchmarks.engines import chunk_parts
 
 def main() -> None:
     kind, folder = getattr(chunk_parts, sys.argv[1])(), Path(sys.argv[2])
+    options = dict(kind.small)
+    if "page_size" in options:
+        options["page_size"] = 1  # larger ones leave the end of the last document to the engine
     fields = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
     found = []
-    with kind.make(Path(fields["model"]), torch.float32, **kind.small) as engine:
+    with kind.make(Path(fields["model"]), torch.float32, **options) as engine:
         for request in fields["requests"]:
             for tokens, chunks in request["stored"]:
                 engine.run(tokens, chunks)

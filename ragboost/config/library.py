@@ -176,7 +176,9 @@ class HintSettings(Section):
         "is sent again.",
     )
     position: Literal["before_question", "after_question"] = Field(
-        "before_question", description="Position of the hints in the prompt."
+        "before_question",
+        description="Position of the hints in the prompt. Behind the question they cost a small "
+        "model answers.",
     )
     location_position: Literal["with_hints", "in_place"] = Field(
         "with_hints",

@@ -16,7 +16,6 @@ POLICIES = {
     "cacheblend": "cacheblend:CacheBlend",
     "cacheblend-v": "cacheblend:CacheBlendValues",
     "cachecraft": "cachecraft:CacheCraft",
-    "cachecraft-peak": "cachecraft:CacheCraftPeak",
     "a3": "a3:A3",
     "fusionrag": "fusionrag:FusionRAG",
     "mean-layers": "fusionrag:MeanLayers",
@@ -25,7 +24,7 @@ POLICIES = {
     "hybrid": "hybrid:Hybrid",
     "hybrid-offline": "hybrid:HybridOffline",
 }
-MEASURED = frozenset({"hybrid-offline", "cachecraft", "cachecraft-peak"})
+MEASURED = frozenset({"hybrid-offline", "cachecraft"})
 """Policies that need measurements stored with each chunk, see `eval.prime`."""
 DEFAULT_POLICY = "anchored"
 DEFAULT_RATIO = 0.15

@@ -41,10 +41,3 @@ class CacheCraft(SelectionPolicy):
             if length:
                 prefix.append(chunk_name(assembly.tokens[start:stop]))
         return needed.to(assembly.source.device)
-
-
-class CacheCraftPeak(CacheCraft):
-    """Ordering by the highest single weight: diffuse attention to other chunks changes little."""
-
-    def __init__(self) -> None:
-        super().__init__(order="peak")

@@ -216,7 +216,7 @@ def test_the_policy_by_ratio_is_a_plan_with_the_alpha_that_fits(
             SYSTEM,
             [A, C, B, D],
             QUESTION,
-            policy=make_policy("cachecraft" if order == "mass" else "cachecraft-peak"),
+            policy=make_policy("cachecraft", order=order),
             ratio=plan.recompute_ratio,
             stored=stored,
         )
