@@ -11,6 +11,7 @@ where the memory is: in use by malloc's callers, free but kept by malloc, or of 
 objects. Growth is by requests, not by time, so that a busy machine changes nothing: after a third
 of the requests, the slope per 10,000 of them is a regression over means of equal spans, with its
 95 % interval. A value grows if its slope is above both that interval and a small figure, `_SMALL`.
+Of RSS that is the part in use: what malloc has been given back and keeps has a bound, not a slope.
 An error is caused if the request was running when an engine was killed; all others count.
 """
 
@@ -53,7 +54,9 @@ _JUDGED_REQUESTS = 10_000  # shorter runs end before the bounded maps are full
 _LINES = 25  # of the program whose allocations grew most
 _COUNTED = 50  # entries; smaller containers are not shown
 # Slopes per 10,000 requests that do not count as growth, whatever their interval.
-_SMALL = {"RSS, MB": 0.2, "open files": 0.2, "threads": 0.1, "tasks": 0.2}
+_SMALL = {"RSS in use, MB": 0.2, "open files": 0.2, "threads": 0.1, "tasks": 0.2}
+_FREE = "malloc free, MB"
+_MAX_FREE_MB = 64.0  # that malloc may keep, as `proxy.memory.bounded_malloc` lets it
 _T_95 = 2.07  # Student's t for 22 degrees of freedom
 _BOUNDS = {
     "RAGBOOST_SESSION__STORE": "sqlite",
@@ -213,6 +216,7 @@ def _read_values(proxy: _Watched) -> dict[str, float]:
             "threads": float(process.num_threads()),
         }
     values |= read_stages(proxy.memory_port)
+    values["RSS in use, MB"] = values["RSS, MB"] - values.get(_FREE, 0.0)
     values["threads"] -= values.get("threads of the pool", 0.0)  # which has a bound
     text = httpx.get(f"{proxy.url}/metrics", timeout=30).text
     for name, pattern in _GAUGES.items():
@@ -296,10 +300,16 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
         "rss_mb_by_thousand": _by_thousand(soak.samples, "RSS, MB"),
         "containers": _containers(soak.containers),
         "allocations": _grown_allocations(soak.allocations),
-        "over_bound": sorted(
-            {name for found in soak.containers for name, (n, most) in found.items() if 0 < most < n}
-        ),
+        "over_bound": _over_bound(soak, slopes),
     }
+
+
+def _over_bound(soak: Soak, slopes: Mapping[str, Slope]) -> list[str]:
+    found = [row for sample in soak.containers for row in sample.items()]
+    over = {name for name, (count, most) in found if 0 < most < count}
+    if _FREE in slopes and slopes[_FREE].highest > _MAX_FREE_MB:
+        over.add(_FREE)
+    return sorted(over)
 
 
 def _by_thousand(samples: Sequence[Sample], name: str) -> list[float]:

@@ -4,7 +4,8 @@ If a later request holds document i with probability p_i, the expected saving is
 order of p_i / (1 - p_i) times tokens. The recent contexts with the same prefix, the ranks of the
 request itself and a prior from the corpus estimate p_i at each step. The prior's weight fades, the
 faster the more often recent contexts predict requests better. Where no such context is left,
-documents keep their relevance order, and so do all if another saves too little to be worth a hint.
+documents keep their relevance order, and so do all if another saves too little to be worth a hint:
+what the prior promises counts as far as documents do come again.
 """
 
 import math
@@ -21,7 +22,8 @@ _RANK_DECAY = 0.95
 _CORPUS_WEIGHT = 0.5  # of a context of the corpus, before any request
 _CORPUS_HALF_LIFE = 200.0  # requests after which it weighs half as much
 _RECORD_DECAY = 0.98  # of how well the corpus has predicted, per request
-_RECORD_START = 5.0  # documents that it is taken to have predicted
+_RECORD_START = 5.0  # documents that it is taken to have predicted, and requests
+_RETURNING = 0.5  # share of these requests' documents that recent contexts had
 _COMPARED = 24  # documents at each step
 _MIN_GAIN = 120  # tokens per document of the request: twenty times its label in the order hint
 
@@ -40,6 +42,7 @@ class RecentContexts:
         self._prior = prior
         self._num_added = 0
         self._by_recent = self._by_corpus = _RECORD_START  # predicted documents of requests
+        self._num_requests, self._returning = _RECORD_START, _RETURNING * _RECORD_START
         self._contexts: list[tuple[Hashable, ...]] = []
         self._next = 0
         self._bits: dict[Hashable, int] = {}
@@ -128,19 +131,23 @@ class RecentContexts:
             shared &= self._bits.get(document, 0)
         imagined = self._prior.behind(prefix) if self._prior is not None else _NONE
         weight = _CORPUS_WEIGHT * _CORPUS_HALF_LIFE / (_CORPUS_HALF_LIFE + self._num_added)
-        return _Contexts(
-            shared, imagined, weight * min(1.0, self._by_corpus / self._by_recent) ** 2
-        )
+        weight *= min(1.0, self._by_corpus / self._by_recent) ** 2
+        return _Contexts(shared, imagined, weight, weight * self._returning / self._num_requests)
 
     def _compare_sources(self, corpus: CorpusPrior, context: Sequence[Hashable]) -> None:
-        """Note how many of a request's documents each source has together with the first one."""
-        behind = self._following(context[:1])
-        if not context or not behind.shared or not behind.imagined:
+        """Note how many of a request's documents recent contexts had at all, and how many each
+        source has together with the first one."""
+        if not context:
             return
-        rest, bits = context[1:], self._bits
+        bits, kept, start = self._bits, _RECORD_DECAY, (1 - _RECORD_DECAY) * _RECORD_START
+        self._num_requests = kept * self._num_requests + 1
+        returning = sum([document in bits for document in context]) / len(context)
+        self._returning = kept * self._returning + returning
+        behind, rest = self._following(context[:1]), context[1:]
+        if not behind.shared or not behind.imagined:
+            return
         held = sum([(bits.get(d, 0) & behind.shared).bit_count() for d in rest])
         imagined = sum([len(corpus.holders(d) & behind.imagined) for d in rest])
-        kept, start = _RECORD_DECAY, (1 - _RECORD_DECAY) * _RECORD_START
         self._by_recent = kept * self._by_recent + start + held / behind.shared.bit_count()
         self._by_corpus = kept * self._by_corpus + start + imagined / len(behind.imagined)
 
@@ -176,16 +183,17 @@ _Candidate = tuple[Hashable, int, float, int, frozenset[int]]
 class _Contexts:
     """The contexts that hold all documents that are ordered so far."""
 
-    def __init__(self, shared: int, imagined: frozenset[int], weight: float) -> None:
+    def __init__(self, shared: int, imagined: frozenset[int], weight: float, saving: float) -> None:
         self.shared = shared  # recent ones, as bits
         self.imagined = imagined  # of the corpus
         self.weight = weight  # of one of the corpus
+        self.saving = saving  # its weight where it is asked whether an order is worth a hint
         self.num = shared.bit_count() + len(imagined)
 
     @property
     def weighted_num(self) -> float:
         num_imagined = len(self.imagined)
-        return self.num - num_imagined + self.weight * num_imagined
+        return self.num - num_imagined + self.saving * num_imagined
 
     def savings(self, candidates: Sequence[_Candidate]) -> list[float]:
         """Return what each document is expected to save if it is the next one."""
@@ -213,7 +221,7 @@ class _Contexts:
             shared, imagined = shared & holders, imagined & imagined_holders
             if not shared and not imagined:
                 break
-            saved += tokens * (shared.bit_count() + self.weight * len(imagined))
+            saved += tokens * (shared.bit_count() + self.saving * len(imagined))
         return saved
 
     def narrow(self, candidate: _Candidate) -> bool:

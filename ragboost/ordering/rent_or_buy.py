@@ -15,7 +15,6 @@ from ragboost.bounded_map import BoundedMap
 
 _MAX_DOCUMENTS = 64  # of a request that are looked at; those behind them are reused
 _MAX_REQUESTS = 32  # of a phase that are counted, so that a few hot prefixes do not speak for all
-_LOSS_SHARE = 0.02  # of all rents, that purchases may lose while nothing is known of returns
 _ROUNDING = 1e-9
 
 
@@ -60,10 +59,10 @@ class RentLedger:
     requested as often: it is always bought first.
 
     A purchase comes earlier if earlier phases with as many requests went on to more than pay it
-    back, and later if they did not, or if there were none and its loss would be much of all rents.
-    What that costs is taken from `balance`: twice the optimum less the cost, of phases that ended
-    or were bought, and of open ones what will be left of it when their rent reaches the price. So
-    the total stays within twice the optimum whatever follows, at a ratio that does not change.
+    back, and later if they did not. What that costs is taken from `balance`: twice the optimum less
+    the cost, of phases that ended or were bought, and of open ones what will be left of it when
+    their rent reaches the price. So the total stays within twice the optimum whatever follows, at a
+    ratio that does not change.
 
     Args:
         capacity_tokens: of the prefix cache; None: unknown.
@@ -75,7 +74,6 @@ class RentLedger:
         self.cost_tokens = 0.0  # computed of documents so far: rents and purchases
         self.optimum_tokens = 0.0  # the least that decisions in hindsight would have computed
         self.balance = 0.0
-        self.rent_tokens = 0.0  # computed if nothing had ever been bought
         self._max_prefixes = max_prefixes
         self._phases: BoundedMap[int, _Phase] = BoundedMap(
             max_entries=max_prefixes + _MAX_DOCUMENTS
@@ -111,7 +109,6 @@ class RentLedger:
         for number, (document, length) in enumerate(zip(documents, tokens, strict=True)):
             if number == _MAX_DOCUMENTS:
                 break
-            self.rent_tokens += ratio * length
             prefix = hash((prefix, document))
             reached += length
             missing = min(length, reached - cached_tokens)
@@ -138,10 +135,7 @@ class RentLedger:
         returns = self._expected_returns(phase)
         is_expected = returns is not None and returns * ratio > 1.0 - ratio
         if phase.is_due(ratio):
-            if returns is None:
-                loss = self.cost_tokens + phase.tokens - self.rent_tokens
-                is_expected = loss <= _LOSS_SHARE * self.rent_tokens
-            return is_expected or self.balance < ratio * left
+            return returns is None or is_expected or self.balance < ratio * left
         advance = phase.spare_tokens + (1.0 - phase.share - 2 * ratio) * phase.tokens
         return is_expected and self.balance >= advance
 

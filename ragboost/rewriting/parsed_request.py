@@ -190,8 +190,8 @@ def parse_request(
         session = f"{scope.hex()}/{name}"
     request.session = session
     if session is None and recognises:
-        instructions = _fields(body, ANY.instructions)
-        request.scope = scope + b"".join(instructions) if any(instructions) else scope
+        instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
+        request.scope = b"".join((scope, *instructions))
     try:
         hit = find_format(formats, body.fields)
         if hit is None and unmarked is not None and _PARAGRAPHS.search(raw):

@@ -77,16 +77,18 @@ class Histories:
         documents = frozenset(request.keys_beside)
         judged = {UNCHANGED: True}
         links, digest, num = request.links, UNCHANGED, 0
-        before: tuple[Digest, Link] | None = None
+        cut: tuple[int, Digest] | None = None
         for at in range(len(links) - 1, -1, -1):
             if not (ends := self._ends.peek(links[at])):
                 continue
-            if (end := self._likeliest(request, at, ends, documents, judged)) is not None:
+            is_last = links[at] == request.question_link
+            end = self._likeliest(request, ends, documents, judged, is_last=is_last)
+            if end is not None:
                 digest, num = end, at + 1
                 break
-            before = before or self._before_documents(ends[-1])
-        if before is not None and before[0] == digest and not request.shape_beside:
-            num = max(num, links.index(before[1]))  # the documents beside are given no more
+            cut = cut or (None if is_last else self._cut(request, documents, ends[-1]))
+        if cut is not None and cut[0] > num:
+            num, digest = cut
         deltas = []
         node = self._nodes.peek(digest)
         while node is not None:
@@ -98,26 +100,26 @@ class Histories:
     def _likeliest(
         self,
         request: ParsedRequest,
-        at: int,
         ends: Sequence[Digest],
         documents: frozenset[str],
         judged: dict[Digest, bool],
+        *,
+        is_last: bool,
     ) -> Digest | None:
-        """Choose what was sent for the messages up to `at` of the client that sends them now.
+        """Choose what was sent for a list of messages to the client that sends it now.
 
         The same question with the same documents counts most; then a rewriting with whose documents
         the request's begin, or what was sent without any if that is the newest; then one with whose
-        documents they end; then the newest. A question that nothing follows yet, and that was asked
-        with other documents or none, is another one's.
+        documents they end; then the newest.
+
+        Args:
+            is_last: the list ends with the question. Asked with other documents, or none, it is
+                another one's.
         """
         best, rank = None, -2
-        is_last = request.links[at] == request.question_link
         for digest in reversed(ends):
             node = self._nodes.peek(digest)
-            is_asked = node is not None and node.link == request.question_link
-            if node is not None and is_asked and not _fits(request, node):
-                digest, is_asked = node.parent or UNCHANGED, False
-                node = self._nodes.peek(digest)
+            is_asked = bool(node and node.shape and node.link == request.question_link)
             if (is_last and not is_asked) or not self._holds(request, documents, digest, judged):
                 continue
             if node is None:
@@ -128,13 +130,20 @@ class Histories:
                 best, rank = digest, new
         return best
 
-    def _before_documents(self, digest: Digest) -> tuple[Digest, Link] | None:
-        """Return what was sent before the first question with documents beside the messages, which
-        no others follow, and the question's link; None if there is none."""
+    def _cut(
+        self, request: ParsedRequest, documents: frozenset[str], digest: Digest
+    ) -> tuple[int, Digest] | None:
+        """Return the index of the first message in a history whose documents a request has not, and
+        what was sent before it; None if there is none, or not all is kept."""
         first = None
-        while (node := self._nodes.peek(digest)) is not None and node.shape:
-            first, digest = node, node.parent or UNCHANGED
-        return None if first is None else (digest, first.link)
+        begin = digest
+        while (node := self._nodes.peek(digest)) is not None:
+            digest = node.parent or UNCHANGED
+            if not _contains(request, documents, node):
+                first, begin = node, digest
+        if first is None or digest != UNCHANGED:
+            return None
+        return request.links.index(first.link), begin
 
     def _holds(
         self,
@@ -216,21 +225,20 @@ def _opening(message: Raw) -> int:
     return hash((view.nbytes, bytes(view[:_MAX_OPENING_BYTES])))
 
 
-def _fits(request: ParsedRequest, node: HistoryDelta) -> bool:
-    sent = node.sent[0][1]
-    is_fit = sent.fits(request.keys_beside, is_boosted=request.is_boost_wanted)
-    return is_fit and node.shape == request.shape_beside
-
-
 def _contains(request: ParsedRequest, documents: frozenset[str], node: HistoryDelta) -> bool:
     """Return True if a request contains all documents of a rewritten message.
 
     Documents inside messages do: the link is a hash of their bytes. The same document in two shapes
-    would be sent twice.
+    would be sent twice. The question must come with the same documents and option.
     """
     if not node.shape:
         return True
-    return node.shape == request.shape_beside and documents.issuperset(node.sent[0][1].retrieved)
+    sent = node.sent[0][1]
+    if node.shape != request.shape_beside:
+        return False
+    if node.link == request.question_link:
+        return sent.fits(request.keys_beside, is_boosted=request.is_boost_wanted)
+    return documents.issuperset(sent.retrieved)
 
 
 def _likeness(request: ParsedRequest, node: HistoryDelta) -> int:

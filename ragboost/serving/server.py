@@ -72,6 +72,7 @@ def _config(app: Any, *, drain_s: int) -> uvicorn.Config:
         app,
         http=http_connection(ProxySettings()),
         ws="none",
+        log_config=None,  # its lines are of our log's format
         log_level="warning",
         timeout_graceful_shutdown=drain_s,
     )

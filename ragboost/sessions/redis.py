@@ -5,6 +5,7 @@ Every change is one script, so that processes never see half of it.
 
 import json
 import logging
+import math
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -161,7 +162,7 @@ def _session(session_id: str, fields: Mapping[bytes, bytes]) -> ChatSession | No
         return value[1:].decode("utf-8", "surrogatepass") if value else None
 
     try:
-        return ChatSession(
+        session = ChatSession(
             id=session_id,
             owner=fields[b"owner"].decode("utf-8", "surrogatepass"),
             created_at=float(fields[b"created_at"]),
@@ -171,5 +172,14 @@ def _session(session_id: str, fields: Mapping[bytes, bytes]) -> ChatSession | No
             system=text(fields[b"system"]),
             metadata=json.loads(fields[b"metadata"]),
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         return None
+    return session if _is_valid(session) else None
+
+
+def _is_valid(session: ChatSession) -> bool:
+    return (
+        isinstance(session.metadata, dict)
+        and all(isinstance(value, str) for value in session.metadata.values())
+        and math.isfinite(session.created_at + session.used_at)
+    )

@@ -123,8 +123,9 @@ def _counted(usage: Mapping[str, Any]) -> Usage | None:
     prompt = _count(usage, _PROMPT)
     if prompt is None:
         return None
-    cached, reused = _count(usage, _CACHED), _count(usage, _REUSED)
-    recomputed = _count(usage, _RECOMPUTED)
+    cached, reused, recomputed = _count(usage, _CACHED), None, None
+    if _OURS in usage:
+        reused, recomputed = _count(usage, _REUSED), _count(usage, _RECOMPUTED)
     return Usage(
         prompt,
         None if cached is None else min(cached, prompt),

@@ -9,7 +9,6 @@ from ragboost.context import Context
 
 LENGTHS = {"a": 100, "b": 200, "c": 300, "d": 400}
 QUARTER = 0.25
-UNTIL_BOUGHT = "babdabdba"  # what stands beside "c" until that is bought, in the last request
 
 
 def make_booster(**ordering: str) -> Booster:
@@ -36,7 +35,7 @@ def test_reused_documents_are_not_taken_for_cached_ones() -> None:
 
 def test_documents_that_return_are_bought_and_stand_in_front() -> None:
     booster = make_booster()
-    for other in UNTIL_BOUGHT:
+    for other in "babda":
         last = booster.boost("", [other, "c"], recompute_ratio=QUARTER)
     assert texts(last)[0] == "c"
     assert last.bought_tokens == LENGTHS["c"]
@@ -50,7 +49,7 @@ def test_documents_that_return_are_bought_and_stand_in_front() -> None:
 
 def test_documents_behind_the_bought_ones_keep_their_relevance_order() -> None:
     booster = make_booster()
-    for other in UNTIL_BOUGHT:
+    for other in "babda":
         booster.boost("", [other, "c"], recompute_ratio=QUARTER)
 
     context = booster.boost("", list("dbca"), recompute_ratio=QUARTER)
@@ -63,7 +62,7 @@ def test_an_order_hint_costs_at_most_a_quarter_of_what_the_order_saves(
     hint_tokens: int, is_hinted: bool
 ) -> None:
     booster = Booster(Settings(), count_tokens=lambda text: LENGTHS.get(text, hint_tokens))
-    for other in UNTIL_BOUGHT:
+    for other in "babda":
         bought = booster.boost("", [other, "c"], recompute_ratio=QUARTER)
     assert texts(bought) == "ca"
     assert not bought.hints, "a purchase saves nothing yet"

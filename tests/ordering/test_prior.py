@@ -56,6 +56,17 @@ def test_a_prior_that_requests_contradict_loses_its_weight() -> None:
     assert orders == [["c", "d"], ["d", "c"]]
 
 
+def test_a_prior_is_worth_no_hint_where_no_document_comes_again() -> None:
+    orders = []
+    for start in ("new", "a"):  # of the names of what other requests have
+        recent = RecentContexts(prior(*["ad"] * 4))
+        for number in range(30):
+            recent.add([f"{start}{number if start == 'new' else ''}"])
+        orders.append(recent.order("abcd", TOKENS, prefix=""))
+
+    assert orders == [["a", "b", "c", "d"], ["a", "d", "b", "c"]]
+
+
 def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "prior.json"
     prior("ad", "bc", "ab").write(path)

@@ -129,15 +129,15 @@ def test_cost_is_within_twice_the_optimum_on_long_traces(
 
 
 def test_a_prefix_is_bought_when_its_rent_reaches_its_price() -> None:
-    replay = Replay(0.15)
-    bought = [replay.request("a").num_documents for _ in range(9)]
-    assert bought == [0, 0, 0, 0, 0, 0, 1, 1, 1]
+    replay = Replay(0.25)
+    bought = [replay.request("a").num_documents for _ in range(6)]
+    assert bought == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_longer_prefix_is_bought_after_the_shorter_one() -> None:
-    replay = Replay(0.15)
-    counts = [replay.request(documents).num_documents for documents in ["ab", "ac"] * 10]
-    assert counts[5:8] == [0, 1, 1]
+    replay = Replay(0.25)
+    counts = [replay.request(documents).num_documents for documents in ["ab", "ac"] * 5]
+    assert counts[2:4] == [0, 1]
     assert counts[-1] == 2
 
 
@@ -148,26 +148,29 @@ def test_a_purchase_is_put_off_where_prefixes_did_not_return() -> None:
         for conversation in range(50)
         for _ in range(4)
     ]
-    assert sum(bought) == 0, "what the first requests left unspent pays for putting off"
+    assert sum(bought[:40]) > 0, "the first ones are bought when their rent reaches the price"
+    assert sum(bought[100:]) == 0
     again = [ledger.decide("a", [100], cached_tokens=0, ratio=0.25) for _ in range(40)]
     assert any(each.num_documents for each in again), "one that does return is bought yet"
 
 
-def test_conversations_cost_no_more_than_renting_from_the_first_one_on() -> None:
+def test_conversations_cost_little_more_than_renting_from_the_first_one_on() -> None:
     ledger = RentLedger()  # so large a cache that no phase ends
+    rents = 0.0
     for conversation in range(40):
         for turn in range(7):
             kept = [f"{conversation}-{document}" for document in range(3)]
             new = [f"{conversation}-{turn}-{document}" for document in range(2)]
             ledger.decide([*kept, *new], [100] * 5, cached_tokens=0, ratio=0.15)
-        assert ledger.cost_tokens <= 1.02 * ledger.rent_tokens, conversation
+            rents += 0.15 * 500
+    assert ledger.cost_tokens <= 1.02 * rents
 
 
 def test_a_lost_prefix_is_rented_again_first() -> None:
     replay = Replay(0.5)
-    assert [replay.request("a").num_documents for _ in range(3)] == [0, 0, 1]
+    assert [replay.request("a").num_documents for _ in range(2)] == [0, 1]
     replay.evict("a")
-    assert [replay.request("a").num_documents for _ in range(4)] == [0, 0, 1, 1]
+    assert [replay.request("a").num_documents for _ in range(2)] == [0, 1]
 
 
 def test_an_expectation_advances_a_purchase_only_out_of_earlier_gains() -> None:

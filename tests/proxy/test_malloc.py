@@ -1,11 +1,12 @@
 """What malloc keeps of freed memory is returned."""
 
 import ctypes
+import os
 import threading
 
 import pytest
 
-from ragboost.proxy.memory import bounded_malloc
+from ragboost.proxy.memory import bounded_malloc, use_huge_pages
 from tests.eventually import eventually
 
 _BLOCK = 4000  # bytes; above what Python allocates by itself
@@ -26,3 +27,18 @@ def test_freed_memory_below_the_top_of_the_heap_is_returned() -> None:
         eventually(lambda: resident_bytes() < before - 40_000_000)
     assert len(top) == _BLOCK
     assert "malloc-trim" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
+def test_huge_pages_change_no_byte_and_add_none() -> None:
+    block = bytearray(bytes(range(256)) * 65536)  # 16 MB
+    del block[::5]
+    before, kept = resident_bytes(), hash(bytes(block))
+
+    num_pages = use_huge_pages(ctypes.CDLL(None))
+
+    assert hash(bytes(block)) == kept
+    assert resident_bytes() < before + 8_000_000
+    with open("/proc/self/smaps_rollup") as file:
+        huge = [int(line.split()[1]) for line in file if line.startswith("AnonHugePages:")]
+    assert huge[0] * 1024 >= num_pages * 2 * 1024 * 1024 * 0.9  # 0 where the kernel has none left

@@ -81,7 +81,8 @@ def test_documents_that_ordering_leaves_over_are_reused_as_chunks(
 
 def test_without_being_asked_the_engines_own_setting_decides(in_front: ProxyServer) -> None:
     assert "ragboost" not in post(in_front, body_of([0, 2, 1]))
-    assert "ragboost" not in post(in_front, body_of([0, 2, 1], reuse="exact"))
+    exact = post(in_front, body_of([0, 2, 1], reuse="exact"))["ragboost"]
+    assert (exact["reused"], exact["recomputed"]) == (0, 0)
 
 
 def test_what_is_wrong_with_reuse_is_said_by_the_engine(in_front: ProxyServer) -> None:

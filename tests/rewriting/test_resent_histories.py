@@ -57,7 +57,10 @@ class Client:
 
 
 def text_of(number: int) -> str:
-    return f"DOC#{number}# " + f"The lease of office {number} was signed in May by person {number}. " * 4
+    return (
+        f"DOC#{number}# "
+        + f"The lease of office {number} was signed in May by person {number}. " * 4
+    )
 
 
 def tags(numbers: Sequence[int]) -> str:
@@ -125,9 +128,11 @@ class Game:
 
     def _documents(self) -> list[int]:
         rng, num = self.rng, self.world.num_documents
-        return rng.sample(range(num), rng.randint(1, 3)) if num else [
-            next(self._numbers) for _ in range(rng.randint(1, 3))
-        ]
+        return (
+            rng.sample(range(num), rng.randint(1, 3))
+            if num
+            else [next(self._numbers) for _ in range(rng.randint(1, 3))]
+        )
 
     def _turn(self, client: Client) -> None:
         rng = self.rng
@@ -199,7 +204,9 @@ class Game:
         resent = list(self._resent(asked, earlier))
         if any(all(asked.sent[at] == each.sent[at] for at in resent) for each in own):
             return
-        is_other = any(self._is_near(each.client, asked.client) for each in forms if each not in own)
+        is_other = any(
+            self._is_near(each.client, asked.client) for each in forms if each not in own
+        )
         self.counts["undecidable" if is_other else "changed"] += 1
 
     def _resent(self, asked: Asked, earlier: Asked) -> Iterator[int]:
@@ -223,3 +230,105 @@ class Game:
 
 def numbers(text: str) -> set[str]:
     return {piece.split("#")[0] for piece in text.split("DOC#")[1:]}
+
+
+WORLDS = {
+    "alone": World(1, 8, 0.5),
+    "alone, no document twice": World(1, 0, 0.5),
+    "two": World(2, 8, 0.5),
+    "two, no document twice": World(2, 0, 0.5),
+    "five": World(5, 8, 0.5),
+    "five, with a name each": World(5, 8, 0.5, is_named=True),
+    "three among many": World(3, 8, 0.8, num_others=70),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_what_was_sent_is_sent_again(world: World) -> None:
+    num_moves = 60 if world.num_others else 200
+    counts: Counter[str] = Counter()
+    for seed in range(3):
+        counts += Game(seed, world).play(num_moves)
+    assert counts["compared"] > 2 * num_moves
+    assert counts["changed"] == 0, counts
+    assert counts["undecidable"] <= counts["compared"] // 50, counts
+
+
+class Chat:
+    """A client whose requests are written one by one."""
+
+    def __init__(self, proxy: RewritingProxy, session: str = "") -> None:
+        self._proxy = proxy
+        self._session = session
+        self.messages: list[dict[str, Any]] = []
+        self.sent: list[str] = []
+
+    def add(self, role: str, content: str, **fields: Any) -> None:
+        self.messages.append({"role": role, "content": content, **fields})
+
+    def send(self, *beside: int, **fields: Any) -> list[str]:
+        """Send the messages, and return those that the engine gets; the ones that it had are
+        compared."""
+        body = {"model": "m", "messages": self.messages, **fields}
+        if beside:
+            documents = [{"id": str(i), "text": text_of(i)} for i in beside]
+            body["ragboost"] = {"documents": documents}
+        before, self.sent = self.sent, self._proxy.send(body, session=self._session)
+        assert self.sent[: len(before)] == before
+        return self.sent
+
+    def ask(self, question: str, *beside: int, **fields: Any) -> list[str]:
+        if self.messages and self.messages[-1]["role"] != "assistant":
+            self.add("assistant", "ok")
+        self.add("user", question)
+        return self.send(*beside, **fields)
+
+
+@pytest.mark.parametrize("session", ["", "name"])
+def test_references_stay_when_documents_come_in_an_object_later(session: str) -> None:
+    chat = Chat(RewritingProxy(), session)
+    chat.ask(tags([2, 5]))
+    assert tags([5]) not in chat.ask(tags([5, 0]))[-1]
+    chat.ask("and?")
+    chat.ask("more", 7, 3)
+    chat.ask("more", 7, 3, 2)
+
+
+def test_documents_in_a_message_stay_whole_when_those_of_the_object_are_given_no_more() -> None:
+    chat = Chat(RewritingProxy())
+    chat.ask(tags([2, 5]))
+    chat.ask(tags([5, 0]), 7)  # beside documents, those in messages are left alone
+    chat.sent = chat.sent[:2]
+    chat.ask("more")
+    chat.ask(tags([2, 1]))
+
+
+def test_another_ones_plain_turn_does_not_outweigh_the_steps_of_an_agent() -> None:
+    proxy = RewritingProxy()
+    agent, other = Chat(proxy), Chat(proxy)
+    agent.ask("Hello", 1, 2)
+    agent.ask("Why?", 1, 2)
+    agent.add("assistant", "", tool_calls=[{"id": "1", "type": "function"}])
+    agent.add("tool", "its own result", tool_call_id="1")
+    agent.send(1, 2)
+    for question in ("Hello", "Why?"):
+        other.ask(question)
+    agent.ask("and then?", 1, 2)
+
+
+def test_others_who_begin_with_the_same_words_do_not_evict_a_conversation_that_goes_on() -> None:
+    proxy = RewritingProxy()
+    chat = Chat(proxy)
+    chat.ask("Hello", 1, 2)
+    for i in range(200):
+        if i % 50 == 0:
+            chat.ask(f"question {i}", 1, 2)
+        Chat(proxy).ask("Hello", 100 + i, 400 + i)
+    chat.ask("last", 1, 2)
+
+
+def test_a_reference_to_changed_instructions_is_not_sent_again() -> None:
+    chat = Chat(RewritingProxy())
+    assert text_of(5) not in chat.ask(tags([5, 0]), system=tags([2, 5]))[0]
+    chat.sent = []
+    assert text_of(5) in chat.ask("more", 7, system="Be brief.")[0]

@@ -1,5 +1,7 @@
 """Serving an ASGI application in a thread."""
 
+import logging
+
 import httpx
 import pytest
 from starlette.applications import Starlette
@@ -30,3 +32,15 @@ def test_taken_port_is_named() -> None:
             serve_in_thread(app, port=port),
         ):
             pass
+
+
+def test_the_servers_own_lines_have_the_format_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = logging.getLogger("uvicorn")
+    monkeypatch.setattr(server, "handlers", [])
+    monkeypatch.setattr(server, "propagate", True)
+    with serve_in_thread(Starlette()):
+        logging.getLogger("uvicorn.error").warning("from uvicorn")
+    assert "from uvicorn" in caplog.messages
+    assert server.handlers == []

@@ -239,6 +239,35 @@ def test_a_turn_that_cannot_be_decoded_is_gone_and_another_session_goes_on(
     assert httpx.delete(path).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"metadata": "[1]"},
+        {"metadata": "null"},
+        {"metadata": '{"a": 1}'},
+        {"metadata": "[" * 100_000},
+        {"used_at": "nan"},
+        {"created_at": "inf"},
+        {"created_at": "1e400"},
+        {"model": b"=\xff"},
+        {"num_turns": "many"},
+    ],
+)
+async def test_a_session_that_cannot_be_decoded_is_unknown_and_hides_no_other(
+    redis_server: RedisServer, field: dict[str, str | bytes]
+) -> None:
+    store = open_store(redis_server)
+    for name in ("good", "damaged"):
+        await store.create(new(store, name))
+    with redis_server.client() as redis:
+        redis.hset("ragboost:sessions:session:damaged", mapping=field)
+    assert await store.get("alice", "damaged") is None
+    page = await store.list("alice", limit=10)
+    assert page is not None
+    assert [session.id for session in page.sessions] == ["good"]
+    await store.close()
+
+
 async def test_deployments_with_other_prefixes_share_a_server(redis_server: RedisServer) -> None:
     one, two = open_store(redis_server), open_store(redis_server, prefix="two")
     await one.create(new(one, "a"))

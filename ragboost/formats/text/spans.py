@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from ragboost.formats.documents import TooManyDocumentsError
 
 _MAX_CLOSING_TAG = 64
-_MAX_DOCUMENTS = 100_000  # the greatest value of `formats.max_documents`
+MAX_DOCUMENTS = 100_000  # the greatest value of `formats.max_documents`
 _FENCE = "```"
 _CLOSING_TAG = re.compile("</([A-Za-z_]{1,64})>")
 
@@ -31,8 +31,8 @@ def check_number(found: Sized) -> None:
     Raises:
         TooManyDocumentsError: there are more than any setting allows.
     """
-    if len(found) > _MAX_DOCUMENTS:
-        raise TooManyDocumentsError(len(found), _MAX_DOCUMENTS)
+    if len(found) > MAX_DOCUMENTS:
+        raise TooManyDocumentsError(len(found), MAX_DOCUMENTS)
 
 
 def strip(text: str, start: int, end: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ragboost.formats.groups import DocumentBlock, Number, TextGroup, hint_name
 from ragboost.formats.text.spans import (
+    MAX_DOCUMENTS,
     behind_closing_tag,
     check_number,
     code_fences,
@@ -94,7 +95,8 @@ def _elements(text: str, tag: str) -> list[_Found]:
         if (proper := padded.strip()) is not padded:
             inner = inner_end - len(padded.lstrip())
         elements.append(DocumentBlock(at, behind, proper or None, inner, inner + len(proper)))
-        check_number(elements)
+        if len(elements) > MAX_DOCUMENTS:
+            check_number(elements)
         if (at := find("<", behind)) < 0:
             break
     start = inner = content = -1  # of the element that is open

@@ -6,6 +6,8 @@ comparison of bytes, whatever its length. Does not know causes.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +29,7 @@ _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
 _MAX_ABOVE = 4  # instructions that are looked at
 _MAX_SOUGHT = 12  # messages at the end by which a conversation is sought
+_MAX_OWN = 3  # of these, by which it is found
 _MAX_MESSAGES = 2000  # requests with more are left alone
 _MAX_MOVED_BYTES = 64 * 1024
 _COMPARED = 4096  # characters at both ends of a message
@@ -81,9 +84,11 @@ class LastPrompts:
         self._last: BoundedMap[int, SeenPrompt] = BoundedMap(
             max_entries=max_prompts, max_size=max_size
         )
-        self._by_key: BoundedMap[int, tuple[int, ...]] = BoundedMap(
-            max_entries=max_prompts * _KEYS_PER_PROMPT
-        )
+        # Numbers of conversations by key, the latest last, in two generations: when the newer one
+        # is full, it becomes the older, which is dropped.
+        self._by_key: dict[int, tuple[int, ...]] = {}
+        self._by_old_key: dict[int, tuple[int, ...]] = {}
+        self._max_keys = max_prompts * _KEYS_PER_PROMPT // 2
         # The last conversation that each owner began, with the keys of its head. Most begin alike:
         # the keys lead to it only when one comes with another head.
         self._latest: BoundedMap[bytes, tuple[int, Sequence[int]]] = BoundedMap(
@@ -136,17 +141,14 @@ class LastPrompts:
             keys = found.prompt.head_keys
         prompt = SeenPrompt(owner, raw, head, messages, [], keys, self._clock(), where)
         self._last.put(number, prompt, size=len(raw) + _MESSAGE_BYTES * len(messages))
-        self._lead(search.own_keys(), number)
+        self._lead(search.own_keys, number)
         return found
 
     def _find(self, search: "_Search") -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
-        for key in search.sought_keys():
-            numbers = self._by_key.peek(key)
-            if numbers is None:
-                continue
-            for number in reversed(numbers):
+        for key in search.sought_keys(self._is_new):
+            for number in reversed(self._numbers(key)):
                 prompt = self._last.peek(number)
                 if prompt is None or number in candidates or prompt.owner != search.owner:
                     continue
@@ -178,7 +180,7 @@ class LastPrompts:
         self._lead(keys, number)
         keys = tuple(_head_keys(body, search.owner, search.decoded))
         for key in keys:
-            for number in reversed(self._by_key.peek(key) or ()):
+            for number in reversed(self._numbers(key)):
                 other = self._last.peek(number)
                 if other is None or other.owner != search.owner:
                     continue
@@ -188,15 +190,23 @@ class LastPrompts:
         return keys, None
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
-        for key in keys:
-            numbers = self._by_key.peek(key)
-            if numbers is None:
-                self._by_key.put(key, (number,))
-            elif numbers[-1] == number:
-                self._by_key.touch(key)
-            else:
+        by_key = self._by_key
+        if self._is_new(keys):
+            by_key.update(dict.fromkeys(keys, (number,)))
+        else:
+            for key in keys:
+                numbers = self._numbers(key)
                 others = [other for other in numbers if other != number and other in self._last]
-                self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
+                by_key[key] = (*others, number)[-_MAX_SHARED:]
+        if len(by_key) >= self._max_keys:
+            self._by_key, self._by_old_key = {}, by_key
+
+    def _numbers(self, key: int) -> tuple[int, ...]:
+        return self._by_key.get(key) or self._by_old_key.get(key) or ()
+
+    def _is_new(self, keys: Sequence[int]) -> bool:
+        is_new = self._by_key.keys().isdisjoint(keys)
+        return is_new and self._by_old_key.keys().isdisjoint(keys)
 
 
 class _Search:
@@ -219,37 +229,32 @@ class _Search:
         self._last = last = len(decoded) - 1
         # The first message of a turn; 0 if there is none.
         self._first = above if above <= last and above < _MAX_ABOVE else 0
-        self._samples: dict[int, int] = {}  # of the messages that were looked at
+        first = self._first
+        # The keys under which what continues it is to find it.
+        self.own_keys: Sequence[int] = (name_key,)
+        if not name_key:
+            places = (*range(last, max(first, last - _MAX_OWN), -1), first)
+            self.own_keys = [_sample(owner, decoded[at]) for at in places]
 
-    def sought_keys(self) -> Iterator[int]:
-        """Yield the keys under which its conversation may be found, the most specific first."""
-        if self.name_key:
-            yield self.name_key
-            return
-        samples, owner, decoded = self._samples, self.owner, self.decoded
-        for at in (*range(self._last, max(self._first, self._last - _MAX_SOUGHT), -1), self._first):
-            samples[at] = sample = _sample(owner, decoded[at])
-            yield sample
-
-    def own_keys(self) -> Sequence[int]:
-        """Return the keys under which what continues it is to find it."""
-        if self.name_key:
-            return (self.name_key,)
-        first, last = self._first, self._last
-        if last - first > 2:
-            return self.samples_at((first, last - 2, last - 1, last))
-        return self.samples_at((*range(last, first, -1), first))
+    def sought_keys(self, is_new: Callable[[Sequence[int]], bool]) -> Iterable[int]:
+        """Return the keys under which its conversation may be found, the most specific first."""
+        first, last, owner = self._first, self._last, self.owner
+        own, middle = self.own_keys, range(last - _MAX_OWN, max(first, last - _MAX_SOUGHT), -1)
+        if self.name_key or not middle:
+            return () if is_new(own) else own
+        others = (_sample(owner, self.decoded[at]) for at in middle)
+        if not is_new(own):
+            return chain(own[:-1], others, own[-1:])
+        keys = [*others]
+        return () if is_new(keys) else keys
 
     def has_head_of(self, other: SeenPrompt) -> bool:
         above = slice(self.num_above)
         return other.head == self.head and other.messages[above] == self.messages[above]
 
-    def samples_at(self, places: Iterable[int]) -> list[int]:
-        known, owner, decoded = self._samples, self.owner, self.decoded
-        return [known.get(at) or _sample(owner, decoded[at]) for at in places]
-
+    @cached_property
     def samples(self) -> list[int]:
-        return self.samples_at(range(len(self.decoded)))
+        return [_sample(self.owner, message) for message in self.decoded]
 
 
 def _num_instructions(messages: Sequence[Any]) -> int:
@@ -266,9 +271,11 @@ def _sample(owner: bytes, message: Any) -> int:
     if not isinstance(message, dict):
         return hash((owner, str(message)[:_SAMPLE]))
     kind, text = message.get("role") or message.get("type"), message.get("content")
+    if type(kind) is not str:
+        kind = str(kind)
     if type(text) is not str or not text:
         text = _sampled_text(message)
-    return hash((owner, str(kind), len(text), text[:_SAMPLE], text[-_SAMPLE:]))
+    return hash((owner, kind, len(text), text[:_SAMPLE], text[-_SAMPLE:]))
 
 
 def _sampled_text(message: Mapping[str, Any]) -> str:
@@ -331,7 +338,7 @@ def _is_read(messages: Sequence[Any]) -> bool:
 def _is_similar(before: SeenPrompt, search: _Search) -> bool:
     """Return True if a request, looked at more closely, continues another one: it has the last
     message of that, or one much like it in its place, and more than an opening in common."""
-    new, samples = search.samples(), _samples_of(before)
+    new, samples = search.samples, _samples_of(before)
     last = len(samples) - 1
     if last < 0:
         return False
@@ -352,7 +359,7 @@ def _is_similar(before: SeenPrompt, search: _Search) -> bool:
 
 def _common_share(before: SeenPrompt, search: _Search) -> float:
     old = set(_samples_of(before))
-    return len(old.intersection(search.samples())) / max(1, len(old))
+    return len(old.intersection(search.samples)) / max(1, len(old))
 
 
 def _is_asked(message: Any) -> bool:

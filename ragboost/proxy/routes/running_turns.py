@@ -71,4 +71,6 @@ class RunningTurns:
         if turn.commit is None or not turn.commit.done() or turn.commit.cancelled():
             return
         if (error := turn.commit.exception()) is not None:
-            logger.error("a turn of a session: %s", error)
+            is_clients = isinstance(error, SessionConflictError)  # who deleted it, for example
+            level = logging.INFO if is_clients else logging.ERROR
+            logger.log(level, "a turn of a session: %s", error)

@@ -21,6 +21,11 @@ _UNHEALTHY = 1e15  # tokens; more than any queue
 # Load of a running request unless `router.running_tokens` says it: a share of the prompt to place.
 _RUNNING_SHARE = 0.05
 _MAX_RUNNING_TOKENS = 512
+# Bound on the load of a hot document's backend: where documents were sent before is preferred as
+# far as the prompt is computed there before one that is a tenth longer would be, uncached and
+# behind two average queues (docs/lab/routing.md).
+_MAX_PROMPTS = 1.1
+_MAX_QUEUES = 2
 
 
 class Router:
@@ -61,7 +66,8 @@ class Router:
             self._names[backend.number] = backend.name
             backend.load.on_change = partial(self._changed.add, backend)
         self._by_number = {backend.number: backend for backend in self.backends.all}
-        self._absent[list(self._by_number)] = 0
+        self._present = np.array(list(self._by_number), np.int64)
+        self._absent[self._present] = 0
         self._changed.clear()
         self._changed.update(self.backends.all)
 
@@ -91,14 +97,15 @@ class Router:
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""
         width, names = self.backends.width, self._names
-        cached, affinity = np.zeros(width), np.zeros(width)
+        cached, affinity, kept = np.zeros(width), np.zeros(width), np.zeros(width)
         readings: list[tuple[RoutingSignal, CacheReading]] = []
         for signal in self._signals if self.looks_at_caches else ():
             if signal.reads_caches and (reading := await signal.read(admission, names)):
                 cached = np.maximum(cached, reading.cached)
                 affinity += reading.affinity
+                kept += reading.kept
                 readings.append((signal, reading))
-        backend = self._cheapest(admission.prompt_tokens, CacheReading(cached, affinity))
+        backend = self._cheapest(admission.prompt_tokens, CacheReading(cached, affinity, kept))
         if backend is None:
             raise NoBackendError
         admission.cached_by_backend = cached
@@ -112,7 +119,11 @@ class Router:
     ) -> Backend | None:
         """Return the backend with the lowest cost, unhealthy ones last; None: all are excluded."""
         self._update_loads()
-        cost = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting - reading.affinity
+        before = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting
+        num_backends = max(len(self._present), 1)
+        queue = self._waiting[self._present].sum() / num_backends
+        latest = _MAX_PROMPTS * prompt_tokens + _MAX_QUEUES * queue
+        cost = before - np.minimum(reading.affinity, np.maximum(latest - before, 0)) - reading.kept
         cost += self._absent + self._running * self._tokens_per_running(prompt_tokens)
         backends = self.backends.all
         unhealthy = [backend.number for backend in backends if backend.problem is not None]

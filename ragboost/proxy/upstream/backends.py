@@ -66,6 +66,7 @@ class Backends:
     def __post_init__(self) -> None:
         self.draining: list[Backend] = []  # removed, with running requests
         self._checks: dict[Backend, asyncio.Task[None]] = {}
+        self._running_checks: dict[Backend, asyncio.Task[None]] = {}
         self._is_open = self._is_full = False
         self._follow_again: Callable[[], None] = lambda: None  # with the last list
         self._key: str | None = None  # of the file
@@ -193,9 +194,10 @@ class Backends:
         self._start_checks()
 
     async def close(self) -> None:
-        for check in self._checks.values():
+        checks = [*self._checks.values(), *self._running_checks.values()]
+        for check in checks:
             check.cancel()
-        await asyncio.gather(*self._checks.values(), return_exceptions=True)
+        await asyncio.gather(*checks, return_exceptions=True)
         for backend in (*self.all, *self.draining):
             backend.close()
 
@@ -231,6 +233,18 @@ class Backends:
             await asyncio.sleep(self.health_interval_s)
 
     async def _check(self, backend: Backend) -> None:
+        """Check a backend, or wait for the check that is running: one at a time, however many ask.
+
+        Else a flood of `/ready` would flood the backends, and be many failures at once.
+        """
+        running = self._running_checks.get(backend)
+        if running is None:
+            running = asyncio.create_task(self._ask(backend))
+            self._running_checks[backend] = running
+            running.add_done_callback(lambda _: self._running_checks.pop(backend, None))
+        await asyncio.shield(running)
+
+    async def _ask(self, backend: Backend) -> None:
         num_failures = backend.num_failures
         problem = await backend.find_problem()
         if backend not in self.all:

@@ -188,7 +188,7 @@ def test_a_session_that_is_evicted_and_deleted_during_its_turn_does_not_come_bac
 
 
 def test_a_turn_of_a_session_that_was_deleted_meanwhile_is_no_complete_answer(
-    client: httpx.Client, engine: FakeEngine
+    client: httpx.Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = create(client)
     with held_turn(client, engine, session, "one?") as (first, chunks):
@@ -198,3 +198,4 @@ def test_a_turn_of_a_session_that_was_deleted_meanwhile_is_no_complete_answer(
     assert "[DONE]" not in whole
     assert "not stored" in whole
     eventually(lambda: client.get(f"/v1/sessions/{session}").status_code, equals=404)
+    assert "ERROR" not in {record.levelname for record in caplog.records}  # the client's own doing

@@ -68,6 +68,14 @@ async def test_a_hot_document_gets_a_second_backend_when_its_own_is_busy() -> No
         admission.close()
 
 
+async def test_the_lead_of_a_busy_backend_is_bounded_by_what_its_cache_saves_the_request() -> None:
+    routed = Routed()
+    home = await routed.send(*"abcdef")
+    home.load.add(prefill_tokens=3 * TOKENS)
+    assert await routed.send(*"abcdxy") is home
+    assert await routed.send(*"bcdefg") is not home, "its cache has no prefix of these"
+
+
 async def test_a_running_request_weighs_little_beside_a_short_prompt() -> None:
     routed = Routed(router={})
     home = await routed.send("a")

@@ -301,6 +301,31 @@ def test_what_ready_sees_is_seen_on_the_page_and_in_the_metrics(
     assert read_backend(proxy) == (False, False)
 
 
+async def test_a_flood_of_ready_is_one_check_at_a_time_and_one_failure() -> None:
+    asked, released = asyncio.Event(), asyncio.Event()
+    num_asked = 0
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        asked.set()
+        await released.wait()
+        writer.write(b"HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    backends = Backends.of(Settings.model_validate({"backend": {"url": url}}))
+    asking = [asyncio.create_task(backends.find_problems()) for _ in range(16)]
+    await asked.wait()
+    asking[0].cancel()  # the others still wait
+    released.set()
+    answers = await asyncio.gather(*asking[1:])
+    assert (num_asked, backends.all[0].num_failures, answers) == (1, 1, [{}] * 15)
+    await backends.close()
+    server.close()
+
+
 def test_a_backend_that_is_down_at_the_start_is_so_at_once(
     unused_port: int, start_proxy: Callable[..., ProxyServer]
 ) -> None:

@@ -70,7 +70,7 @@ class PrefixAffinity(RoutingSignal):
         turn = next((sent for sent in found if sent is not whole and self._members(sent)), None)
         is_kept = turn is not None and 0 < turn.turn_s > self._clock() - self.kept_s
         kept = [Holders(_KEPT, self._members(turn))] if turn is not None and is_kept else []
-        return CacheReading(cached, spread(kept, columns))
+        return CacheReading(cached, cached * 0, spread(kept, columns))
 
     def longest(self, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
         """Find the longest prefix that a backend was sent: its bytes as sent, and as given."""

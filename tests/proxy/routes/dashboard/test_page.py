@@ -96,12 +96,17 @@ def test_the_index_opens_by_keyboard_and_stays_open(
     assert browser.find_element(By.CSS_SELECTOR, "#indexes details details").is_displayed()
 
 
+@pytest.mark.parametrize("name", ["m", "W" * 300])
 @pytest.mark.parametrize("width", [360, 400, 768, 1240, 1400])
 def test_nothing_sticks_out_of_a_window(
-    browser: "webdriver.Chrome", start_proxy: Callable[..., ProxyServer], width: int
+    browser: "webdriver.Chrome",
+    start_proxy: Callable[..., ProxyServer],
+    engine: FakeEngine,
+    width: int,
+    name: str,
 ) -> None:
-    proxy = start_proxy(boost={"share": 0.5})
-    ask(proxy.url, "abcd")
+    proxy = start_proxy(boost={"share": 0.5}, backends=[{"url": engine.url, "name": name}])
+    ask(proxy.url, "abcd", model=name)
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
