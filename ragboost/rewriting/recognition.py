@@ -109,8 +109,8 @@ class Histories:
         """Choose what was sent for a list of messages to the client that sends it now.
 
         The same question with the same documents counts most; then a rewriting with whose documents
-        the request's begin, or what was sent without any if that is the newest; then one with whose
-        documents they end; then the newest.
+        the request's begin; then what was sent without any, if that is the newest, or one with
+        whose documents they end, or whose messages contain them; then the newest.
 
         Args:
             is_last: the list ends with the question. Asked with other documents, or none, it is
@@ -123,7 +123,7 @@ class Histories:
             if (is_last and not is_asked) or not self._holds(request, documents, digest, judged):
                 continue
             if node is None:
-                new = 2 if best is None else -1
+                new = 1 if best is None else -1
             else:
                 new = 3 if is_asked else _likeness(request, node)
             if new > rank:
@@ -183,8 +183,6 @@ class Histories:
             conversation: the match of the request.
         """
         digest = conversation.digest
-        if delta.is_as_it_came:  # the client's wish for this request
-            return digest
         for link, sent in delta.sent:
             forms = conversation.forms.get(link)
             if forms and forms[-1].sent == sent:
@@ -245,9 +243,9 @@ def _contains(request: ParsedRequest, documents: frozenset[str], node: HistoryDe
 
 def _likeness(request: ParsedRequest, node: HistoryDelta) -> int:
     """Return 2 if a client that adds to the end of its list of documents and keeps its option sends
-    this request in a later turn, 1 if one that adds to the front does, else 0."""
+    this request in a later turn, 1 if one that adds to the front does, or may do, else 0."""
     if not node.shape:
-        return 2
+        return 1
     sent, keys = node.sent[0][1], request.keys_beside
     num = len(sent.retrieved)
     if sent.is_boosted != request.is_boost_wanted:

@@ -115,11 +115,8 @@ class Rewriting:
     def _put(self, sent: Mapping[int, SentMessage]) -> None:
         self.fields = with_messages(self._body, self.fields, sent)
 
-    def _leave(
-        self, bypass: Bypass | None, history: ResentMessages, *, is_as_it_came: bool = False
-    ) -> None:
-        delta = history.with_last()
-        self.bypass, self.delta = bypass, delta._replace(is_as_it_came=is_as_it_came)
+    def _leave(self, bypass: Bypass | None, history: ResentMessages) -> None:
+        self.bypass, self.delta = bypass, history.with_last()
 
     def _resend(self, bypass: Bypass | None) -> None:
         history = ResentMessages(self._body, self._conversation, links=self._request.links)
@@ -194,7 +191,7 @@ class Rewriting:
             self._leave(Bypass("mixed_shapes"), history)
             return
         if not self._request.is_boost_wanted:
-            self._leave(Bypass("option"), history, is_as_it_came=True)
+            self._keep_history(Bypass("option"), history)
             return
         is_known = found.message is not None and found.message < history.num_known
         if not found.documents or (is_known and own is None):
@@ -207,13 +204,19 @@ class Rewriting:
         self.prompt_prefix = prompt_prefix(body, self._shape, found)
         outcome = self._keep_or_boost(own)
         if isinstance(outcome, Bypass):
-            self._leave(outcome, history, is_as_it_came=True)
+            self._keep_history(outcome, history)
             return
         self._write(history, outcome)
         self._put(others)
         self._keep_references(history)
         before, after = _bytes_around(body, found)
         self._count(outcome, before=before, after=after)
+
+    def _keep_history(self, bypass: Bypass, history: ResentMessages) -> None:
+        """Leave the last message as it came, and send those before it as before."""
+        last = len(self._body.messages) - 1
+        self._put({at: sent for at, sent in history.sent.items() if at < last})
+        self._leave(bypass, history)
 
     def _reorder_beside_messages(self) -> None:
         """Reorder documents of this request alone; equal ones keep their order over turns."""

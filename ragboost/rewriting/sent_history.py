@@ -82,7 +82,6 @@ class HistoryDelta(NamedTuple):
     # and the shape of the documents that its request gave beside the messages.
     link: Link = b""
     shape: str = ""
-    is_as_it_came: bool = False  # the whole history was sent as the client wrote it
 
 
 _NOTHING = HistoryDelta()

@@ -121,10 +121,19 @@ def test_a_first_message_that_was_sent_as_it_came_stays_so() -> None:
     histories = make()
     turn(histories, "hi", documents="d")
     histories.add_unchanged(claim("hi"))
-    assert texts_of(histories.match(claim("hi", "hello", "q2", documents="de"))) == []
+    assert texts_of(histories.match(claim("hi", "hello", "q2", documents="ed"))) == []
     assert texts_of(histories.match(claim("hi", documents="d"))) == ["hi"]  # the same question
     turn(histories, "hi", documents="d")  # newer
-    assert texts_of(histories.match(claim("hi", "hello", "q2", documents="de"))) == ["hi"]
+    assert texts_of(histories.match(claim("hi", "hello", "q2", documents="ed"))) == ["hi"]
+
+
+def test_anothers_plain_question_takes_no_history_from_a_list_of_documents_that_continues_it() -> (
+    None
+):
+    histories = make()
+    turn(histories, "hi", documents="ab")
+    histories.add_unchanged(claim("hi"))
+    assert texts_of(histories.match(claim("hi", "hello", "q2", documents="abc"))) == ["hi"]
 
 
 def test_a_later_message_that_was_sent_as_it_came_keeps_its_history_so() -> None:
@@ -238,4 +247,4 @@ def test_an_unchanged_first_message_is_hashed_only_where_its_own_bytes_were_rewr
     assert "message_digests" not in vars(foreign.body)
 
     histories.add_unchanged(alike)
-    assert not histories.match(claim("a", "b")).digest
+    assert not histories.match(claim("a", "b", documents="ed")).digest
