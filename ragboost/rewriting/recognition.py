@@ -182,7 +182,9 @@ class Histories:
         Args:
             conversation: the match of the request.
         """
-        digest = UNCHANGED if delta.is_as_it_came else conversation.digest
+        digest = conversation.digest
+        if delta.is_as_it_came:  # the client's wish for this request
+            return digest
         for link, sent in delta.sent:
             forms = conversation.forms.get(link)
             if forms and forms[-1].sent == sent:

@@ -328,20 +328,22 @@ class Rewriting:
         """Keep messages with references as they are sent, for later turns with another shape; those
         that were sent as they came stay so."""
         name, sent, parent = self._body.list_name, list(self.delta.sent), self.delta.parent
-        if history.links:
-            messages = list(self.fields[name])
-            for at, old in enumerate(self._body.fields[name]):
-                if messages[at] is old or isinstance(messages[at], Raw):
-                    continue
-                if at < history.num_known:
-                    messages[at] = old
-                    continue
-                written = self._body.encode_bytes(messages[at])
-                messages[at] = Raw(written)
-                parent = parent if sent else history.digest(at)
-                sent.append((history.links[at], SentMessage(written, (), ())))
+        messages, originals = self.fields.get(name, ()), self._body.fields.get(name, ())
+        places = range(len(history.links))
+        written = [i for i in places if messages[i] is not originals[i]]
+        written = [i for i in written if not isinstance(messages[i], Raw)]
+        if written:
+            messages = list(messages)
             self.fields = {**self.fields, name: messages}
-            self.delta = self.delta._replace(sent=tuple(sent), parent=parent)
+        for at in written:
+            if at < history.num_known:
+                messages[at] = originals[at]
+                continue
+            message = self._body.encode_bytes(messages[at])
+            messages[at] = Raw(message)
+            parent = parent if sent else history.digest(at)
+            sent.append((history.links[at], SentMessage(message, (), ())))
+        self.delta = self.delta._replace(sent=tuple(sent), parent=parent)
         self.delta = history.with_last(self.delta)
 
     def _count(self, context: Context, *, before: int = 0, after: int = 0) -> None:

@@ -294,13 +294,16 @@ def test_references_stay_when_documents_come_in_an_object_later(session: str) ->
     chat.ask("more", 7, 3, 2)
 
 
-def test_documents_in_a_message_stay_whole_when_those_of_the_object_are_given_no_more() -> None:
+def test_results_of_tools_stay_whole_when_documents_beside_are_given_no_more() -> None:
     chat = Chat(RewritingProxy())
-    chat.ask(tags([2, 5]))
-    chat.ask(tags([5, 0]), 7)  # beside documents, those in messages are left alone
-    chat.sent = chat.sent[:2]
-    chat.ask("more")
-    chat.ask(tags([2, 1]))
+    chat.ask("Hello", 7)
+    for result in (tags([2]), tags([2, 1])):
+        chat.add("assistant", "", tool_calls=[{"id": "1", "type": "function"}])
+        chat.add("tool", result, tool_call_id="1")
+        chat.send(7)
+    del chat.sent[0]  # has the document that is given no more
+    results, chat.sent = chat.sent, []
+    assert chat.ask("more")[1:5] == results
 
 
 def test_another_ones_plain_turn_does_not_outweigh_the_steps_of_an_agent() -> None:

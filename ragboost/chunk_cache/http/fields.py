@@ -42,4 +42,5 @@ def read_fields(model: type[M], value: Any, *, name: str = "") -> M:
     if error["type"] != "model_type":
         expected = str(error.get("ctx", {}).get("error") or error["msg"])
         expected = expected.replace("Input should be", "must be")
+        expected = expected.replace("a valid dictionary", "an object")
     raise RequestError(f"{where} {expected}, got {show(error['input'])}", param=where)

@@ -231,6 +231,13 @@ def test_a_request_that_the_memory_does_not_suffice_for_is_a_500_and_the_next_on
     assert httpx.get(f"{fresh.url}/health").status_code == 200
 
 
+def test_a_field_of_another_type_is_refused_in_the_words_of_json(served: Served) -> None:
+    body = {"prompt": "a", "stream_options": True}
+    reply = httpx.post(f"{served.url}/v1/completions", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "stream_options must be an object, got true"
+
+
 @pytest.mark.parametrize("prompt", [None, "", [], [[]], ["a", "b"], [-1], [4096], [1.5], {}])
 def test_bad_prompt_is_refused(served: Served, prompt: Any) -> None:
     reply = httpx.post(f"{served.url}/v1/completions", json={"prompt": prompt})
