@@ -153,8 +153,11 @@ class CarriedDocuments(NamedTuple):
             carried, is_empty = {key: label for key, label in carried.items() if label}, not keys
             taken = {*carried.values()}
             known = {key: label for key, label in known.items() if label not in taken} | carried
-            owners = {label: key for key, label in known.items()}
+            # A copy of a document may have a second label.
+            owners = {**owners, **{label: key for key, label in known.items()}}
             is_complete = len(carried) == len(set(keys))
+            if state is not None and not isinstance(keys, Mapping):
+                is_complete = is_complete and not state.has_forgotten
         return cls(known, carried if has_references else {}, is_empty, is_complete, owners)
 
 

@@ -14,6 +14,7 @@ from tests.fuzz.requests import Asked
 _LABEL = r"\[Doc_[A-Za-z0-9_.:~\-]+\]"
 _HEAD = re.compile(rf"^({_LABEL})(?: ([^\n]*))?\n", re.MULTILINE)
 _LOCATION = re.compile(r"Please refer to (\[Doc_.+?\]) in the previous conversation\.")
+_ALL = "Please refer to all documents in the previous conversation."
 _ORDER = re.compile(r"Documents by relevance, most relevant first: (.*)")
 _QUOTED = re.compile(
     r'Please refer to the document that begins with "(.*?)" in the previous conversation\.'
@@ -43,6 +44,8 @@ def _check_text(text: str, before: str) -> Iterator[str]:
     for label in _LOCATION.findall(text):
         if label not in _heads(before):
             yield f"{label} is not in an earlier message"
+    if _ALL in text and not _heads(before):
+        yield "there are no documents in an earlier message"
     squeezed = " ".join(before.split())
     for found in _QUOTED.finditer(text):
         here = f"{squeezed} {' '.join(text[: found.start()].split())}"
@@ -113,7 +116,7 @@ def _check_given(asked: Asked, question: str) -> Iterator[str]:
     if not asked.shape.is_ours or not asked.is_boosted or asked.move == "retry":
         return
     hidden = {d.text for d in asked.given if d.text and d.text not in question}
-    if len(set(_LOCATION.findall(question))) < len(hidden):
+    if _ALL not in question and len(set(_LOCATION.findall(question))) < len(hidden):
         yield f"{len(hidden)} documents are left out without a location hint"
 
 
