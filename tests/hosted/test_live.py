@@ -54,6 +54,17 @@ def test_nothing_is_compared_with_the_requests_of_other_credentials_users_or_tea
     assert find(watch, changed) is not None
 
 
+def test_a_head_that_was_sent_before_diverges_nowhere() -> None:
+    watch = PrefixWatch()
+    first = request(RULES + "Now: 2026-11-22 10:03")
+    second = request(RULES + "Now: 2026-11-22 10:04")
+    named = [(*ALICE, (b"x-ragboost-session", b"%d" % i)) for i in range(4)]
+    assert find(watch, first, named[0]) is None
+    assert find(watch, second, named[1]) is not None
+    assert find(watch, first, named[2]) is None
+    assert find(watch, second, named[3]) is None
+
+
 def test_a_named_conversation_is_followed_to_another_model() -> None:
     watch = PrefixWatch()
     named = (*ALICE, (b"x-ragboost-session", b"s"))

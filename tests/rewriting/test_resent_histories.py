@@ -294,6 +294,25 @@ def test_references_stay_when_documents_come_in_an_object_later(session: str) ->
     chat.ask("more", 7, 3, 2)
 
 
+@pytest.mark.parametrize("session", ["", "name"])
+def test_messages_with_documents_stay_in_a_turn_that_is_not_to_be_boosted(session: str) -> None:
+    proxy = RewritingProxy()
+    Chat(proxy).ask(tags([0, 5]))
+    chat = Chat(proxy, session)
+    given = tags([5, 0, 7])
+    assert given not in chat.ask(given)[0]
+    chat.ask("not this one", ragboost={"options": {"boost": False}})
+    chat.ask("more")
+
+
+def test_another_ones_plain_question_does_not_outweigh_documents_that_continue_a_list() -> None:
+    proxy = RewritingProxy()
+    chat = Chat(proxy)
+    chat.ask("Hello", 1, 2)
+    Chat(proxy).ask("Hello")
+    chat.ask("next", 1, 2, 3)
+
+
 def test_results_of_tools_stay_whole_when_documents_beside_are_given_no_more() -> None:
     chat = Chat(RewritingProxy())
     chat.ask("Hello", 7)

@@ -197,8 +197,9 @@ def test_without_its_server_sessions_fail_and_everything_else_goes_on(
     assert ready.json()["status"] == "degraded"
     assert read_metric(url, "ragboost_session_store_failures_total") > 0
     redis_server.start()
-    assert httpx.post(f"{url}/v1/sessions", json={"model": "m"}).status_code == 201
-    assert httpx.get(f"{url}/ready").json()["status"] == "ready"
+    assert httpx.get(f"{url}/ready").json()["status"] == "ready", "though nobody stored anything"
+    redis_server.kill()
+    assert httpx.get(f"{url}/ready").json()["status"] == "degraded", "though nobody asked"
 
 
 def test_a_full_server_is_refused_before_a_model_works(

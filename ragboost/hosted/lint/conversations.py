@@ -94,6 +94,8 @@ class LastPrompts:
         self._latest: BoundedMap[bytes, tuple[int, Sequence[int]]] = BoundedMap(
             max_entries=max_prompts
         )
+        # Hashes of heads with which conversations began: one that was sent before diverges nowhere.
+        self._heads: BoundedMap[int, None] = BoundedMap(max_entries=max_prompts)
         self._num = 0
 
     def __len__(self) -> int:
@@ -157,8 +159,6 @@ class LastPrompts:
                     return number, Predecessor(prompt, True, False)
             if len(candidates) >= _MAX_SOUGHT:
                 break
-        if not candidates:
-            return None, None
         similar = {
             number: _common_share(prompt, search)
             for number, prompt in candidates.items()
@@ -179,14 +179,14 @@ class LastPrompts:
             return keys, None
         self._lead(keys, number)
         keys = tuple(_head_keys(body, search.owner, search.decoded))
-        for key in keys:
+        is_known = search.head_hash in self._heads
+        self._heads.put(search.head_hash, None)
+        for key in () if is_known else keys:
             for number in reversed(self._numbers(key)):
                 other = self._last.peek(number)
                 if other is None or other.owner != search.owner:
                     continue
-                # Where all that could be compared is equal, there is nothing to say.
-                is_equal = search.has_head_of(other)
-                return keys, None if is_equal else Predecessor(other, False, True)
+                return keys, Predecessor(other, False, True)
         return keys, None
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
@@ -205,8 +205,7 @@ class LastPrompts:
         return self._by_key.get(key) or self._by_old_key.get(key) or ()
 
     def _is_new(self, keys: Sequence[int]) -> bool:
-        is_new = self._by_key.keys().isdisjoint(keys)
-        return is_new and self._by_old_key.keys().isdisjoint(keys)
+        return self._by_key.keys().isdisjoint(keys) and self._by_old_key.keys().isdisjoint(keys)
 
 
 class _Search:
@@ -251,6 +250,11 @@ class _Search:
     def has_head_of(self, other: SeenPrompt) -> bool:
         above = slice(self.num_above)
         return other.head == self.head and other.messages[above] == self.messages[above]
+
+    @cached_property
+    def head_hash(self) -> int:
+        head = [(name, bytes(value)) for name, value in sorted(self.head.items())]
+        return hash((self.owner, *head, *map(bytes, self.messages[: self.num_above])))
 
     @cached_property
     def samples(self) -> list[int]:

@@ -21,6 +21,7 @@ from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.version import __version__
 
 _TAG = "operations"
+_MAX_CHECK_S = 1.0  # a session store that does not respond is not to delay an answer
 
 
 class StatusRoutes:
@@ -73,8 +74,8 @@ class StatusRoutes:
         problems = await self._state.backends.find_problems()
         is_ready = len(problems) < len(self._state.backends.all)
         response.status_code = 200 if is_ready else 503
-        if self._state.store.is_on_disk:  # a server that does not respond would delay the answer
-            with suppress(SessionStoreError):
+        with suppress(SessionStoreError, TimeoutError):
+            async with asyncio.timeout(_MAX_CHECK_S):
                 await self._state.store.check()
         problem = self._state.store.problem
         status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
