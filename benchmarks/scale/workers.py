@@ -101,7 +101,7 @@ def make_prompts(num: int, *, tokens: int) -> Sequence[SentPrompt]:
     length = tokens // DOCUMENTS
     prompts = []
     for number in range(num):
-        documents = tuple(("0123456789abcdef", key) for key in rng.sample(pool, DOCUMENTS))
+        documents = tuple("0123456789abcdef" + key for key in rng.sample(pool, DOCUMENTS))
         layout = PromptLayout(
             TenantKey("model", ""),
             documents,

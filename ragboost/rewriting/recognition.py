@@ -199,11 +199,22 @@ class Histories:
                 self._nodes.put(digest, node, size=_NODE_BYTES + len(sent.message))
             self._add_end(node.link, digest)
         self._add_end(request.links[-1], digest)
+        if not delta.sent and not request.question_link:
+            self._add_ends_of_documents(request, digest, begin=conversation.num_known)
         if digest != UNCHANGED:
             self._touch(digest)
             if (at := request.opening) is not None:
                 self._openings.put(_opening(request.body.messages[at]), None)
         return digest
+
+    def _add_ends_of_documents(self, request: ParsedRequest, digest: Digest, *, begin: int) -> None:
+        """Note that messages with documents were sent as they came, so that this is known of a
+        history that is cut behind one of them, too."""
+        messages = request.body.fields[request.body.list_name]
+        for at in range(begin, len(request.links) - 1):
+            message = messages[at]
+            if isinstance(message, dict) and message.get("role") != "assistant":
+                self._add_end(request.links[at], digest)
 
     def _add_end(self, link: Link, digest: Digest = UNCHANGED) -> None:
         old = self._ends.peek(link) or ()

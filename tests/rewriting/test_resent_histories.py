@@ -305,6 +305,20 @@ def test_messages_with_documents_stay_in_a_turn_that_is_not_to_be_boosted(sessio
     chat.ask("more")
 
 
+def test_messages_that_were_not_boosted_stay_as_they_came_in_a_history_that_is_cut() -> None:
+    proxy = RewritingProxy()
+    Chat(proxy).ask(tags([0, 5]))
+    chat = Chat(proxy)
+    chat.messages += [
+        {"role": "user", "content": tags([5, 0])},
+        {"role": "assistant", "content": "ok"},
+    ]
+    chat.messages += [{"role": "user", "content": tags([0, 1])}]
+    chat.ask("not this one", ragboost={"options": {"boost": False}})
+    del chat.messages[3:], chat.sent[3:]
+    chat.ask("another")
+
+
 def test_another_ones_plain_question_does_not_outweigh_documents_that_continue_a_list() -> None:
     proxy = RewritingProxy()
     chat = Chat(proxy)
