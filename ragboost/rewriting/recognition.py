@@ -7,7 +7,7 @@ same questions and key.
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Raw
 
@@ -46,8 +46,9 @@ class Histories:
             clock=clock,
         )
         # What was sent for a list of messages, the newest last, by its link: the last node, or
-        # `UNCHANGED`. Some nodes may be evicted. Lists end where a request or a node does: one
-        # that ends with a response would be found for all who got the same.
+        # `UNCHANGED`. Some nodes may be evicted. Lists end where a request or a node does, or a
+        # message with documents that was sent as it came: one that ends with a response would be
+        # found for all who got the same.
         num_ends = 2 * settings.max_sessions
         self._ends: BoundedMap[Link, tuple[Digest, ...]] = BoundedMap(
             max_entries=num_ends, max_size=num_ends, ttl_s=settings.ttl_s, clock=clock
@@ -89,11 +90,8 @@ class Histories:
             cut = cut or (None if is_last else self._cut(request, documents, ends[-1]))
         if cut is not None and cut[0] > num:
             num, digest = cut
-        deltas = []
-        node = self._nodes.peek(digest)
-        while node is not None:
-            deltas.append(node._replace(parent=None))  # all are of one branch
-            node = self._nodes.peek(node.parent or UNCHANGED)
+        # All are of one branch.
+        deltas = [node._replace(parent=None) for _, node in self._chain(digest)]
         self._touch(digest)
         return Conversation(deltas=reversed(deltas), digest=digest, num_known=num)
 
@@ -135,9 +133,8 @@ class Histories:
     ) -> tuple[int, Digest] | None:
         """Return the index of the first message in a history whose documents a request has not, and
         what was sent before it; None if there is none, or not all is kept."""
-        first = None
-        begin = digest
-        while (node := self._nodes.peek(digest)) is not None:
+        first, begin = None, UNCHANGED
+        for _, node in self._chain(digest):
             digest = node.parent or UNCHANGED
             if not _contains(request, documents, node):
                 first, begin = node, digest
@@ -223,12 +220,17 @@ class Histories:
             old = (*kept, digest)[-_MAX_ENDS:]
         self._ends.put(link, old, size=len(old))
 
+    def _chain(self, digest: Digest) -> Iterator[tuple[Digest, HistoryDelta]]:
+        """Yield a node and those before it that are kept, the last one first."""
+        while (node := self._nodes.peek(digest)) is not None:
+            yield digest, node
+            digest = node.parent or UNCHANGED
+
     def _touch(self, digest: Digest) -> None:
-        while node := self._nodes.peek(digest):
-            self._nodes.touch(digest)
+        for each, node in self._chain(digest):
+            self._nodes.touch(each)
             if node.link in self._ends:
                 self._ends.touch(node.link)
-            digest = node.parent or UNCHANGED
 
 
 def _opening(message: Raw) -> int:

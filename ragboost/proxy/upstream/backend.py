@@ -168,7 +168,7 @@ class Backend:
             connection = await self._connections.connect()
         return await connection.exchange(head, body, is_head_request=is_head_request)
 
-    async def find_problem(self) -> "Problem | None":
+    async def find_problem(self) -> Problem | None:
         """Return why requests cannot succeed; a 404 is fine: hosted APIs have no `/health`.
 
         Credentials are judged if they are the proxy's own.
