@@ -37,16 +37,14 @@ class PromptPart:
     @cached_property
     def text(self) -> str:
         """The value as JSON, keys in the order of the request."""
-        value = self.value
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return _text(self.value)
 
     def text_beside(self, old: "PromptPart") -> str:
         """Return the text as it would be if its fields had the order and the nulls of another
         message's: templates read fields by name, and a null as one that is absent."""
         if self.place == "tools" or old.place == "tools":
             return self.text
-        value = _aligned(self.value, old.value)
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return _text(_aligned(self.value, old.value))
 
     @cached_property
     def size(self) -> int:
@@ -152,6 +150,10 @@ def _plain(value: Any) -> Any:
         if name in kept:
             kept[name] = _joined(kept[name])
     return kept
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _aligned(new: Any, old: Any) -> Any:
