@@ -124,6 +124,31 @@ async def test_a_backend_that_is_healthy_again_takes_those_who_wait() -> None:
     await asyncio.gather(*waiting, later)
 
 
+async def test_a_backend_that_is_down_is_sent_nobody_once_another_is_healthy() -> None:
+    made = Room(max_concurrency=1, replicas=2)
+    healthy, lost = made.backends.all
+    running = {
+        admission.backend: admission for admission in [await made.enter(), await made.enter()]
+    }
+    waiting = [made.enter() for _ in range(4)]
+    await run_event_loop()
+    for backend in (lost, healthy):
+        made.backends._set_problem(backend, "down")
+    made.backends._set_problem(healthy, None)
+    made.done(running[lost])
+    await run_event_loop()
+    assert not any(task.done() for task in waiting)
+    served = running[healthy]
+    while waiting:
+        made.done(served)
+        await run_event_loop()
+        (task,) = [task for task in waiting if task.done()]
+        waiting.remove(task)
+        served = task.result()
+        assert served.backend is healthy
+    assert lost.load.assigned == 0
+
+
 def is_at(served: "Admission | asyncio.Task[Admission]", backend: Any) -> bool:
     if isinstance(served, asyncio.Task):
         return served.done() and is_at(served.result(), backend)
