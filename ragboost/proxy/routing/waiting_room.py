@@ -143,6 +143,7 @@ class WaitingRoom:
         if not waiting:
             return
         urgent = waiting[0]
+        waiting = [q for q in waiting if q.admission.priority == urgent.admission.priority]
         if urgent.admission.plannable is None:
             queue.set_next(urgent, how="alone")
             return
@@ -190,7 +191,7 @@ class WaitingRoom:
         better_off = (queued for other in others if (queued := other.better_off(queue, now)))
         if self._is_adaptive:
             return next(better_off, None)
-        return min(better_off, key=lambda queued: queued.since, default=None)
+        return min(better_off, key=lambda q: (q.admission.priority, q.since), default=None)
 
     def _move_away(self, queue: BackendQueue) -> None:
         """Pass on those who wait for a backend that is down or removed, if another is better."""

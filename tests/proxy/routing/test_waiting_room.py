@@ -37,9 +37,10 @@ class Room:
         assert self.dispatcher.room is not None
         self.room = self.dispatcher.room
 
-    def enter(self, conversation: str = "") -> "asyncio.Task[Admission]":
+    def enter(self, conversation: str = "", priority: int = 0) -> "asyncio.Task[Admission]":
         admission = self.dispatcher.admission()
         admission.prompt_tokens, admission.conversation = 100, conversation
+        admission.priority = priority
         return asyncio.create_task(self.dispatcher.enter(admission))
 
     def done(self, admission: Admission) -> None:
@@ -105,6 +106,34 @@ async def test_the_longest_wait_ends_first_wherever_it_is() -> None:
     assert (is_at(first, idle), second.done()) == (True, False)
     made.room.close()
     await second
+
+
+@pytest.mark.parametrize("mode", ["off", "adaptive"])
+async def test_those_of_a_lesser_priority_leave_first_and_equal_ones_in_order(mode: str) -> None:
+    made = Room(max_concurrency=1, mode=mode)
+    running = await made.enter()
+    priorities = {"a": 5, "b": 0, "c": 5, "d": -1, "e": 0, "f": -1}
+    waiting = {name: made.enter(priority=each) for name, each in priorities.items()}
+    await run_event_loop()
+    left = ""
+    while waiting:
+        made.done(running)
+        await run_event_loop()
+        (name,) = [name for name, task in waiting.items() if task.done()]
+        running = await waiting.pop(name)
+        left += name
+    assert left == "dfbeac"
+
+
+async def test_a_backend_that_is_free_takes_the_least_priority_from_any_queue() -> None:
+    made = Room(max_concurrency=1, replicas=3)
+    running = [await made.enter() for _ in range(3)]
+    later, urgent = made.enter(priority=5), made.enter(priority=-5)
+    await run_event_loop()
+    made.done(next(each for each in running if each.backend is made.backends.all[2]))
+    await run_event_loop()
+    assert (later.done(), urgent.done()) == (False, True)
+    later.cancel()
 
 
 async def test_a_backend_that_is_healthy_again_takes_those_who_wait() -> None:
