@@ -78,12 +78,11 @@ class RequestObserver:
     async def _move(
         self, request: ParsedRequest, piece: VaryingPiece, parse: Parse
     ) -> ParsedRequest | None:
-        raw = move_piece(request, piece)
-        if raw is None:
-            return None
-        moved = await run_bytes(partial(parse, raw), len(raw))
-        if moved.found is None or request.found is None or moved.found.keys != request.found.keys:
-            self._pieces.keep_in_place(request)  # the shape would read it as a document
+        raw, found = move_piece(request, piece), request.found
+        moved = request if raw is None else await run_bytes(partial(parse, raw), len(raw))
+        # Other documents: the shape would read the piece as one of them.
+        if raw is None or not (moved.found and found and moved.found.keys == found.keys):
+            self._pieces.keep_in_place(request)
             return None
         moved.client_links, moved.arm = request.links, request.arm
         return moved
