@@ -181,7 +181,8 @@ class TraceTexts:
         text = self._texts.get(part)
         if text is None:
             count = max(1, round(part.tokens * self._scale))
-            text = " ".join(random.Random(part.name).choices(_WORDS, k=count))
+            seed = part.name.encode("utf-8", "surrogatepass")
+            text = " ".join(random.Random(seed).choices(_WORDS, k=count))
             self._texts.put(part, text, size=len(text))
         return text
 
