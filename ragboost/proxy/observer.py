@@ -6,7 +6,6 @@ Knows parsed requests and settings. Does not know backends, or how requests are 
 
 import hashlib
 from collections.abc import Callable
-from functools import partial
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
@@ -78,10 +77,13 @@ class RequestObserver:
     async def _move(
         self, request: ParsedRequest, piece: VaryingPiece, parse: Parse
     ) -> ParsedRequest | None:
-        raw, found = move_piece(request, piece), request.found
-        moved = request if raw is None else await run_bytes(partial(parse, raw), len(raw))
+        def work() -> ParsedRequest | None:
+            raw = move_piece(request, piece)
+            return None if raw is None else parse(raw)
+
+        moved, found = await run_bytes(work, len(request.body.raw)), request.found
         # Other documents: the shape would read the piece as one of them.
-        if raw is None or not (moved.found and found and moved.found.keys == found.keys):
+        if not (moved and moved.found and found and moved.found.keys == found.keys):
             self._pieces.keep_in_place(request)
             return None
         moved.client_links, moved.arm = request.links, request.arm
