@@ -6,7 +6,6 @@ Knows parsed requests and settings. Does not know backends, or how requests are 
 
 import hashlib
 from collections.abc import Callable
-from functools import partial
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
@@ -78,12 +77,14 @@ class RequestObserver:
     async def _move(
         self, request: ParsedRequest, piece: VaryingPiece, parse: Parse
     ) -> ParsedRequest | None:
-        raw = move_piece(request, piece)
-        if raw is None:
-            return None
-        moved = await run_bytes(partial(parse, raw), len(raw))
-        if moved.found is None or request.found is None or moved.found.keys != request.found.keys:
-            self._pieces.keep_in_place(request)  # the shape would read it as a document
+        def work() -> ParsedRequest | None:
+            raw = move_piece(request, piece)
+            return None if raw is None else parse(raw)
+
+        moved, found = await run_bytes(work, len(request.body.raw)), request.found
+        # Other documents: the shape would read the piece as one of them.
+        if not (moved and moved.found and found and moved.found.keys == found.keys):
+            self._pieces.keep_in_place(request)
             return None
         moved.client_links, moved.arm = request.links, request.arm
         return moved
