@@ -201,6 +201,11 @@ class TieredStore:
             loads = [self._loads[key] for key in keys if key in self._loads]
             return any(now < load.wait_until for load in loads)
 
+    def is_on_its_way(self, key: str) -> bool:
+        """Return True while KV is loaded, whether or not a request should wait for it."""
+        with self._lock:
+            return key in self._loads
+
     def clear(self) -> None:
         with self._lock:  # no load may begin in between
             self.forget()
