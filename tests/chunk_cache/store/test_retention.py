@@ -63,6 +63,16 @@ def test_no_owner_keeps_others_from_pinning() -> None:
     assert f"{second}-1" in store
 
 
+def test_a_pin_that_is_refused_ends_no_other() -> None:
+    one, other = owner_prefix("one"), owner_prefix("other")
+    store = TieredStore(host_bytes=100 * SIZE)
+    sizes = {f"{one}-small": 1, f"{one}-large": 40, f"{other}-middle": 20}
+    for seed, (key, size) in enumerate(sizes.items()):
+        store.put(key, make_chunk(seed, num_tokens=6 * size))
+    assert [store.keep(key) for key in sizes] == [True, True, False]
+    assert [store.is_kept(key) for key in sizes] == [True, True, False]
+
+
 def test_a_chunk_that_is_elsewhere_is_pinned_once_it_is_loaded() -> None:
     place = HungPlace()
     place.chunks["far"] = make_chunk()
