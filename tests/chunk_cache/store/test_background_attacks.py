@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragboost.chunk_cache.store import background, workers
+from ragboost.chunk_cache.store import background, tiered, workers
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -251,6 +251,22 @@ def test_a_load_that_came_too_late_is_not_made_after_the_chunk_was_computed(
     assert same(store.get("second"), make_chunk(2))
     asked = sum(place.was_asked.acquire(blocking=False) for _ in range(9))
     assert asked == 2, "to write: if it is there, and to save it; not to load it"
+    store.close()
+
+
+def test_no_more_than_so_many_chunks_are_on_their_way(
+    place: HungPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiered, "_MAX_LOADS", 10)
+    place.chunks["last"] = make_chunk()
+    store = TieredStore(remote=place, waits=False, clock=lambda: 0.0)
+    for number in range(6):
+        store.prefetch({f"{number}-{each}": 6 for each in range(4)})
+    assert len(store._loads) == 10
+    place.may_answer.set()
+    eventually(lambda: not store._loads)
+    store.prefetch({"last": 6})
+    eventually(lambda: same(store.get("last"), make_chunk()))
     store.close()
 
 
