@@ -58,6 +58,8 @@ def _sentences(outcome: EngineCorpus, *, top_n: int) -> str:
         f"{outcome.num_stored:,} of {outcome.num_documents:,} documents stored, "
         f"{outcome.num_measured:,} measured, {outcome.num_tokens:,} tokens of prompts"
     )
+    if outcome.refusal:
+        text += f"\n{outcome.num_refused:,} refused by the engine, the first: {outcome.refusal}"
     if top_n and outcome.num_measured < outcome.num_stored:
         text += (
             "\nnot measured: documents without neighbours, and those that the store has lost; if "

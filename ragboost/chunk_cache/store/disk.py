@@ -6,6 +6,7 @@ import fcntl
 import logging
 import math
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 _SUFFIX = ".safetensors"
 _UNFINISHED = ".unfinished"
 _KEPT_SHARE = 0.95  # after an eviction, so that not every write scans the directory
+_MAX_LEAD_S = 24 * 3600.0  # of a rank before the clock; beyond it another clock was wrong
 
 
 class _Entry(NamedTuple):
@@ -114,8 +116,15 @@ class DiskTier:
     def remove(self, key: str) -> None:
         """Remove a chunk. A file that is open stays readable."""
         self.num_removed += 1
+        path = self._path(key)
         try:
-            self._path(key).unlink(missing_ok=True)
+            with self._locked() as reserved:
+                status = path.lstat()
+                path.unlink()
+                if stat.S_ISREG(status.st_mode) and reserved.total is not None:
+                    reserved.total = self.recorded_bytes = max(0, reserved.total - status.st_size)
+        except FileNotFoundError:
+            return
         except OSError as error:  # such as a read-only directory
             logger.warning("cannot remove chunk file %s: %s", key, error)
 
@@ -193,19 +202,24 @@ class DiskTier:
         reserved.total = self.recorded_bytes = total + size
 
     def _scan(self) -> Iterator[_Entry]:
-        """Yield all files, unfinished ones with infinite rank. Requires the lock."""
+        """Yield all files, unfinished ones with infinite rank. Requires the lock. Folders, pipes
+        and links are not ours: they are left alone."""
+        latest = self._clock() + _MAX_LEAD_S
         with os.scandir(self.directory) as files:
             for file in files:
                 path = Path(file.path)
                 try:
+                    if not file.is_file(follow_symlinks=False):
+                        continue
+                    status = file.stat(follow_symlinks=False)
                     if file.name.endswith(_SUFFIX):
-                        status = file.stat()
-                        yield _Entry(status.st_mtime, status.st_size, path)
+                        rank = status.st_mtime if status.st_mtime < latest else -math.inf
+                        yield _Entry(rank, status.st_size, path)
                     elif file.name.endswith(_UNFINISHED):
                         if _is_abandoned(path):
                             path.unlink(missing_ok=True)
                         else:
-                            yield _Entry(math.inf, file.stat().st_size, path)
+                            yield _Entry(math.inf, status.st_size, path)
                 except FileNotFoundError:
                     continue
 
