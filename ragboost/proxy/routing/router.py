@@ -109,9 +109,8 @@ class Router:
         if backend is None:
             raise NoBackendError
         admission.cached_by_backend = cached
-        confirmed = [
-            await signal.cached_at(admission, backend, reading) for signal, reading in readings
-        ]
+        # Without waiting: else requests would be placed by loads that do not count each other.
+        confirmed = [signal.cached_at(admission, backend, reading) for signal, reading in readings]
         return backend, max(confirmed, default=0)
 
     def _cheapest(

@@ -1,5 +1,7 @@
 """The choice of a backend: one search for all, and documents that share no prefix yet."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +13,7 @@ from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
+from tests.eventually import run_event_loop
 
 TOKENS = 400  # of a document
 
@@ -66,6 +69,25 @@ async def test_a_hot_document_gets_a_second_backend_when_its_own_is_busy() -> No
     assert {backend.name for backend in placed} == {b.name for b in routed.backends.all}
     for admission in waiting:
         admission.close()
+
+
+async def test_requests_that_waited_for_an_index_spread_as_those_that_did_not() -> None:
+    spread = []
+    for is_in_use in (False, True):
+        routed = Routed(backends=4)
+        await routed.send(*"abcdef")
+        if is_in_use:  # by a thread that boosts a large request
+            await routed.tenant.lock.acquire()
+        placing = [
+            asyncio.create_task(routed.place(*"abcde", f"once {number}")) for number in range(40)
+        ]
+        await run_event_loop()
+        if is_in_use:
+            routed.tenant.lock.release()
+        placed = await asyncio.gather(*placing)
+        spread.append(Counter(admission.backend.name for admission in placed))
+    assert spread[0] == spread[1]
+    assert len(spread[1]) == 4
 
 
 async def test_the_lead_of_a_busy_backend_is_bounded_by_what_its_cache_saves_the_request() -> None:
