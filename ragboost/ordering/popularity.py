@@ -11,7 +11,7 @@ what the prior promises counts as far as documents do come again.
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
-from operator import mul
+from operator import itemgetter, mul
 
 from ragboost.ordering.prior import CorpusPrior
 
@@ -121,8 +121,7 @@ class RecentContexts:
                 del near[best], savings[best]
             if is_old:
                 savings = []
-        rest = sorted(near + far, key=lambda candidate: -candidate[2])
-        ordered += [candidate[0] for candidate in rest]
+        ordered += [candidate[0] for candidate in sorted(near + far, key=_RANK, reverse=True)]
         return ordered, saved
 
     def _following(self, prefix: Sequence[Hashable]) -> "_Contexts":
@@ -178,6 +177,7 @@ class RecentContexts:
 # Document, its tokens, contexts that its rank counts as, recent contexts that hold it as bits, and
 # contexts of the corpus that hold it.
 _Candidate = tuple[Hashable, int, float, int, frozenset[int]]
+_RANK = itemgetter(2)
 
 
 class _Contexts:
