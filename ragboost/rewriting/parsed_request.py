@@ -243,9 +243,8 @@ def _is_name(value: Any) -> bool:
 
 
 def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    parts = [user, key.cache_salt, key.team, *[str(fields.get(name, "")) for name in _END_USER]]
-    owner = "".join([f"{len(part)}:{part}" for part in parts])
-    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).digest()
+    parts = (user, key.cache_salt, key.team, *map(fields.get, _END_USER))
+    return hashlib.sha256(repr(parts).encode()).digest()
 
 
 def _set_links(request: ParsedRequest, shape: Format, found: FoundDocuments) -> None:
