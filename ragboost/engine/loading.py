@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ragboost.cache_events import Event
 from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load_tokenizer
 from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
@@ -23,7 +24,6 @@ from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner, has_window
-from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.engine.text.tokenizer import ChatTokenizer

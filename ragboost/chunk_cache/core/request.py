@@ -89,10 +89,15 @@ def read_request(
 
 def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunkRequest:
     """Return the request with stored chunks apart from those of other namespaces."""
-    if request.is_public or not any(names):
+    if request.is_public:
         return request
-    made_from = json.dumps([request.tenant, *names]).encode()
-    return replace(request, tenant=hashlib.sha256(made_from).hexdigest())
+    return replace(request, tenant=namespaced(request.tenant, *names))
+
+
+def namespaced(tenant: str, *names: str | None) -> str:
+    if not any(names):
+        return tenant
+    return hashlib.sha256(json.dumps([tenant, *names]).encode()).hexdigest()
 
 
 def _read_chunks(fields: Mapping[str, Any], num_tokens: int) -> tuple[tuple[int, int], ...]:

@@ -50,7 +50,6 @@ class DiskTier:
         self.directory = directory
         self.capacity_bytes = capacity_bytes
         self.num_refused = self.num_failed = 0  # invalid files; failed writes
-        self.num_removed = 0  # removals by this process, of files that may have been absent
         self.num_evicted = 0  # by this process
         self.recorded_bytes = 0  # of all processes, when this one looked last
         self._clock = clock
@@ -115,7 +114,6 @@ class DiskTier:
 
     def remove(self, key: str) -> None:
         """Remove a chunk. A file that is open stays readable."""
-        self.num_removed += 1
         path = self._path(key)
         try:
             with self._locked() as reserved:
@@ -144,7 +142,6 @@ class DiskTier:
         return True
 
     def clear(self) -> None:
-        self.num_removed += 1
         try:
             with self._locked() as reserved:
                 for entry in self._scan():
@@ -193,7 +190,6 @@ class DiskTier:
                 if total <= goal or entry.rank == math.inf:
                     break
                 entry.path.unlink(missing_ok=True)
-                self.num_removed += 1
                 self.num_evicted += 1
                 total -= entry.size_bytes
             if total + size > self.capacity_bytes:

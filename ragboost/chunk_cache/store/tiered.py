@@ -70,7 +70,6 @@ class TieredStore:
     ) -> None:
         self.num_hits = 0  # outcomes of `get`
         self.misses: Counter[str] = Counter()  # by reason: absent, loading, not_loaded
-        self.num_late = 0  # chunks not loaded, or not waited for, since computing is faster
         self.disk = disk
         self.speeds = speeds or Speeds()
         self._device, self._waits, self._clock = torch.device(device), waits, clock
@@ -323,7 +322,6 @@ class TieredStore:
         for tier in self._tiers[first:]:
             is_trusted = tier.is_trusted
             if not tier.speeds.is_worth_loading():
-                self.num_late += len(loads)
                 tier.count("slower", len(loads))
             elif tier.load(loads):
                 for load in loads if not is_trusted else ():
