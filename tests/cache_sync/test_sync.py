@@ -132,7 +132,11 @@ def test_a_text_that_begins_alike_before_the_documents_is_no_missed_prediction()
         eventually(lambda: follower_of(proxy).is_exact)
         for i in range(30):
             system = {"role": "system", "content": "Answer briefly. " * 40 + f"Request {i}."}
-            ask(proxy, [i % 14, (i + 1) % 14], messages=[system, {"role": "user", "content": "why?"}])
+            ask(
+                proxy,
+                [i % 14, (i + 1) % 14],
+                messages=[system, {"role": "user", "content": "why?"}],
+            )
         settle(proxy, engine)
 
         assert sum(request.cached_tokens for request in engine.completions) > 1_000
