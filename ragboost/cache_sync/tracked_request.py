@@ -115,6 +115,7 @@ class TrackedRequest:
             self._layout,
             prompt_tokens=usage and usage.prompt_tokens,
             ends=_exact_ends(usage, self._context, self._tenant.tokens),
+            has_reused=usage is None or bool(usage.reused_tokens),
         )
 
 
