@@ -119,8 +119,9 @@ class DiskTier:
             with self._locked() as reserved:
                 status = path.lstat()
                 path.unlink()
-                if stat.S_ISREG(status.st_mode) and reserved.total is not None:
-                    reserved.total = self.recorded_bytes = max(0, reserved.total - status.st_size)
+                total = reserved.total
+                if total is not None and stat.S_ISREG(status.st_mode):
+                    reserved.total = self.recorded_bytes = max(0, total - status.st_size)
         except FileNotFoundError:
             return
         except OSError as error:  # such as a read-only directory
