@@ -169,7 +169,6 @@ class Admission:
 
     def _add_load(self, backend: Backend) -> None:
         self._prefill_tokens = self.uncached_tokens
-        backend.load.dispatched += 1
         backend.load.add(assigned=1, prefill_tokens=self._prefill_tokens)
 
     def _remove_load(self) -> None:

@@ -110,6 +110,23 @@ async def test_a_running_request_weighs_little_beside_a_short_prompt() -> None:
         assert admission.backend is home, "400 tokens cost more than five requests of 20"
 
 
+async def test_a_backend_that_returns_gets_no_more_than_it_needs_to_catch_up() -> None:
+    routed = Routed(backends=4)
+    away = routed.backends.all[0]
+
+    def assign() -> Backend:
+        with routed.dispatcher.admission() as admission:
+            routed.dispatcher.assign(admission)
+            return admission.backend
+
+    routed.backends._set_problem(away, "down")
+    assert len({assign() for _ in range(1_000)}) == 3
+    routed.backends._set_problem(away, None)
+    shares = Counter(assign() for _ in range(400))
+    assert len(shares) == 4
+    assert 100 <= shares[away] <= 200, "it was away for 333 of each other's"
+
+
 async def test_only_the_backend_that_is_chosen_has_an_index() -> None:
     routed = Routed(backends=64)
     backend = await routed.send(*"abc")

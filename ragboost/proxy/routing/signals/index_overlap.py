@@ -29,9 +29,9 @@ class IndexOverlap(RoutingSignal):
         leading, tenant = admission.leading, admission.tenant
         if leading is None or tenant is None:
             return None
+        columns = self.columns(names, tenant.numbers)  # while these names are the backends'
         async with tenant.lock:
             residents = tenant.residents(leading.documents, prompt_prefix=leading.prompt_prefix)
-        columns = self.columns(names, tenant.numbers)
         return CacheReading(
             spread(residents.cached, columns), _AFFINITY * spread(residents.recent, columns)
         )
