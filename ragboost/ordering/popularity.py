@@ -14,6 +14,7 @@ from itertools import accumulate, repeat
 from operator import itemgetter, mul
 
 from ragboost.ordering.prior import CorpusPrior
+from ragboost.ordering.request import OrderPolicy
 
 # Measured in docs/lab/ordering.md.
 _PRIOR_CONTEXTS = 8.0
@@ -28,7 +29,7 @@ _COMPARED = 24  # documents at each step
 _MIN_GAIN = 120  # tokens per document of the request: twenty times its label in the order hint
 
 
-class RecentContexts:
+class RecentContexts(OrderPolicy):
     """The documents of the last `window` contexts, as one bit set per document.
 
     Memory is bounded by the window: documents outside it are forgotten.
@@ -38,8 +39,8 @@ class RecentContexts:
     """
 
     def __init__(self, prior: CorpusPrior | None = None, *, window: int = 2048) -> None:
+        super().__init__(prior)
         self.window = window
-        self._prior = prior
         self._num_added = 0
         self._by_recent = self._by_corpus = _RECORD_START  # predicted documents of requests
         self._num_requests, self._returning = _RECORD_START, _RETURNING * _RECORD_START

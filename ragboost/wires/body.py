@@ -4,7 +4,7 @@ Texts that may hold documents are instructions, user messages and tool results; 
 messages are not among them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.wires.providers import CACHE_MARKS
@@ -54,6 +54,20 @@ def message_list(body: Mapping[str, Any]) -> str:
 def is_stored(body: Mapping[str, Any]) -> bool:
     """Return True if the backend prepends its own stored conversation."""
     return any(map(body.get, ANY.stored))
+
+
+def num_instructions(messages: Sequence[Any]) -> int:
+    """Count the messages before the first that is no instruction."""
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
+            return at
+    return len(messages)
+
+
+def has_instructions(body: Mapping[str, Any]) -> bool:
+    """Return True if the model reads instructions before anything else."""
+    messages = body.get(message_list(body)) or ()
+    return num_instructions(messages[:1]) > 0 or any(map(body.get, ANY.instructions))
 
 
 def find_slots(body: Mapping[str, Any]) -> list[Slot]:

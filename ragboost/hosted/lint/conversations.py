@@ -16,7 +16,7 @@ from msgspec import Raw
 from ragboost.bounded_map import BoundedMap
 from ragboost.hosted.lint.prompt import PROMPTS, PromptPart, common_length
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.wires.body import has_cache_mark
+from ragboost.wires.body import has_cache_mark, num_instructions
 from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY, CONTENTS
 
@@ -224,7 +224,7 @@ class _Search:
         self.decoded = decoded
         self.owner = owner
         self.name_key = name_key  # 0 without a name
-        self.num_above = above = _num_instructions(decoded)
+        self.num_above = above = num_instructions(decoded[:_MAX_ABOVE])
         self._last = last = len(decoded) - 1
         # The first message of a turn; 0 if there is none.
         self._first = above if above <= last and above < _MAX_ABOVE else 0
@@ -259,15 +259,6 @@ class _Search:
     @cached_property
     def samples(self) -> list[int]:
         return [_sample(self.owner, message) for message in self.decoded]
-
-
-def _num_instructions(messages: Sequence[Any]) -> int:
-    """Count the instructions at the beginning, up to `_MAX_ABOVE`."""
-    for at, message in enumerate(messages[:_MAX_ABOVE]):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ANY.instruction_roles:
-            return at
-    return min(len(messages), _MAX_ABOVE)
 
 
 def _sample(owner: bytes, message: Any) -> int:
