@@ -47,9 +47,10 @@ class ReuseMetrics:
     """Counts prompts with chunks, the origins of their tokens, and what the store holds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        mode = "mostrecent"
         self._gauges = {
-            field: Gauge(_PREFIX + name, text, ["tier"], registry=registry, multiprocess_mode=mode)
+            field: Gauge(
+                _PREFIX + name, text, ["tier"], registry=registry, multiprocess_mode="mostrecent"
+            )
             for field, (name, text) in _GAUGES.items()
         }
         self._counters = {

@@ -26,6 +26,19 @@ class EngineCorpus:
     num_measured: int = 0  # behind their neighbours
     num_tokens: int = 0  # of all prompts
 
+    def sentences(self, *, top_n: int) -> str:
+        text = (
+            f"{self.num_stored:,} of {self.num_documents:,} documents stored, "
+            f"{self.num_measured:,} measured, {self.num_tokens:,} tokens of prompts"
+        )
+        if top_n and self.num_measured < self.num_stored:
+            text += (
+                "\nnot measured: documents without neighbours, and those that the store has lost; "
+                "if it is too small, increase host_bytes, or set directory; an engine with several "
+                "workers measures nothing: use --top-n 0 with it"
+            )
+        return text
+
 
 def prepare(
     client: ChunkClient,
