@@ -146,6 +146,12 @@ def _add_content(
             slots.append(Slot((*path, at, "text"), part["text"], is_tool, is_leading))
 
 
+def tool_name(tool: Any) -> str:
+    """Return the name of a tool; empty if it has none."""
+    inner = tool.get("function", tool) if isinstance(tool, dict) else None
+    return str(inner.get("name") or "") if isinstance(inner, dict) else ""
+
+
 def has_cache_mark(value: Any) -> bool:
     """Return True if the caller set a cache breakpoint at this block or message."""
     if not isinstance(value, dict) or _MARKS.isdisjoint(value):

@@ -162,10 +162,12 @@ def run(
         "gain": gain.mean,
         "gain_error": gain.error,
     }
-    Calibration(shape_digest(adapter), *chosen).write(out, expected=expected)
+    policy, ratio = chosen
+    written = Calibration(shape=shape_digest(adapter), policy=policy, ratio=ratio)
+    written.write(out, expected=expected)
     if as_json:
         found = {"rows": [asdict(row) for row in rows], "expected": expected, "file": str(out)}
-        return json.dumps({"policy": chosen[0], "ratio": chosen[1], **found})
+        return json.dumps({"policy": policy, "ratio": ratio, **found})
     return _text(out, rows, checked, gain, chosen=chosen)
 
 

@@ -49,11 +49,7 @@ class ReuseMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {
             field: Gauge(
-                _PREFIX + name,
-                text,
-                ["tier"],
-                registry=registry,
-                multiprocess_mode="mostrecent",
+                _PREFIX + name, text, ["tier"], registry=registry, multiprocess_mode="mostrecent"
             )
             for field, (name, text) in _GAUGES.items()
         }

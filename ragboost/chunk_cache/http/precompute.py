@@ -31,6 +31,21 @@ class EngineCorpus:
     num_refused: int = 0  # documents that the engine refuses, such as those that are too long
     refusal: str | None = None  # its first
 
+    def sentences(self, *, top_n: int) -> str:
+        text = (
+            f"{self.num_stored:,} of {self.num_documents:,} documents stored, "
+            f"{self.num_measured:,} measured, {self.num_tokens:,} tokens of prompts"
+        )
+        if self.refusal:
+            text += f"\n{self.num_refused:,} refused by the engine, the first: {self.refusal}"
+        if top_n and self.num_measured < self.num_stored:
+            text += (
+                "\nnot measured: documents without neighbours, and those that the store has lost; "
+                "if it is too small, increase host_bytes, or set directory; an engine with several "
+                "workers measures nothing: use --top-n 0 with it"
+            )
+        return text
+
 
 def prepare(
     client: ChunkClient,

@@ -219,8 +219,8 @@ class BlockCache:
     def _drop(self, block: CacheBlock) -> None:
         del self._blocks[block.key]
         self._free.append(block.slot)
-        hashes: list[int | bytes] = [event_hash(block.key)]
-        self._events.append(BlockRemoved(block_hashes=hashes, medium="GPU", group_idx=0))
+        name = event_hash(block.key)
+        self._events.append(BlockRemoved(block_hashes=[name], medium="GPU", group_idx=0))
         self._policy.evicted(block.key)
         if block.parent is not None:
             block.parent.num_children -= 1

@@ -16,7 +16,7 @@ from msgspec import Raw
 from ragboost.bounded_map import BoundedMap
 from ragboost.hosted.lint.prompt import PROMPTS, PromptPart, common_length
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.wires.body import has_cache_mark, num_instructions
+from ragboost.wires.body import has_cache_mark, num_instructions, tool_name
 from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY, CONTENTS
 
@@ -372,11 +372,8 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
     """Yield the keys under which a request with the same head is found: the names of its tools,
     and the lines at both ends of its instructions."""
     fields = body.fields
-    names = []
-    for field in ANY.tools:
-        for tool in fields[field] if isinstance(fields.get(field), list) else ():
-            inner = tool.get("function", tool) if isinstance(tool, dict) else None
-            names.append(str(inner.get("name")) if isinstance(inner, dict) else "")
+    lists = [fields[name] for name in ANY.tools if isinstance(fields.get(name), list)]
+    names = [tool_name(tool) for tools in lists for tool in tools]
     if names:
         yield hash((owner, *sorted(names)))
     heads = [fields[name] for name in ANY.instructions if fields.get(name)]
