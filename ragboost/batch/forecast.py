@@ -61,7 +61,8 @@ def forecast(
     catalog = job.catalog
     counts = [sum(catalog.tokens[i] for i in entry.documents) for entry in catalog.entries]
     if not any(counts):
-        raise RequestError(f"{source}: no request with documents ({read.rejected} malformed lines)")
+        malformed = f"; {read.rejected:,} malformed, {read.problem}" if read.rejected else ""
+        raise RequestError(f"{source}: no request with documents{malformed}")
     sizes: list[int | None] = [*cache_tokens]
     sizes = sizes or [*_sizes(max(counts), sum(catalog.tokens)), None]
     plan = job.plan()

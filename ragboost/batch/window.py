@@ -25,6 +25,7 @@ _EVERY = 64  # lines between two reports of progress
 
 class WindowRead(NamedTuple):
     rejected: int
+    problem: str  # of the first rejected line; empty without one
     end: FilePlace  # where the next window begins
     is_last: bool  # the file ends there
 
@@ -61,7 +62,7 @@ class WindowJob:
         self.catalog = self._empty()
         total = source.seek(0, 2)
         source.seek(start.offset)
-        rejected, (line, offset) = 0, start
+        rejected, problem, (line, offset) = 0, "", start
         for raw in source:
             line += 1
             try:
@@ -69,6 +70,7 @@ class WindowJob:
                     self.catalog.add(self._parser.parse(raw), number=line, offset=offset)
             except RagBoostError as error:
                 rejected += 1
+                problem = problem or f"line {line}: {error}"
                 if rejects is not None:
                     rejects.write(_rejected(line, raw, error))
             offset += len(raw)
@@ -76,7 +78,7 @@ class WindowJob:
                 self._on_progress("reading", offset, total)
             if is_full is not None and offset < total and is_full(self.catalog):
                 break
-        return WindowRead(rejected, FilePlace(line, offset), is_last=offset >= total)
+        return WindowRead(rejected, problem, FilePlace(line, offset), is_last=offset >= total)
 
     def plan(self) -> FilePlan:
         self._on_progress("planning", 0, 1)

@@ -135,8 +135,13 @@ class CacheFollower:
         *,
         prompt_tokens: int | None,
         ends: tuple[int, ...] | None = None,
+        has_reused: bool = True,
     ) -> None:
-        """Handle the end of a response, with what it reports of its prompt."""
+        """Handle the end of a response, with what it reports of its prompt.
+
+        Args:
+            has_reused: False: the engine has computed all documents, whatever was bought.
+        """
         if request_id is not None:
             self._in_flight.answer(request_id, prompt_tokens=prompt_tokens)
             self._update_forecast()
@@ -148,7 +153,7 @@ class CacheFollower:
                 self._correct(request_id, corrected)
             layout = corrected
         for tell in self.on_layout:
-            tell(request_id, layout)
+            tell(request_id, layout if has_reused else layout._replace(num_exact=None))
         self._may_forget(request_id, layout)
         if self._mode.is_exact:
             deadline = self._clock() + _CONFIRM_S
@@ -159,7 +164,7 @@ class CacheFollower:
     async def learn(self, request_id: str | None, layout: PromptLayout) -> None:
         """Handle a prompt that another worker of the proxy has sent, or got a response to.
 
-        Events then say what of it is cached; without them it counts as cached.
+        Events then say what of it is cached; without them its exact documents count as cached.
         """
         self._tenants.get(layout.tenant)
         if layout.is_measured or layout.scale != 1.0:  # else it has never seen a response
@@ -172,7 +177,8 @@ class CacheFollower:
         if not self._mode.is_exact:
             async with self._residency(layout) as residency:
                 if residency is not None:
-                    residency.computed_elsewhere(layout.documents, layout.tokens)
+                    end = layout.num_exact
+                    residency.computed_elsewhere(layout.documents[:end], layout.tokens[:end])
 
     def on_failure(
         self, request_id: str | None, layout: PromptLayout, recorded: IndexEntry

@@ -48,6 +48,7 @@ class PromptLayout(NamedTuple):
     unknown_tokens: int = 0  # tokens before the documents in addition to `tokens_before`
     # Ends of the documents, if a response contained the prompt's token ids.
     exact_ends: tuple[int, ...] | None = None
+    num_exact: int | None = None  # leading documents that are not reused; None: all, see IndexEntry
 
     @classmethod
     def of(
@@ -79,6 +80,7 @@ class PromptLayout(NamedTuple):
             prompt_tokens=before + sum(entry.tokens) + sum(frames) + round(behind),
             is_measured=is_measured,
             prompt_prefix=prompt_prefix,
+            num_exact=entry.num_exact,
         )
 
     @property
@@ -91,6 +93,7 @@ class PromptLayout(NamedTuple):
             return False
         least, most = _SCALES
         lengths = *self.frames, self.tokens_before, self.prompt_tokens, self.unknown_tokens
+        lengths = *lengths, self.num_exact or 0
         is_possible = min(lengths) >= 0 and max(*lengths, *self.tokens) <= _MAX_LENGTH
         return is_possible and min(self.tokens) > 0 and least <= self.scale <= most
 

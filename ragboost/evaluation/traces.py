@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from ragboost.bounded_map import BoundedMap
 from ragboost.errors import RequestError
 from ragboost.jsonl import decode, read_lines
-from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
 
 _MAX_LINE_BYTES = 4 * 1024 * 1024
-_MAX_TOKENS = 2_000_000  # of one prompt
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
 _MOONCAKE_BLOCK = 512
 _LENGTHS = "token_lengths.json"
@@ -109,9 +108,9 @@ def _requests(path: Path) -> Iterator[TraceRequest]:
             raise RequestError(
                 f"{line.where}: a field is missing or malformed: {error!r}"
             ) from None
-        if not 0 < request.prompt_tokens <= _MAX_TOKENS:
+        if not 0 < request.prompt_tokens <= MAX_TOKENS:
             raise RequestError(
-                f"{line.where}: a prompt must have 1 to {_MAX_TOKENS:,} tokens, got "
+                f"{line.where}: a prompt must have 1 to {MAX_TOKENS:,} tokens, got "
                 f"{request.prompt_tokens:,}"
             )
         yield request
@@ -160,8 +159,8 @@ def _recorded(record: RecordedRequest, number: int) -> TraceRequest:
 
 
 def _length(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MAX_TOKENS:
-        raise ValueError(f"a length must be 0 to {_MAX_TOKENS:,}, got {json.dumps(value)[:40]}")
+    if type(value) is not int or not 0 <= value <= MAX_TOKENS:
+        raise ValueError(f"a length must be 0 to {MAX_TOKENS:,}, got {json.dumps(value)[:40]}")
     return value
 
 
@@ -181,7 +180,8 @@ class TraceTexts:
         text = self._texts.get(part)
         if text is None:
             count = max(1, round(part.tokens * self._scale))
-            text = " ".join(random.Random(part.name).choices(_WORDS, k=count))
+            seed = part.name.encode("utf-8", "surrogatepass")
+            text = " ".join(random.Random(seed).choices(_WORDS, k=count))
             self._texts.put(part, text, size=len(text))
         return text
 

@@ -6,7 +6,6 @@ Knows parsed requests and settings. Does not know backends, or how requests are 
 
 import hashlib
 from collections.abc import Callable
-from functools import partial
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
@@ -18,7 +17,7 @@ from ragboost.proxy.threads import run_bytes
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
-from ragboost.wires.registry import ANY
+from ragboost.wires.body import num_instructions
 
 Parse = Callable[[bytes], ParsedRequest]
 _MAX_BYTES = 64 * 1024  # of both requests on the event loop: comparing these takes about 2 ms
@@ -78,12 +77,14 @@ class RequestObserver:
     async def _move(
         self, request: ParsedRequest, piece: VaryingPiece, parse: Parse
     ) -> ParsedRequest | None:
-        raw = move_piece(request, piece)
-        if raw is None:
-            return None
-        moved = await run_bytes(partial(parse, raw), len(raw))
-        if moved.found is None or request.found is None or moved.found.keys != request.found.keys:
-            self._pieces.keep_in_place(request)  # the shape would read it as a document
+        def work() -> ParsedRequest | None:
+            raw = move_piece(request, piece)
+            return None if raw is None else parse(raw)
+
+        moved, found = await run_bytes(work, len(request.body.raw)), request.found
+        # Other documents: the shape would read the piece as one of them.
+        if not (moved and moved.found and found and moved.found.keys == found.keys):
+            self._pieces.keep_in_place(request)
             return None
         moved.client_links, moved.arm = request.links, request.arm
         return moved
@@ -113,9 +114,5 @@ def choose_arm(request: ParsedRequest, *, share: float) -> None:
 def _beginning(request: ParsedRequest) -> list[bytes]:
     """Return the part of a body that every later turn of its conversation resends."""
     body = request.body
-    messages, digests = body.fields.get(body.list_name) or (), body.message_digests
-    for at, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ANY.instruction_roles:
-            return digests[: at + 1]
-    return digests or [body.raw]
+    messages = body.fields.get(body.list_name) or ()
+    return body.message_digests[: num_instructions(messages) + 1] or [body.raw]

@@ -8,6 +8,7 @@ import msgspec
 
 from ragboost.errors import RequestError
 
+MAX_TOKENS = 2_000_000  # of one prompt
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 
 

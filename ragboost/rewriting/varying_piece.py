@@ -14,7 +14,7 @@ from ragboost.bounded_map import BoundedMap
 from ragboost.formats.messages import Messages
 from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.wires.body import Slot, at_path, find_slots, is_instruction
+from ragboost.wires.body import Slot, at_path, find_slots, has_instructions, is_instruction
 from ragboost.wires.registry import ANY
 
 _SEGMENT = re.compile(r".+?(?:\n+|[.!?]\s+|$)", re.DOTALL)  # a line or a sentence
@@ -42,6 +42,7 @@ class VaryingPiece(NamedTuple):
     # Offsets in the text that holds the documents; None if the piece is in another text.
     span: tuple[int, int] | None
     tenant: TenantKey
+    is_resent: bool = False  # its message was in an earlier request
 
     def sentence(self, tokens_per_byte: float) -> str:
         """Name the piece and the way out."""
@@ -60,11 +61,13 @@ def varying_sentence(tokens: float, share: float, *, is_movable: bool) -> str:
 
 def move_piece(request: ParsedRequest, piece: VaryingPiece) -> bytes | None:
     """Return the request's body with the piece behind the documents; None if the text that holds
-    these does not hold the piece, or the client asks for its documents as they are."""
+    these does not hold the piece, or the client asks for its documents as they are: in a resent
+    history they stay as they were sent."""
     shape, found = request.shape, request.found
     if piece.span is None or not isinstance(shape, Messages) or found is None:
         return None
-    if not request.is_boost_wanted:
+    is_history = piece.is_resent and found.message != len(request.body.messages) - 1
+    if not (request.is_boost_wanted or is_history):
         return None
     return request.body.encode(shape.moved_behind(request.body.fields, found, *piece.span))
 
@@ -160,7 +163,7 @@ class VaryingPieces:
             piece = self._learn(texts, request.tenant_key, has_own=has_own)
             self._latest.put(request.tenant_key, (texts, piece))
         if key:
-            self._answers.put(key, piece)
+            self._answers.put(key, piece and piece._replace(is_resent=True))
         return piece
 
     def keep_in_place(self, request: ParsedRequest) -> None:
@@ -216,6 +219,8 @@ def texts_before(request: ParsedRequest) -> tuple[list[str], bool] | None:
         return None
     texts: list[str] = []
     fields, size, has_own = request.body.fields, 0, False
+    if not (shape.in_place or has_instructions(fields)):
+        return None
     for slot in find_slots(fields):
         is_own = shape.in_place and slot.path == found.path
         if not is_own and not _is_instruction(slot, fields):
@@ -240,14 +245,16 @@ def _is_instruction(slot: Slot, fields: object) -> bool:
 
 
 def _message_key(request: ParsedRequest) -> bytes:
-    """Identify the message with the documents and all before it; empty for a prompt."""
-    if request.links:
-        return request.links[-1]
-    message = request.found.message if request.found is not None else None
-    if message is None or not request.body.messages:
+    """Identify the text with the documents and all before it, of one user's conversation; empty if
+    the documents are in none."""
+    body, found = request.body, request.found
+    if found is None or not found.path:
         return b""
-    hashed = hashlib.sha256(repr(request.tenant_key).encode())
-    for digest in request.body.message_digests[: message + 1]:
+    names = [*ANY.instructions, *([str(found.path[0])] if found.message is None else [])]
+    hashed = hashlib.sha256(repr((request.tenant_key, request.session)).encode() + request.owner)
+    for name in names:
+        hashed.update(hashlib.sha256(body.field_bytes(name)).digest())
+    for digest in body.message_digests[: 0 if found.message is None else found.message + 1]:
         hashed.update(digest)
     return hashed.digest()
 

@@ -123,15 +123,20 @@ def _counted(usage: Mapping[str, Any]) -> Usage | None:
     prompt = _count(usage, _PROMPT)
     if prompt is None:
         return None
-    cached, reused, recomputed = _count(usage, _CACHED), None, None
-    if _OURS in usage:
-        reused, recomputed = _count(usage, _REUSED), _count(usage, _RECOMPUTED)
+    cached, left = _count(usage, _CACHED), prompt
+    if cached is not None:
+        cached = min(cached, left)
+        left -= cached
+    reused, recomputed = _count(usage, _REUSED) if _OURS in usage else None, None
+    if reused is not None:
+        reused = min(reused, left)
+        recomputed = min(_count(usage, _RECOMPUTED) or 0, left - reused)
     return Usage(
         prompt,
-        None if cached is None else min(cached, prompt),
+        cached,
         _count(usage, _WRITTEN),
-        reused_tokens=None if reused is None else min(reused, prompt),
-        recomputed_tokens=None if recomputed is None else min(recomputed, prompt),
+        reused_tokens=reused,
+        recomputed_tokens=recomputed,
     )
 
 

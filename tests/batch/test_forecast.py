@@ -125,7 +125,8 @@ def test_the_command_prints_bars_json_and_writes_a_plot(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["{folder}/none.jsonl"], "cannot read"),
-        (["{folder}/empty.jsonl"], "no request with documents"),
+        (["{folder}/empty.jsonl"], "no request with documents\n"),
+        (["{folder}/bad.jsonl"], "no request with documents; 2 malformed, line 2: not JSON"),
         (["{folder}/trace.jsonl", "--plot", "{folder}/plot.pdf"], "writes .png or .svg"),
         (["{folder}/trace.jsonl", "--cache-tokens", "0"], "--cache-tokens"),
     ],
@@ -135,6 +136,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 ) -> None:
     write(tmp_path / "trace.jsonl", ["ab"])
     (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "bad.jsonl").write_text("\n{\n7\n", encoding="utf-8")
 
     done = simulate(*(argument.format(folder=tmp_path) for argument in arguments))
 

@@ -1,5 +1,7 @@
 """What a cache follower remembers of prompts, and for how long."""
 
+import pytest
+
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_events import EventBatch, encode_batch
 from ragboost.cache_sync.event_stream import EventStream
@@ -7,6 +9,7 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
+from ragboost.types import Document
 from tests.cache_sync.toy import ToyCache
 
 TENANT = TenantKey("m", "")
@@ -16,13 +19,14 @@ TOKENS = list(range(40))
 class World:
     """A follower of one engine, at a time of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, without_events: bool = False) -> None:
         self.now = 0.0
         self.tenants = Tenants(Settings())
         self.tenants.get(TENANT)
         self.follower = CacheFollower("engine", self.tenants, clock=lambda: self.now)
         self.stream = EventStream("toy", has_replay=False, on_change=self._note)
-        self.follower.streams["toy"] = self.stream
+        if not without_events:
+            self.follower.streams["toy"] = self.stream
         self.cache, self.num_batches = ToyCache(), 0
         self.stream.connected()
 
@@ -98,3 +102,35 @@ async def test_a_prompt_that_waits_in_its_engine_outlives_a_clear_of_the_cache()
     world.follower.on_response("waits", layout, prompt_tokens=40)
     await world.wait(61.0)
     assert world.follower.num_prompts == 0
+
+
+@pytest.mark.parametrize(("has_reused", "num_cached"), [(True, 1), (False, 3)])
+async def test_only_what_another_process_had_computed_counts_as_cached(
+    has_reused: bool, num_cached: int
+) -> None:
+    documents = [Document(f"Document {i} tells of {i}. " * 20) for i in range(3)]
+    one, other = World(without_events=True), World(without_events=True)
+    told: list[tuple[str | None, PromptLayout]] = []
+    one.follower.on_layout.append(lambda name, layout: told.append((name, layout)))
+    tenant = one.tenants.get(TENANT)
+    booster = tenant.booster("engine")
+    context = booster.boost("Why?", documents[:1])  # exact, so that it is cached
+    context = booster.boost("Why?", documents, recompute_ratio=0.15)
+    layout = PromptLayout.of(
+        context,
+        TENANT,
+        prompt_prefix="",
+        bytes_before=0,
+        bytes_behind=0,
+        is_measured=False,
+        counter=tenant.tokens,
+    )
+    layout = one.follower.on_sent(None, layout, cached_tokens=context.predicted_cached_tokens)
+    one.follower.on_response(None, layout, prompt_tokens=layout.total, has_reused=has_reused)
+
+    for name, each in told:
+        await other.follower.learn(name, each)
+
+    there = other.tenants.get(TENANT).booster("engine")
+    lengths = tenant.tokens.count_documents(documents)
+    assert there.cached_tokens(context.documents) == sum(lengths[:num_cached])

@@ -89,6 +89,15 @@ def test_equal_parts_are_equal_texts_and_others_are_not(tmp_path: Path) -> None:
     assert [len(text.split()) for text in heads[0][:2]] == [30, 9]
 
 
+def test_an_id_that_is_no_unicode_has_a_text(tmp_path: Path) -> None:
+    row = recorded(0.0, doc_ids=["\ud800", "\udfff"], head="\ud800")
+    [request] = read_trace(write(tmp_path, row))
+
+    [system, _] = TraceTexts().messages(request)
+
+    assert system["content"].count("<document>") == 2
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -328,13 +328,14 @@ def test_the_command_prints_a_table_or_json_and_its_exit_code_tells(tmp_path: Pa
 
 def test_bad_lines_are_named_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text(f'{{"a": 1}}\nnot JSON\n\n[1]\n{json.dumps(request())}\n')
+    half = '{"head_tokens": 1, "doc_tokens": [1]}'  # of a log of proxy.record
+    path.write_text(f'{{"a": 1}}\nnot JSON\n\n[1]\n{json.dumps(request())}\n{half}\n')
 
     done = doctor("--log", str(path), "--json")
 
     assert done.returncode == 0
-    assert json.loads(done.stdout)["bad_lines"] == 3
-    for number in (1, 2, 4):
+    assert json.loads(done.stdout)["bad_lines"] == 4
+    for number in (1, 2, 4, 6):
         assert f"log.jsonl:{number}: " in done.stderr
 
 

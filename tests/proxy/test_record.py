@@ -13,9 +13,11 @@ from ragboost.batch.forecast import forecast
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.evaluation.loading import load_questions
+from ragboost.evaluation.traces import read_trace
 from ragboost.hosted.lint import lint_log
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.wires.usage import Usage
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -108,6 +110,20 @@ def test_a_path_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"proxy\.record: cannot write .* No such file"):
         log.open()
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 2**53])
+def test_a_log_is_replayed_whatever_lengths_an_engine_reported(
+    tmp_path: Path, prompt_tokens: int
+) -> None:
+    log = RequestLog(tmp_path / "log.jsonl", max_bytes=4000, count=lambda *_: None)
+    exchange: Any = SimpleNamespace(started=0.0)
+    log.open()
+    log.add(exchange, RecordedRequest(0.0, "t", None, "", 0, 0, (), (), 9), Usage(prompt_tokens))
+    log.add(exchange, SHAPE, Usage(prompt_tokens))
+    asyncio.run(log.close())
+
+    assert len(read_trace(tmp_path / "log.jsonl")) == 2
 
 
 def test_the_files_stay_below_their_limit(tmp_path: Path) -> None:

@@ -126,6 +126,24 @@ def test_a_message_keeps_its_answer_when_it_is_sent_again() -> None:
     assert [pieces.observe(request) for request in early] == [None] * 3
 
 
+def test_documents_above_the_messages_keep_their_answer_in_later_turns() -> None:
+    pieces = VaryingPieces(max_messages=100)
+
+    def turn(name: str, number: int) -> VaryingPiece | None:
+        messages = [{"role": "user", "content": f"Why {at}?"} for at in range(number)]
+        body = {"model": "m", "system": prompt(name), "messages": messages}
+        raw = json.dumps(body).encode()
+        return pieces.observe(parse_request(raw, (), formats=FORMATS, recognises=True))
+
+    first, *others = [turn(name, 1) for name in names(40)]
+    assert first is None
+    assert others[-1] is not None
+    assert turn(names(1)[0], 2) is None
+    again = turn(names(40)[-1], 2)
+    assert again is not None
+    assert (again.span, again.is_resent) == (others[-1].span, True)
+
+
 def test_memory_is_bounded() -> None:
     pieces = VaryingPieces(max_messages=10)
     choose = random.Random(1)

@@ -3,8 +3,13 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ragboost.hosted.receipts import PromptZones
 from ragboost.wires.usage import Usage, read_usage
+
+COUNT = st.none() | st.integers(-5, 40) | st.sampled_from([True, 2**53, 2**70, 1.5, "9", [], {}])
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,23 @@ def test_usage_is_read_from_every_shape(answer: dict[str, Any], usage: Usage) ->
 )
 def test_an_answer_without_prompt_tokens_has_no_usage(answer: dict[str, Any]) -> None:
     assert read_usage(answer) is None
+
+
+@given(
+    COUNT, COUNT, COUNT | st.dictionaries(st.sampled_from(["reused", "recomputed"]), COUNT), COUNT
+)
+def test_the_zones_of_a_prompt_are_no_more_than_the_prompt_whatever_is_reported(
+    prompt: Any, cached: Any, ours: Any, planned: Any
+) -> None:
+    fields = {"prompt_tokens": prompt, "cached_tokens": cached, "ragboost": ours}
+    usage = read_usage({"usage": fields})
+    if usage is None:
+        return
+    bought = planned if type(planned) is int and planned >= 0 else 0
+    zones = PromptZones.of(usage, bought_tokens=bought)
+    counts = (usage.cached_tokens or 0, *(zones or (usage.recomputed_tokens or 0,)))
+    assert min(counts) >= 0
+    assert sum(counts) <= usage.prompt_tokens
 
 
 @pytest.mark.parametrize("place", ["answer", "choice"])

@@ -202,7 +202,7 @@ def _read(line: Line, report: LintReport) -> _LoggedRequest | RecordedRequest | 
         report.add_bad_line(f"{line.where}: longer than {_MAX_LINE_BYTES} bytes")
         return None
     try:
-        row = decode(line.raw, where=line.where)
+        row = decode(line.raw)
         if isinstance(row, dict) and (recorded := RecordedRequest.of(row)) is not None:
             return recorded
         inner = _body_of(row) if isinstance(row, dict) else {}
@@ -210,7 +210,7 @@ def _read(line: Line, report: LintReport) -> _LoggedRequest | RecordedRequest | 
             raw = line.raw if inner is row else json.dumps(inner).encode()
             return _LoggedRequest(JsonBody(raw), conversation_name(row, inner), line.where)
     except (RequestError, MalformedBodyError, RecursionError) as error:
-        report.add_bad_line(str(error) or f"{line.where}: nested too deeply")
+        report.add_bad_line(f"{line.where}: {str(error) or 'nested too deeply'}")
         return None
     report.add_bad_line(f"{line.where}: no request with `messages`, `input` or `prompt`")
     return None

@@ -19,7 +19,7 @@ import msgspec
 from ragboost.errors import ConfigError
 from ragboost.proxy.asgi.client_exchange import RequestContext
 from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
-from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
 from ragboost.rewriting.varying_piece import VaryingPiece, texts_before
 from ragboost.tokens import TokenCounter, num_bytes
 from ragboost.wires.usage import Usage
@@ -107,7 +107,8 @@ class RequestLog:
     def add(self, exchange: RequestContext, record: RecordedRequest, usage: Usage | None) -> None:
         """Hand over the line of a completion that has ended; drop it if the disk is behind."""
         before = record.head_tokens + record.varying_tokens + sum(record.doc_tokens)
-        total = usage.prompt_tokens if usage is not None else record.tail_tokens
+        reported = usage.prompt_tokens if usage is not None else 0
+        total = min(reported, MAX_TOKENS) or record.tail_tokens  # an estimate: of the whole prompt
         arrived = time.time() - (time.perf_counter() - exchange.started)
         shape = replace(record, t_s=round(arrived, 3), tail_tokens=max(0, total - before))
         line = msgspec.json.encode(shape) + b"\n"

@@ -95,6 +95,23 @@ def test_a_client_that_wants_its_documents_as_they_are_gets_them(
     assert contents(received) == [content]
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("boosts", [(True, True), (True, False), (False, True)])
+def test_a_history_stays_as_it_was_sent_before_and_after_the_piece_is_known(
+    engine: FakeEngine, session: str | None, boosts: tuple[bool, bool]
+) -> None:
+    settings = proxy_settings(engine.url, ordering={"move_varying": True})
+    with ProxyServer(settings) as proxy, httpx.Client(base_url=proxy.url) as client:
+        for name in ("early", "late"):
+            chat = Chat(client, engine, session=session and f"{session} {name}", user=name)
+            first = chat.ask(question(name, [0, 1]), boost=boosts[0])
+            learn(client, engine)  # late, it is known before the first turn
+            second = chat.ask(question(name, [2, 3]), boost=boosts[1])
+            third = chat.ask("And then?", boost=boosts[0])
+            check_extends(second, first)
+            check_extends(third, second)
+
+
 class TestRandomConversations:
     @settings(max_examples=25, deadline=None)
     @given(actions=st.lists(ACTION, max_size=12))
