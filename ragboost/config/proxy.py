@@ -273,7 +273,8 @@ class ProxySettings(Section):
     priorities: dict[str, Annotated[int, Field(ge=-(2**31), lt=2**31)]] = Field(
         {},
         description="By team of `api_keys_file`: the least `priority` of its completions, of "
-        "which vLLM begins with the lowest; a client's own counts if it is greater.",
+        "which vLLM begins with the lowest, as those do that wait in the proxy; a client's own "
+        "counts if it is greater.",
     )
     forwarded_paths: tuple[str, ...] = Field(
         (),

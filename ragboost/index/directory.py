@@ -122,9 +122,10 @@ class PrefixDirectory:
     def forget(self, bit: int) -> None:
         """Forget what an index was lately sent: its backend is gone."""
         self._members &= ~bit
-        for sent in (self._recent, self._earlier):
-            for document in [document for document, members in sent.items() if members & bit]:
-                sent[document] &= ~bit
+        self._recent, self._earlier = (
+            {document: others for document, members in sent.items() if (others := members & ~bit)}
+            for sent in (self._recent, self._earlier)
+        )
 
     def add(self, above: Branch, documents: Sequence[Hashable], bit: int) -> Branch:
         """Add a sequence of an index behind one that it holds; return the branch where it ends."""
