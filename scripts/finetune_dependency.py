@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragboost.chunk_cache.http.fields import read_fields
+from ragboost.chunk_cache.fields import read_fields
 from ragboost.engine.loading import TUNED
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.graph.conversation import PromptWriter

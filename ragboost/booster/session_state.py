@@ -73,6 +73,8 @@ class SessionState:
         """
         self.turns.append(turn)
         self.next_turn = turn.number + 1
+        if len(self.turns) == 1:
+            return
         self._sum_up()
         total, num_forgotten = self._num_documents, 0
         while total > max_documents and num_forgotten < len(self.turns) - 1:

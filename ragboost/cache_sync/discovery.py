@@ -1,6 +1,5 @@
 """Ask an engine (vLLM, SGLang, embedded) where it publishes KV events, and for its cache's size."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from urllib.parse import urlsplit
 
 from ragboost.config import EngineHookSettings
 from ragboost.errors import ConfigError
+from ragboost.jsonl import json_value
 
 DISCOVERY_PATHS = ("/kv_event_sources", "/server_info")
 """Routes of vLLM and SGLang that return a JSON object for `find_sources`."""
@@ -104,7 +104,8 @@ async def discover(engine: EngineClient) -> Discovery:
     for path in DISCOVERY_PATHS:
         body = await engine.fetch(path)
         is_up = is_up and body is not None
-        if body and (answer := _parse_object(body)):
+        answer = json_value(body or b"")
+        if isinstance(answer, dict):
             answers.append(answer)
             sources = sources or _usable_sources(answer, engine)
     capacity = next(filter(None, map(_reported_capacity, answers)), None)
@@ -199,14 +200,6 @@ def _without_wildcard(endpoint: Any, host: str) -> Any:
 def _host(endpoint: str) -> str:
     """Return the host of a TCP address; empty for another address."""
     return endpoint.removeprefix("tcp://").rpartition(":")[0] if "tcp://" in endpoint else ""
-
-
-def _parse_object(body: bytes) -> Mapping[str, Any] | None:
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return answer if isinstance(answer, dict) else None
 
 
 def _usable_sources(answer: Mapping[str, Any], engine: EngineClient) -> list[EventSource]:

@@ -6,11 +6,11 @@ A length counted too late for one request is used for the next.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.discovery import EngineClient
 from ragboost.cache_sync.follower import CacheFollower
+from ragboost.jsonl import json_value
 from ragboost.tokens import TokenCounter, Wanted
 
 TOKENIZE_PATH = "/tokenize"
@@ -80,10 +80,7 @@ class BackendTokenizer:
 
 
 def read_ids(body: bytes) -> list[int] | None:
-    try:
-        answer: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    answer = json_value(body)
     ids = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(ids, list) or not all(isinstance(number, int) for number in ids):
         return None

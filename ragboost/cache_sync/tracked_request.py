@@ -70,12 +70,22 @@ class TrackedRequest:
             )
             cached = context.predicted_cached_tokens
             self._layout = follower.on_sent(self._name, layout, cached_tokens=cached)
-        # Cached tokens that the engine is expected to report.
-        self.predicted_tokens = follower.predict(self._layout, context.predicted_cached_tokens)
+        self._predicted_tokens = follower.predict(self._layout, context.predicted_cached_tokens)
 
     def is_at(self, backend: str) -> bool:
         """Return True unless it failed over to a backend for which nothing was predicted."""
         return backend == self._follower.name
+
+    def predicted_tokens(self, cached_tokens: int) -> int:
+        """Return what was predicted of the `cached_tokens` that the engine reported.
+
+        Text before the documents may begin as another request's: of that the index knows nothing,
+        and a report that ends there is right.
+        """
+        layout = self._layout
+        if layout is None or layout.cached_documents(cached_tokens):
+            return self._predicted_tokens
+        return max(self._predicted_tokens, cached_tokens)
 
     async def report_usage(self, usage: Usage, *, cached_tokens: int) -> None:
         """Learn from the usage that its backend reported; it has reported `cached_tokens`."""

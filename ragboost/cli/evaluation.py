@@ -15,10 +15,9 @@ from ragboost.config import load_settings
 from ragboost.errors import RequestError
 
 if TYPE_CHECKING:
-    from ragboost.evaluation.cost import CostEstimate
     from ragboost.evaluation.loading import LoadedQuestions
     from ragboost.evaluation.results import OrderEvaluation
-    from ragboost.evaluation.run import OrderRun
+    from ragboost.evaluation.run import CostEstimate, OrderRun
 
 _SYSTEM = "Answer the question from the documents, in as few words as possible."
 _VERDICT_TOKENS = 16
@@ -89,10 +88,7 @@ def eval_order(
     kept = AnswerFile(answers or questions.with_name(questions.name + ".answers.jsonl"))
     run = make_run(endpoint=asked, answers=kept, judge=judging, system=system, seed=seed)
     estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
-    try:
-        _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
-    finally:
-        kept.close()
+    _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
     _show(run.result(metric=chosen_metric), run.failures, plot=plot, as_json=as_json)
 
 

@@ -1,5 +1,7 @@
 """The commands `engine-flags`, `eval-reuse`, `calibrate` and `precompute`: chunk reuse."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -8,7 +10,9 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICI
 from ragboost.cli.options import AS_JSON, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
+from ragboost.context import render_document
 from ragboost.errors import RagBoostError, import_extra
+from ragboost.types import Document
 
 _DEVICE: str = typer.Option("cpu", help="Where the model runs.")
 
@@ -195,7 +199,7 @@ def precompute(
     """
     from ragboost.batch.display import progress_bar
     from ragboost.chunk_cache.http.chunk_client import ChunkClient
-    from ragboost.cli.engine_corpus import run
+    from ragboost.chunk_cache.http.precompute import prepare
     from ragboost.retrieval.corpus import Corpus
     from ragboost.retrieval.neighbours import find_neighbours
 
@@ -208,16 +212,23 @@ def precompute(
         on_progress("neighbours", 0, 1)
         found = find_neighbours(documents, neighbours, top_n=top_n)
         on_progress("neighbours", 1, 1)
-        text = run(
+        client.check()
+        label = load_settings().hints.label_template
+        outcome = prepare(
             client,
-            documents,
-            neighbours=found,
-            top_n=top_n,
-            system=system,
-            template=template.replace("\\n", "\n") if template else None,
-            label=load_settings().hints.label_template,
+            [_text(document, template, label=label) for document in documents],
+            found,
+            system=system.read_text(encoding="utf-8") if system else None,
             concurrency=concurrency,
-            as_json=as_json,
             on_progress=on_progress,
         )
-    typer.echo(text)
+    typer.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentences(top_n=top_n))
+
+
+def _text(document: Document, template: str | None, *, label: str) -> str:
+    """Return a document as a prompt has it; without a template, as RAGBoost writes it."""
+    if template is None:
+        return render_document(document, label=label.replace("{label}", document.label))
+    title = document.title or ""
+    text = template.replace("\\n", "\n").replace("{title}\n", f"{title}\n" if title else "")
+    return text.replace("{title}", title).replace("{text}", document.text).strip("\n")

@@ -33,7 +33,7 @@ _PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 # Imported on demand; see `ragboost.ordering.policy`.
 ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
     {
-        "relevance": "ragboost.ordering.request:RelevanceOrder",
+        "relevance": "ragboost.ordering.request:OrderPolicy",
         "popularity": "ragboost.ordering.popularity:RecentContexts",
     }
 )

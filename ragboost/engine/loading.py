@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ragboost.chunk_cache.core.loading import check_device
+from ragboost.cache_events import Event
+from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load_tokenizer
 from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
@@ -24,7 +24,6 @@ from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.graph import GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner, has_window
-from ragboost.engine.runtime.prefix_cache import Event
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.engine.text.tokenizer import ChatTokenizer
@@ -34,6 +33,7 @@ from ragboost.graph.depcache import DepCache
 
 logger = logging.getLogger(__name__)
 
+_OPTION = "engine.model"
 TUNED = "ragboost_dependency"
 """Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
 
@@ -207,14 +207,8 @@ def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:
     path = find_model(settings.model)
     if not (path / "config.json").is_file():
         raise ConfigError(f"engine.model: {path} is not a model directory (it has no config.json)")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=_dtype(settings)
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"engine.model: cannot load {path}: {error}") from error
-    return model, tokenizer
+    model = load_causal_lm(path, dtype=_dtype(settings), option=_OPTION)
+    return model, load_tokenizer(path, option=_OPTION)
 
 
 def _device(settings: EngineSettings) -> str:

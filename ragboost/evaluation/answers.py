@@ -4,7 +4,6 @@ its request, so that a run goes on where it stopped and equal prompts are asked 
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from itertools import islice
@@ -37,12 +36,7 @@ class AnswerFile:
                     self._answers[row["key"]] = str(row["text"])
                 except (RequestError, TypeError, KeyError):
                     continue
-        try:
-            self._file = path.open("ab")
-        except OSError as error:
-            raise RequestError(f"cannot write {path}: {error.strerror}") from None
-        if self._file.tell() and not _ends_a_line(path):
-            self._file.write(b"\n")
+        self._append(b"")  # fails before anything is asked
 
     def __contains__(self, key: str) -> bool:
         return key in self._answers
@@ -52,20 +46,15 @@ class AnswerFile:
 
     def add(self, key: str, answer: str) -> None:
         self._answers[key] = answer
+        row = json.dumps({"key": key, "text": answer}).encode()
+        self._append(b"\n" + row)  # behind a line that was cut off
+
+    def _append(self, data: bytes) -> None:
         try:
-            self._file.write(json.dumps({"key": key, "text": answer}).encode() + b"\n")
-            self._file.flush()
+            with self.path.open("ab") as file:
+                file.write(data)
         except OSError as error:
             raise RequestError(f"cannot write {self.path}: {error.strerror}") from None
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 async def ask_all(

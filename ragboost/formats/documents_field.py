@@ -77,7 +77,7 @@ class DocumentsField:
 
     def _holder(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         holder = body if self._parent is None else body.get(self._parent)
-        return holder if isinstance(holder, Mapping) else {}
+        return holder if isinstance(holder, dict) else {}
 
     def _order_hint(self, moved: Sequence[Any], context: Context) -> str | None:
         places: dict[str, int] = {}  # of equal documents, the first

@@ -23,11 +23,10 @@ _MIN_PARAGRAPHS = 3
 _MIN_CHARS = 600
 _MIN_SEARCHED = 16_384  # where looking for the words is faster than for blank lines
 _NUM_NAME_WORDS = 6
+_ANNOUNCED = ("context", "document", "passage", "source", "excerpt", "information")
 _INTRO = re.compile(
     r"\b(?:following|retrieved|given|provided|below|these)\b[^\n]{0,60}?"
-    r"\b(?:context|documents?|passages?|sources?|excerpts?|information)\b"
-    r"|\bcontext information\b|<(?:context|documents)>",
-    re.IGNORECASE,
+    rf"\b(?:{'|'.join(_ANNOUNCED)})s?\b|\bcontext information\b|<(?:context|documents)>"
 )
 
 
@@ -106,7 +105,8 @@ def _seems_unmarked(text: str) -> bool:
     """
     if len(text) < _MIN_SEARCHED and "\n\n" not in text:
         return False
-    if _INTRO.search(text, 0, _INTRO_CHARS) is None:
+    begin = text[:_INTRO_CHARS].lower()
+    if not any(word in begin for word in _ANNOUNCED) or _INTRO.search(begin) is None:
         return False
     if len(text) >= _MIN_CHARS and text.count("\n\n") >= _MIN_PARAGRAPHS:
         return True

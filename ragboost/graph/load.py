@@ -8,7 +8,7 @@ from typing import Any
 
 from ragboost.errors import RequestError
 from ragboost.graph.triplets import Triplet, as_triplet
-from ragboost.jsonl import decode
+from ragboost.jsonl import decode, read_lines
 
 _NAMES = (
     ("head", "relation", "tail"),
@@ -22,16 +22,12 @@ def read_triplets(path: Path | str) -> Iterator[Triplet]:
     these keys, or `subject, predicate, object` or `source, type, target`; `.csv` and `.tsv` have
     three columns, or a header with these names. Raises `RequestError`, which names the line."""
     path = Path(path)
-    readers = {".jsonl": _jsonl, ".csv": _table, ".tsv": _table}
-    if path.suffix not in readers:
+    if path.suffix == ".jsonl":
+        yield from _jsonl(path)
+    elif path.suffix in (".csv", ".tsv"):
+        yield from _table(path)
+    else:
         raise RequestError(f"{path} must end in .jsonl, .csv or .tsv", param="path")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from readers[path.suffix](file, path)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: not UTF-8 at byte {error.start + 1}") from None
-    except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}") from None
 
 
 def triplets_from_langchain(documents: Iterable[Any]) -> Iterator[Triplet]:
@@ -43,36 +39,38 @@ def triplets_from_langchain(documents: Iterable[Any]) -> Iterator[Triplet]:
             yield as_triplet(parts, where=f"documents[{i}].relationships[{j}]")
 
 
-def _jsonl(file: Iterable[str], path: Path) -> Iterator[Triplet]:
-    for line_number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{line_number}"
-        value = decode(line.encode(), where=where)
+def _jsonl(path: Path) -> Iterator[Triplet]:
+    for line in read_lines(path):
+        value = decode(line.raw, where=line.where)
         if isinstance(value, dict):
             names = next((names for names in _NAMES if all(n in value for n in names)), _NAMES[0])
             value = [value.get(name) for name in names]
-        yield as_triplet(value, where=where)
+        yield as_triplet(value, where=line.where)
 
 
-def _table(file: Iterable[str], path: Path) -> Iterator[Triplet]:
-    reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+def _table(path: Path) -> Iterator[Triplet]:
     columns: list[int] | None = None
     try:
-        for row in reader:
-            if not any(cell.strip() for cell in row):
-                continue
-            where = f"{path}:{reader.line_num}"
-            if columns is None:
-                columns = _header(row)
-                if columns is not None:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            for row in reader:
+                if not any(cell.strip() for cell in row):
                     continue
-                columns = [0, 1, 2]
-            if len(row) <= max(columns):
-                raise RequestError(f"{where} must have head, relation and tail, got {row!r}")
-            yield as_triplet([row[column] for column in columns], where=where)
+                where = f"{path}:{reader.line_num}"
+                if columns is None:
+                    columns = _header(row)
+                    if columns is not None:
+                        continue
+                    columns = [0, 1, 2]
+                if len(row) <= max(columns):
+                    raise RequestError(f"{where} must have head, relation and tail, got {row!r}")
+                yield as_triplet([row[column] for column in columns], where=where)
     except csv.Error as error:
         raise RequestError(f"{path}:{reader.line_num}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: not UTF-8 at byte {error.start + 1}") from None
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _header(row: list[str]) -> list[int] | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ragboost.chunk_cache.http.fields import Fields, Text
+from ragboost.chunk_cache.fields import Fields, Text
 from ragboost.errors import RequestError
 from ragboost.graph.retrieve import paths_of
 from ragboost.graph.triplets import RelationPath, as_triplet

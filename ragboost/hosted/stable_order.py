@@ -11,7 +11,7 @@ from typing import Any
 
 from ragboost.config import Settings
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
-from ragboost.wires.body import has_cache_mark
+from ragboost.wires.body import has_cache_mark, tool_name
 from ragboost.wires.registry import ANY
 
 _Change = Callable[[Any], Any]
@@ -91,9 +91,7 @@ _sort_tool = partial(_sort_json, is_schema=True)
 
 def _tool_key(body: JsonBody) -> _Change:
     def key(tool: Any) -> tuple[str, bytes]:
-        inner = tool.get("function", tool) if isinstance(tool, dict) else None
-        name = inner.get("name") if isinstance(inner, dict) else None
-        return str(name or ""), body.encode_bytes(tool)
+        return tool_name(tool), body.encode_bytes(tool)
 
     return key
 

@@ -1,6 +1,7 @@
 """A run of documents in the tree that several context indexes share; see `PrefixDirectory`."""
 
 from collections.abc import Hashable, Sequence
+from operator import eq
 
 from ragboost.errors import ContextIndexError
 
@@ -42,12 +43,9 @@ class Branch:
 
 
 def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
-    """Count the leading documents that `run` and `documents[at:]` share; their first are equal."""
-    count = 1
-    limit = min(len(run), len(documents) - at)
-    while count < limit and run[count] == documents[at + count]:
-        count += 1
-    return count
+    """Count the leading documents that `run` and `documents[at:]` share."""
+    is_equal = list(map(eq, run, documents[at : at + len(run)]))
+    return len(is_equal) if all(is_equal) else is_equal.index(False)
 
 
 def check_sequence(documents: Sequence[Hashable], tokens: Sequence[int]) -> None:

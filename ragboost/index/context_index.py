@@ -8,10 +8,9 @@ thread-safe: the caller holds a lock.
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ragboost.index.branch import common_length
 from ragboost.index.context_tree import ContextTree, Documents, Seat, Tokens
 from ragboost.index.node import Node
-from ragboost.index.search import CachedPrefix, PrefixMatch, cached_prefix, search
+from ragboost.index.search import CachedPrefix, PrefixMatch, Steps, cached_prefix, search
 
 
 class IndexEntry(NamedTuple):
@@ -108,12 +107,17 @@ class ContextIndex(ContextTree):
             run_tokens = sum(node.tokens)
         return cached_tokens == match.cached_tokens and (node is self.root or not cached_tokens)
 
-    def cached_prefix(self, documents: Documents) -> CachedPrefix:
-        """Measure the resident part of a sequence in its given order. Changes nothing."""
-        first_hidden_batch = self._apply_forecast()
-        return cached_prefix(
-            self.root, documents, ages=self._ages, first_hidden_batch=first_hidden_batch
-        )
+    def cached_prefix(
+        self, documents: Documents, tokens: Tokens = (), path: Steps | None = None
+    ) -> CachedPrefix:
+        """Measure the resident part of a sequence in its given order. Changes nothing.
+
+        Args:
+            tokens: the documents' lengths, better known than when the nodes were inserted.
+            path: gets `IndexEntry.path` of the sequence, in these lengths.
+        """
+        hidden = self._apply_forecast()
+        return cached_prefix(self.root, documents, self._ages, hidden, tokens, path)
 
     def record_leading(
         self,
@@ -128,11 +132,11 @@ class ContextIndex(ContextTree):
         Args:
             num_exact: see `IndexEntry`; the documents behind are not inserted.
         """
-        num_cached, cached_tokens = self.cached_prefix(documents)
+        path: Steps = []
+        num_cached, cached_tokens = self.cached_prefix(documents, tokens, path)
         forecast = self.eviction_forecast
         if forecast is not None and not forecast.admit(sum(tokens) - cached_tokens):
             num_cached, cached_tokens = self.cached_prefix(documents)
-        path = self._cached_path(documents, tokens)
         node = self.insert(documents[:num_exact], tokens[:num_exact])
         if forecast is not None:  # the next batch computes what was not cached
             for step in reversed(node.ancestors):
@@ -145,7 +149,7 @@ class ContextIndex(ContextTree):
             documents=tuple(documents),
             tokens=tuple(tokens),
             num_cached=num_cached,
-            path=path,
+            path=tuple(path),
             tick=self._tick,
             num_exact=num_exact,
             bought_tokens=bought_tokens,
@@ -224,26 +228,6 @@ class ContextIndex(ContextTree):
                 return
             self.remove(node)
             node = parent
-
-    def _cached_path(self, documents: Documents, tokens: Tokens) -> tuple[tuple[int, int], ...]:
-        """Return `IndexEntry.path` of a sequence.
-
-        Nodes may have been inserted with other lengths than `tokens`, which are better known now.
-        """
-        path: list[tuple[int, int]] = []
-        node, at, reached = self.root, 0, 0
-        while at < len(documents):
-            child = node.children.get(documents[at])
-            if child is None:
-                break
-            count = common_length(child.documents, documents, at)
-            run_tokens, length = sum(child.tokens[:count]), sum(tokens[at : at + count])
-            reached += round(child.resident_prefix(count) / run_tokens * length)
-            path.append((reached, child.last_used))
-            if count < len(child.documents):
-                break
-            node, at = child, at + count
-        return tuple(path)
 
     def _last_node(self, documents: Documents) -> Node:
         node, at = self.root, 0

@@ -11,6 +11,8 @@ from ragboost.index.branch import common_length
 from ragboost.index.eviction import TokenAges
 from ragboost.index.node import Node
 
+Steps = list[tuple[int, int]]  # as in `IndexEntry.path`
+
 
 class PrefixMatch(NamedTuple):
     documents: tuple[Hashable, ...]  # the prefix in cached order; all belong to the request
@@ -84,10 +86,15 @@ def search(
 
 
 def cached_prefix(
-    root: Node, documents: Sequence[Hashable], *, ages: TokenAges, first_hidden_batch: int | None
+    root: Node,
+    documents: Sequence[Hashable],
+    ages: TokenAges,
+    first_hidden_batch: int | None,
+    tokens: Sequence[int],
+    path: Steps | None,
 ) -> CachedPrefix:
     """Measure the resident part of a sequence; see `ContextIndex.cached_prefix`."""
-    node, at, cached = root, 0, 0
+    node, at, cached, reached = root, 0, 0, 0
     tick = left = 0  # `left`: tokens last used at `tick` that will be retained
     while at < len(documents):
         child = node.children.get(documents[at])
@@ -101,6 +108,10 @@ def cached_prefix(
         if first_hidden_batch is not None and left < child.num_tokens:
             break  # a radix tree evicts nodes whole
         resident = child.resident_prefix(count)
+        if path is not None:
+            share = resident / sum(child.tokens[:count])
+            reached += round(share * sum(tokens[at : at + count]))
+            path.append((reached, child.last_used))
         kept = min(resident, left)
         left -= kept
         cached += kept

@@ -11,9 +11,10 @@ what the prior promises counts as far as documents do come again.
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
-from operator import mul
+from operator import itemgetter, mul
 
 from ragboost.ordering.prior import CorpusPrior
+from ragboost.ordering.request import OrderPolicy
 
 # Measured in docs/lab/ordering.md.
 _PRIOR_CONTEXTS = 8.0
@@ -28,7 +29,7 @@ _COMPARED = 24  # documents at each step
 _MIN_GAIN = 120  # tokens per document of the request: twenty times its label in the order hint
 
 
-class RecentContexts:
+class RecentContexts(OrderPolicy):
     """The documents of the last `window` contexts, as one bit set per document.
 
     Memory is bounded by the window: documents outside it are forgotten.
@@ -38,8 +39,8 @@ class RecentContexts:
     """
 
     def __init__(self, prior: CorpusPrior | None = None, *, window: int = 2048) -> None:
+        super().__init__(prior)
         self.window = window
-        self._prior = prior
         self._num_added = 0
         self._by_recent = self._by_corpus = _RECORD_START  # predicted documents of requests
         self._num_requests, self._returning = _RECORD_START, _RETURNING * _RECORD_START
@@ -112,7 +113,7 @@ class RecentContexts:
             candidate = near[best]
             ordered.append(candidate[0])
             is_old = contexts.narrow(candidate) and (not far or 8 * contexts.num < 7 * scored_with)
-            saved += candidate[1] * contexts.weighted_num
+            saved += candidate[1] * (contexts.num + (contexts.saving - 1) * len(contexts.imagined))
             if far:
                 near[best] = far.pop()
                 if not is_old:
@@ -121,8 +122,7 @@ class RecentContexts:
                 del near[best], savings[best]
             if is_old:
                 savings = []
-        rest = sorted(near + far, key=lambda candidate: -candidate[2])
-        ordered += [candidate[0] for candidate in rest]
+        ordered += [candidate[0] for candidate in sorted(near + far, key=_RANK, reverse=True)]
         return ordered, saved
 
     def _following(self, prefix: Sequence[Hashable]) -> "_Contexts":
@@ -178,6 +178,7 @@ class RecentContexts:
 # Document, its tokens, contexts that its rank counts as, recent contexts that hold it as bits, and
 # contexts of the corpus that hold it.
 _Candidate = tuple[Hashable, int, float, int, frozenset[int]]
+_RANK = itemgetter(2)
 
 
 class _Contexts:
@@ -190,22 +191,21 @@ class _Contexts:
         self.saving = saving  # its weight where it is asked whether an order is worth a hint
         self.num = shared.bit_count() + len(imagined)
 
-    @property
-    def weighted_num(self) -> float:
-        num_imagined = len(self.imagined)
-        return self.num - num_imagined + self.saving * num_imagined
-
     def savings(self, candidates: Sequence[_Candidate]) -> list[float]:
         """Return what each document is expected to save if it is the next one."""
         shared, imagined, weight = self.shared, self.imagined, self.weight
-        total = self.num - len(imagined) + _PRIOR_CONTEXTS
-        counts = [(holders & shared).bit_count() + prior for _, _, prior, holders, _ in candidates]
-        if imagined:
-            total += weight * len(imagined)
-            for i, candidate in enumerate(candidates):
-                counts[i] += weight * len(candidate[4] & imagined)
+        total = self.num + _PRIOR_CONTEXTS
+        if not imagined:
+            return [
+                (n := (holders & shared).bit_count() + prior) / (total - n) * tokens
+                for _, tokens, prior, holders, _ in candidates
+            ]
+        total += (weight - 1) * len(imagined)
         return [
-            n / (total - n) * candidate[1] for n, candidate in zip(counts, candidates, strict=True)
+            (n := (holders & shared).bit_count() + prior + weight * len(held & imagined))
+            / (total - n)
+            * tokens
+            for _, tokens, prior, holders, held in candidates
         ]
 
     def sorted(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:

@@ -57,7 +57,7 @@ class CorpusPrior:
             return cls(value["documents"], value["contexts"])
         except OSError as error:
             raise ConfigError(f"ordering.prior: cannot read {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             raise ConfigError(
                 f"ordering.prior: {path} is not a file that `ragboost warm` wrote"
             ) from None

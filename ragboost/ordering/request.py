@@ -5,15 +5,18 @@ and changes nothing: the caller inserts what it sends.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering.prior import CorpusPrior
 
 
-class OrderPolicy(Protocol):
-    """An order of the documents that no cached prefix determines."""
+class OrderPolicy:
+    """An order of the documents that no cached prefix determines: here that of relevance."""
+
+    def __init__(self, prior: CorpusPrior | None = None) -> None:
+        self._prior = prior  # for policies that go by what is retrieved together
 
     def add(self, documents: Iterable[Hashable]) -> None:
         """Learn from the documents of a request that is sent."""
@@ -26,22 +29,6 @@ class OrderPolicy(Protocol):
         prefix: Sequence[Hashable] = (),
     ) -> list[Hashable]:
         """Sort the documents behind a prefix."""
-
-
-class RelevanceOrder:
-    def __init__(self, prior: CorpusPrior | None = None) -> None:
-        pass
-
-    def add(self, documents: Iterable[Hashable]) -> None:
-        """Learn nothing."""
-
-    def order(
-        self,
-        documents: Sequence[Hashable],
-        tokens: Mapping[Hashable, int],
-        *,
-        prefix: Sequence[Hashable] = (),
-    ) -> list[Hashable]:
         return list(documents)
 
 

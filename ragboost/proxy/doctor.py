@@ -6,16 +6,11 @@ Sends a few small requests. Changes nothing, and names no flag of an engine it d
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ragboost.cache_sync.discovery import (
-    DISCOVERY_PATHS,
-    EventSource,
-    configured_source,
-    find_sources,
-)
+from ragboost.cache_sync.discovery import EventSource, configured_source, discover
 from ragboost.cache_sync.tracked_request import SESSION_FIELD, SESSION_HEADER
 from ragboost.config import Settings
 from ragboost.errors import BackendError, ConfigError
@@ -289,7 +284,9 @@ class _Examination:
             self._add("tokenizer", "advice", f"POST /tokenize returned {status}")
 
     async def _events(self) -> None:
-        sources = [self._source] if self._source is not None else await self._announced()
+        sources: Sequence[EventSource] = [] if self._source is None else [self._source]
+        if not sources:
+            sources = (await discover(self._backend)).sources
         if not sources:
             self._add("KV events", "advice", "the backend announces no stream of cache events")
             return
@@ -325,25 +322,11 @@ class _Examination:
         elif self._engine:
             self._add(check, "ok", "off; `ragboost engine-flags` says how to switch it on")
 
-    async def _announced(self) -> list[EventSource]:
-        for path in DISCOVERY_PATHS:
-            status, answer = await self._call(path)
-            sources = self._sources(answer) if status == 200 and isinstance(answer, dict) else []
-            if sources:
-                return sources
-        return []
-
     async def _store_blocks(self, request_id: str) -> None:
         """Send a prompt that the engine has not cached, under an id for its events."""
         headers = [(SESSION_HEADER, request_id.encode())]
         text = f"{uuid.uuid4()} {_LONG_TEXT}"
         await self._chat(text, headers=headers, **{SESSION_FIELD: request_id})
-
-    def _sources(self, answer: Mapping[str, Any]) -> list[EventSource]:
-        try:
-            return find_sources(answer, backend_url=self._backend.url, name=self._backend.name)
-        except ConfigError:
-            return []
 
     async def _chat(self, text: str, *, headers: RawHeaders = (), **fields: Any) -> tuple[int, Any]:
         body = {

@@ -17,7 +17,7 @@ from ragboost.proxy.threads import run_bytes
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
-from ragboost.wires.registry import ANY
+from ragboost.wires.body import num_instructions
 
 Parse = Callable[[bytes], ParsedRequest]
 _MAX_BYTES = 64 * 1024  # of both requests on the event loop: comparing these takes about 2 ms
@@ -114,9 +114,5 @@ def choose_arm(request: ParsedRequest, *, share: float) -> None:
 def _beginning(request: ParsedRequest) -> list[bytes]:
     """Return the part of a body that every later turn of its conversation resends."""
     body = request.body
-    messages, digests = body.fields.get(body.list_name) or (), body.message_digests
-    for at, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ANY.instruction_roles:
-            return digests[: at + 1]
-    return digests or [body.raw]
+    messages = body.fields.get(body.list_name) or ()
+    return body.message_digests[: num_instructions(messages) + 1] or [body.raw]

@@ -25,7 +25,7 @@ from ragboost.rewriting.headers import RawHeaders, user_of
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
-from ragboost.wires.body import content_of, is_instruction, question_part
+from ragboost.wires.body import content_of, is_instruction, num_instructions, question_part
 from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
@@ -102,10 +102,8 @@ class ParsedRequest:
     def opening(self) -> int | None:
         """Index of the first message beside instructions; None where recognition is off."""
         messages = self.body.fields.get(self.body.list_name) or () if self.scope else ()
-        for at, message in enumerate(messages[:_MAX_OPENING]):
-            if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
-                return at
-        return None
+        at = num_instructions(messages[:_MAX_OPENING])
+        return at if at < min(len(messages), _MAX_OPENING) else None
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
@@ -243,9 +241,8 @@ def _is_name(value: Any) -> bool:
 
 
 def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
-    parts = [user, key.cache_salt, key.team, *[str(fields.get(name, "")) for name in _END_USER]]
-    owner = "".join([f"{len(part)}:{part}" for part in parts])
-    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).digest()
+    parts = (user, key.cache_salt, key.team, *map(fields.get, _END_USER))
+    return hashlib.sha256(repr(parts).encode()).digest()
 
 
 def _set_links(request: ParsedRequest, shape: Format, found: FoundDocuments) -> None:
@@ -300,11 +297,7 @@ def _before_messages(body: JsonBody) -> list[bytes]:
     """Return what a chat template may render before the documents: tools and instructions."""
     parts = _fields(body, (*ANY.tools, *ANY.instructions, "chat_template"))
     messages = body.fields.get(body.list_name) or ()
-    for message, digest in zip(messages, body.message_digests, strict=False):
-        if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
-            break
-        parts.append(digest)
-    return parts
+    return parts + body.message_digests[: num_instructions(messages)]
 
 
 def _fields(body: JsonBody, names: Iterable[str]) -> list[bytes]:

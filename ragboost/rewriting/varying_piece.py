@@ -14,7 +14,7 @@ from ragboost.bounded_map import BoundedMap
 from ragboost.formats.messages import Messages
 from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.wires.body import Slot, at_path, find_slots, is_instruction
+from ragboost.wires.body import Slot, at_path, find_slots, has_instructions, is_instruction
 from ragboost.wires.registry import ANY
 
 _SEGMENT = re.compile(r".+?(?:\n+|[.!?]\s+|$)", re.DOTALL)  # a line or a sentence
@@ -219,6 +219,8 @@ def texts_before(request: ParsedRequest) -> tuple[list[str], bool] | None:
         return None
     texts: list[str] = []
     fields, size, has_own = request.body.fields, 0, False
+    if not (shape.in_place or has_instructions(fields)):
+        return None
     for slot in find_slots(fields):
         is_own = shape.in_place and slot.path == found.path
         if not is_own and not _is_instruction(slot, fields):

@@ -83,10 +83,8 @@ class TokenCounter:
         keys = list(map(KEY_OF, documents))
         cache = lengths if keys and keys[0] in lengths else estimates
         try:
-            counted = list(map(cache.__getitem__, keys))
-            for key in keys:
-                cache.move_to_end(key)
-            return counted
+            any(map(cache.move_to_end, keys))  # which returns nothing
+            return list(map(cache.__getitem__, keys))
         except KeyError:  # some are unknown, or in the other cache
             counted = []
         for document in documents:

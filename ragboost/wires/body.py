@@ -4,7 +4,7 @@ Texts that may hold documents are instructions, user messages and tool results; 
 messages are not among them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.wires.providers import CACHE_MARKS
@@ -43,7 +43,7 @@ class Slot(NamedTuple):
 
 def message_field(body: Mapping[str, Any]) -> str:
     """Return the field of the messages that are sent again as they were sent; empty if none."""
-    return next((name for name in REWRITTEN_LISTS if name in body), "")
+    return next(filter(body.__contains__, REWRITTEN_LISTS), "")
 
 
 def message_list(body: Mapping[str, Any]) -> str:
@@ -53,10 +53,21 @@ def message_list(body: Mapping[str, Any]) -> str:
 
 def is_stored(body: Mapping[str, Any]) -> bool:
     """Return True if the backend prepends its own stored conversation."""
-    for name in ANY.stored:  # noqa: SIM110 - asked of every request: a generator takes longer
-        if body.get(name):
-            return True
-    return False
+    return any(map(body.get, ANY.stored))
+
+
+def num_instructions(messages: Sequence[Any]) -> int:
+    """Count the messages before the first that is no instruction."""
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in ANY.instruction_roles:
+            return at
+    return len(messages)
+
+
+def has_instructions(body: Mapping[str, Any]) -> bool:
+    """Return True if the model reads instructions before anything else."""
+    messages = body.get(message_list(body)) or ()
+    return num_instructions(messages[:1]) > 0 or any(map(body.get, ANY.instructions))
 
 
 def find_slots(body: Mapping[str, Any]) -> list[Slot]:
@@ -133,6 +144,12 @@ def _add_content(
             _add_content(slots, (*path, at, name), part.get(name), is_tool=True)
         elif kind in TEXT_TYPES and isinstance(part.get("text"), str):
             slots.append(Slot((*path, at, "text"), part["text"], is_tool, is_leading))
+
+
+def tool_name(tool: Any) -> str:
+    """Return the name of a tool; empty if it has none."""
+    inner = tool.get("function", tool) if isinstance(tool, dict) else None
+    return str(inner.get("name") or "") if isinstance(inner, dict) else ""
 
 
 def has_cache_mark(value: Any) -> bool:

@@ -15,9 +15,7 @@ def kv_change(adapter: ModelAdapter, kv: ChunkKV, other: ChunkKV) -> torch.Tenso
     length = len(kv.tokens)
     total = torch.zeros(length, device=adapter.device)
     layers = [
-        assemble(
-            adapter, [ChunkSpan(0, length, TokenSource.APPROXIMATE, each)], length=length
-        ).layers
+        assemble(adapter, [ChunkSpan(0, TokenSource.APPROXIMATE, each)], length=length).layers
         for each in (kv, other)
     ]
     for mine, yours in zip(*layers, strict=True):

@@ -12,10 +12,10 @@ pytest.importorskip("torch", reason="needs the extra engine")
 
 import torch
 
-from benchmarks.language.arms import ArmRunner
+from benchmarks.language.arms import ArmRunner, Outcome
 from benchmarks.language.cases import LanguageCase, cut, read_cases, split
 from benchmarks.language.cells import TASKS, make_cases
-from benchmarks.language.chunks import RATIOS, measure
+from benchmarks.language.chunks import RATIOS, make_row, measure
 from ragboost.chunk_cache.eval.arms import FULL
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model
@@ -188,14 +188,38 @@ def test_a_rerun_answers_only_what_is_missing_and_gives_the_same_rows(
     assert RATIOS == (0.05, 0.1, 0.15, 0.3)
 
 
-def test_rows_say_how_far_they_are_behind_the_default(data: Path) -> None:
+def test_rows_compare_an_arm_with_the_default_and_with_full_attention(data: Path) -> None:
     rows = measure(_args(data, policies="anchored,epic", limit=3))["rows"]
 
     by_policy = {row["policy"]: row for row in rows}
-    assert by_policy["anchored"]["behind"] == 0.0
-    apart = by_policy["reuse"]["kl_answer"] - by_policy["anchored"]["kl_answer"]
-    assert by_policy["reuse"]["behind"] == pytest.approx(apart, abs=2e-4)
+    default, full = by_policy["anchored"], by_policy["full"]
+    assert default["behind"] == default["contains_behind"] == full["contains_loss"] == 0.0
+    reuse = by_policy["reuse"]
+    assert reuse["behind"] == pytest.approx(reuse["kl_answer"] - default["kl_answer"], abs=2e-4)
     assert by_policy["epic"]["behind_low"] <= by_policy["epic"]["behind"]
+    for row in rows:
+        lost = full["contains"] - row["contains"]
+        assert row["contains_loss"] == pytest.approx(lost, abs=2e-4)
+        assert row["contains_loss_low"] <= lost <= row["contains_loss_high"]
+        assert row["same_first_low"] <= row["same_first"] <= row["same_first_high"]
+
+
+def test_right_answers_are_lost_where_full_attention_alone_has_them() -> None:
+    full = [_outcome(contains=right) for right in (1.0, 1.0, 1.0, 0.0)]
+    found = [_outcome(contains=right) for right in (1.0, 0.0, 0.0, 1.0)]
+    groups = ["a", "b", "c", "d"]
+
+    row = make_row("needles1", ("epic", 0.2), found, full, groups, default=full)
+
+    assert (row["contains"], row["contains_loss"], row["contains_behind"]) == (0.5, 0.25, 0.25)
+    undecoded = [*found[:3], _outcome(contains=None)]
+    assert "contains_loss" not in make_row("needles1", ("epic", 0.2), undecoded, full, groups)
+
+
+def _outcome(*, contains: float | None) -> Outcome:
+    fields: dict[str, Any] = {"kl": 0.1, "kl_answer": 0.1, "same_first": True, "same_answer": False}
+    fields |= {"computed": 0.2, "cpu_s": 1.0, "text": "", "f1": contains, "contains": contains}
+    return Outcome("epic", 0.2, **fields)
 
 
 def test_heavy_hitters_cost_what_a_random_choice_costs(loaded: LoadedModel, data: Path) -> None:

@@ -127,6 +127,23 @@ def test_the_index_equals_the_engines_cache_after_evictions() -> None:
         assert "ragboost_prediction_error_ratio_count 40.0" in metrics
 
 
+def test_a_text_that_begins_alike_before_the_documents_is_no_missed_prediction() -> None:
+    with fake_engine(events=True) as engine, start(engine) as proxy:
+        eventually(lambda: follower_of(proxy).is_exact)
+        for i in range(30):
+            system = {"role": "system", "content": "Answer briefly. " * 40 + f"Request {i}."}
+            ask(
+                proxy,
+                [i % 14, (i + 1) % 14],
+                messages=[system, {"role": "user", "content": "why?"}],
+            )
+        settle(proxy, engine)
+
+        assert sum(request.cached_tokens for request in engine.completions) > 1_000
+        figures = proxy.app.state.cache_sync.fidelity.read()
+        assert figures.precision == figures.recall == 1.0
+
+
 def lost() -> Deliver:
     return lambda seq, payload: [] if seq % 10 == 7 else [(seq, payload)]
 

@@ -10,8 +10,7 @@ from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.prompt import PromptTokens
-from ragboost.engine.runtime.request import EngineRequest, Output
+from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens
 from ragboost.engine.runtime.sampling import SamplingParams
 
 
@@ -40,9 +39,7 @@ class Parts(NamedTuple):
         return tuple(spans)
 
     def reusing(self, reuse: ReuseOptions, *, exact_chunks: int = 0) -> PromptTokens:
-        options = EngineChunkRequest(
-            self.spans, reuse.policy, reuse.ratio, tenant=reuse.tenant, exact_chunks=exact_chunks
-        )
+        options = EngineChunkRequest(self.spans, *reuse, exact_chunks=exact_chunks)
         return PromptTokens(self.token_ids, options)
 
 

@@ -26,8 +26,7 @@ from transformers import (
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
-from ragboost.engine.runtime.prompt import PromptTokens
-from ragboost.engine.runtime.request import EngineRequest
+from ragboost.engine.runtime.request import EngineRequest, PromptTokens
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.errors import ConfigError

@@ -1,7 +1,6 @@
 """Answers are asked for once, kept, and asked again where they failed or changed."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,8 @@ def text(body: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> Iterator[AnswerFile]:
-    file = AnswerFile(tmp_path / "answers.jsonl")
-    yield file
-    file.close()
+def answers(tmp_path: Path) -> AnswerFile:
+    return AnswerFile(tmp_path / "answers.jsonl")
 
 
 def ask(endpoint: ChatEndpoint) -> str:
@@ -149,7 +146,6 @@ def test_a_run_goes_on_where_it_stopped_and_asks_equal_prompts_once(
                 on_answer=lambda done, total: steps.append((done, total)),
             )
         )
-        file.close()
         assert len(engine.completions) == asked
     assert steps == [(1, 3), (2, 3), (3, 3), (1, 2), (2, 2)]
     other = ChatEndpoint(engine.url, model="m", max_tokens=5)
@@ -162,11 +158,9 @@ def test_a_torn_or_foreign_line_is_ignored_and_nothing_is_glued_to_it(tmp_path: 
 
     file = AnswerFile(path)
     file.add("new", "no")
-    file.close()
 
     again = AnswerFile(path)
     assert ("k" in again, "t" in again, again["new"]) == (True, False, "no")
-    again.close()
 
 
 def test_answers_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:

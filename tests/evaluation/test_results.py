@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from ragboost.evaluation.arms import ARMS
-from ragboost.evaluation.cost import CostEstimate
 from ragboost.evaluation.results import OrderEvaluation, compare
+from ragboost.evaluation.run import CostEstimate
 
 BY_NAME = {arm.name: arm for arm in ARMS}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ragboost.chunk_cache.http.fields import read_fields
+from ragboost.chunk_cache.fields import read_fields
 from ragboost.errors import RequestError
 from ragboost.graph.request import FIELD, GraphFields
 

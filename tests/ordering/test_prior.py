@@ -79,7 +79,7 @@ def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read.holders("x") == frozenset()
 
 
-@pytest.mark.parametrize("content", [b"{}", b"[1]", b"no JSON", b"\xff"])
+@pytest.mark.parametrize("content", [b"{}", b"[1]", b"no JSON", b"\xff", b"[" * 10**5])
 def test_another_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "prior.json"
     path.write_bytes(content)

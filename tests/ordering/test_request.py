@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from ragboost.config import OrderingSettings, Settings
 from ragboost.index import ContextIndex
 from ragboost.ordering import Order, OrderPolicy, RecentContexts, order_documents
-from ragboost.ordering.request import RelevanceOrder
 
 TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2, "f": 5}
 DOCUMENTS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=6).map("".join)
@@ -94,7 +93,7 @@ def test_a_popular_tail_prefers_what_recent_requests_had_together() -> None:
 
     assert order(filled("a"), "cdea", policy=recent)[0] == "aedc"
     assert order(filled("ab"), "cdeba", policy=recent)[0] == "abcde", "none holds b"
-    assert order(filled("a"), "cdea", policy=RelevanceOrder())[0] == "acde"
+    assert order(filled("a"), "cdea", policy=OrderPolicy())[0] == "acde"
 
 
 @settings(max_examples=150, deadline=None)
@@ -117,7 +116,7 @@ def test_an_order_is_a_permutation_that_saves_what_it_says(
     evicted: int,
 ) -> None:
     recent = RecentContexts(window=4)
-    index, policy = filled(*sent), recent if tail == "popularity" else RelevanceOrder()
+    index, policy = filled(*sent), recent if tail == "popularity" else OrderPolicy()
     index.max_visits = max_visits
     index.evict(evicted)
     for context in sent:

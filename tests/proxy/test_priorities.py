@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -11,8 +12,10 @@ import pytest
 from ragboost.config import Settings, load_settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
+from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.metrics import read_metric
 
 Start = Callable[..., ProxyServer]
 CHAT = '{"model": "m", "messages": [{"role": "user", "content": "why?"}]%s}'
@@ -63,6 +66,38 @@ def test_a_client_may_be_later_than_its_team_not_earlier(
     received = engine.requests[-1].json
     assert received.get("priority") == sent
     assert received["messages"][-1]["content"].endswith("why?")
+
+
+def test_completions_that_wait_leave_by_the_priority_of_their_team(
+    start_proxy: Start, engine: FakeEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"nightly": ["n"], "urgent": ["u"]}))
+    proxy = start_proxy(
+        backend={"max_concurrency": 1},
+        proxy={"api_keys_file": path, "priorities": {"nightly": 10, "urgent": -5}},
+    )
+    engine.misbehave(hold=True)
+    threads = []
+    for number, key in enumerate("nnnu"):
+        threads.append(
+            Thread(
+                target=post,
+                args=(
+                    proxy,
+                    CHAT % "",
+                ),
+                kwargs={"key": key},
+            )
+        )
+        threads[-1].start()
+        eventually(lambda: engine.num_active, equals=1)
+        eventually(lambda: read_metric(proxy.url, "ragboost_queue_depth"), equals=number)
+    engine.release()
+    for thread in threads:
+        thread.join()
+    sent = [received.json["priority"] for received in engine.completions]
+    assert sent == [10, -5, 10, 10]
 
 
 def test_a_body_without_a_class_keeps_its_bytes(proxy: ProxyServer, engine: FakeEngine) -> None:

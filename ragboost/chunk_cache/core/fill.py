@@ -126,18 +126,18 @@ def assemble_plan(
     stored = [None if kv is None else kv.to(model.device) for kv in plan.stored]
     spans = []
     if prefix is not None and prefix_tokens:
-        spans.append(ChunkSpan(0, prefix_tokens, TokenSource.EXACT, prefix.to(model.device)))
-    for (start, stop), kv, exact in zip(plan.request.chunks, stored, plan.exact, strict=True):
+        spans.append(ChunkSpan(0, TokenSource.EXACT, prefix.to(model.device)))
+    for (start, _), kv, exact in zip(plan.request.chunks, stored, plan.exact, strict=True):
         if kv is not None:
             first = max(start, prefix_tokens)
             source = TokenSource.EXACT if exact else TokenSource.APPROXIMATE
-            spans.append(ChunkSpan(first, stop, source, kv.without_first(first - start)))
+            spans.append(ChunkSpan(first, source, kv.without_first(first - start)))
     source_of = torch.zeros(length, dtype=torch.int8)
     source_of[:prefix_tokens] = TokenSource.EXACT
     sensitivity = torch.zeros(length)
     for span in spans:
         source_of[span.start : span.stop] = span.source
-        if span.kv is not None and span.kv.sensitivity is not None:
+        if span.kv.sensitivity is not None:
             sensitivity[span.start : span.stop] = span.kv.sensitivity
     return Assembly(
         plan.tokens,

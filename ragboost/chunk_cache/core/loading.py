@@ -1,6 +1,9 @@
-"""Load a model from a directory."""
+"""Load a model from a directory: all of its weights, and none of its code."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +11,12 @@ import torch
 from ragboost.chunk_cache.core.self_test import SelfTest, self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.errors import ConfigError, import_extra
+
+_OPTION = "--model"
+# Unless it is told not to, transformers asks on the terminal whether to run the directory's code.
+_OF_THE_DIRECTORY: Mapping[str, Any] = MappingProxyType(
+    {"local_files_only": True, "trust_remote_code": False}
+)
 
 
 class Loaded(NamedTuple):
@@ -25,18 +34,45 @@ def check_device(device: str, *, option: str) -> None:
         raise ConfigError(f"{option} {device}: torch finds no GPU here")
 
 
-def load_tokenizer(model: Path) -> Any | None:
+def load_causal_lm(model: Path, *, dtype: Any, option: str = _OPTION) -> Any:
+    """Raises `ConfigError`, which names the `option`, also if a part of the weights is missing,
+    which transformers would draw at random."""
     transformers = import_extra("transformers", extra="engine")
+    with _naming(model, option):
+        causal_lm, found = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=dtype, output_loading_info=True, **_OF_THE_DIRECTORY
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"{option}: cannot load {model}: it has no weights for {missing[0]} "
+            f"({len(missing)} tensors are missing)"
+        )
+    return causal_lm
+
+
+def load_tokenizer(model: Path, *, option: str = _OPTION) -> Any:
+    """Raises `ConfigError`, which names the `option`."""
+    transformers = import_extra("transformers", extra="engine")
+    with _naming(model, option):
+        return transformers.AutoTokenizer.from_pretrained(model, **_OF_THE_DIRECTORY)
+
+
+def find_tokenizer(model: Path) -> Any | None:
     has_tokenizer = any(model.glob("tokenizer*")) or any(model.glob("vocab*"))
-    return transformers.AutoTokenizer.from_pretrained(model) if has_tokenizer else None
+    return load_tokenizer(model) if has_tokenizer else None
+
+
+@contextmanager
+def _naming(model: Path, option: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a damaged directory fails anywhere in transformers
+        raise ConfigError(f"{option}: cannot load {model}: {error}") from error
 
 
 def load(model: Path, *, device: str) -> Loaded:
     """Load a causal LM and run the self-test of chunk reuse."""
     check_device(device, option="--device")
-    transformers = import_extra("transformers", extra="engine")
-    causal_lm = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype="float32" if device == "cpu" else "auto"
-    ).to(device)
+    causal_lm = load_causal_lm(model, dtype="float32" if device == "cpu" else "auto").to(device)
     adapter = ModelAdapter(causal_lm)
-    return Loaded(adapter, load_tokenizer(model), self_test(adapter))
+    return Loaded(adapter, find_tokenizer(model), self_test(adapter))

@@ -8,15 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ragboost.chunk_cache.core.options import (
-    FIELD,
-    ReuseOptions,
-    read_exact_chunks,
-    read_measure,
-    read_positions,
-    read_selection,
-    read_tenant,
-)
+from pydantic import Field
+
+from ragboost.chunk_cache.core.options import FIELD, ChunkFields, ReuseOptions, SelectionFields
+from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.store.keys import PUBLIC
 from ragboost.errors import RequestError
@@ -55,6 +50,10 @@ class EngineChunkRequest:
         return self.chunks[number][0] if number < len(self.chunks) else None
 
 
+class _PlanFields(SelectionFields, ChunkFields):
+    granularity: int | None = Field(None, ge=1)
+
+
 def read_request(
     params: Mapping[str, Any] | None, *, num_tokens: int, defaults: EngineChunkRequest
 ) -> EngineChunkRequest | None:
@@ -62,48 +61,47 @@ def read_request(
     fields = (params or {}).get(PARAMS_KEY)
     if fields is None:
         return None
-    if not isinstance(fields, Mapping):
+    if not isinstance(fields, dict):
         return EngineChunkRequest(reason="bad_options")
     if fields.get("version", VERSION) != VERSION:
         return EngineChunkRequest(reason="unknown_version")
-    chunks: tuple[tuple[int, int], ...] = ()
-    tenant, default = "", ReuseOptions(defaults.policy, defaults.ratio)
     try:
-        tenant = read_tenant(fields)
-        chunks = _read_chunks(fields, num_tokens)
-        policy, ratio, _ = read_selection(fields, default)
-        granularity = _read_granularity(fields, num_tokens, default=defaults.granularity)
-        measure, exact_chunks = read_measure(fields), read_exact_chunks(fields)
+        plan = read_fields(_PlanFields, fields, name=FIELD)
+        chunks = tuple((start, stop) for _, start, stop in plan.positions(is_chat=False))
     except RequestError as error:
         is_position = (error.param or "").startswith(_CHUNKS)
-        reason = "bad_chunks" if is_position else "bad_options"
-        return EngineChunkRequest(chunks, tenant=tenant, reason=reason)
-    switched_off = None if fields.get("reuse", True) is True else "reuse_off"
+        return EngineChunkRequest(reason="bad_chunks" if is_position else "bad_options")
+    if fields.get("chunks") is None or (chunks and chunks[-1][1] > num_tokens):
+        return EngineChunkRequest(reason="bad_chunks")
+    policy, ratio = plan.options(ReuseOptions(defaults.policy, defaults.ratio))
+    granularity = plan.granularity or defaults.granularity
+    if granularity > num_tokens:
+        return EngineChunkRequest(reason="bad_options")
+    tenant, reason = plan.tenant, None if fields.get("reuse", True) is True else "reuse_off"
     is_public = fields.get("public") is True  # the server in front has checked the key
     if is_public:
-        tenant, switched_off = PUBLIC, switched_off if len(chunks) == 1 else "not_alone"
+        tenant, reason = PUBLIC, reason if len(chunks) == 1 else "not_alone"
     return EngineChunkRequest(
-        chunks, policy, ratio, granularity, tenant, switched_off, measure, exact_chunks, is_public
+        chunks,
+        policy,
+        ratio,
+        granularity,
+        tenant,
+        reason,
+        plan.measure,
+        plan.exact_chunks,
+        is_public,
     )
 
 
 def in_namespace(request: EngineChunkRequest, *names: str | None) -> EngineChunkRequest:
     """Return the request with stored chunks apart from those of other namespaces."""
-    if request.is_public or not any(names):
+    if request.is_public:
         return request
-    made_from = json.dumps([request.tenant, *names]).encode()
-    return replace(request, tenant=hashlib.sha256(made_from).hexdigest())
+    return replace(request, tenant=namespaced(request.tenant, *names))
 
 
-def _read_chunks(fields: Mapping[str, Any], num_tokens: int) -> tuple[tuple[int, int], ...]:
-    positions = read_positions(fields, is_chat=False)
-    if fields.get("chunks") is None or (positions and positions[-1].stop > num_tokens):
-        raise RequestError(f"{_CHUNKS} must be within {num_tokens} tokens", param=_CHUNKS)
-    return tuple((start, stop) for _, start, stop in positions)
-
-
-def _read_granularity(fields: Mapping[str, Any], num_tokens: int, *, default: int) -> int:
-    granularity = fields.get("granularity") or default
-    if type(granularity) is not int or not 1 <= granularity <= num_tokens:
-        raise RequestError(f"{FIELD}.granularity must be from 1 to {num_tokens}")
-    return granularity
+def namespaced(tenant: str, *names: str | None) -> str:
+    if not any(names):
+        return tenant
+    return hashlib.sha256(json.dumps([tenant, *names]).encode()).hexdigest()

@@ -2,54 +2,55 @@
 `--kv-transfer-config`, in SGLang `--hicache-storage-backend-extra-config`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
-from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
+from ragboost.chunk_cache.core.options import PolicyName, ReuseDefaults, ReuseOptions
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import check_address, join_remote
 from ragboost.chunk_cache.store.tiered import TieredStore, split_memory
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, RequestError
 
 _GIB = 1 << 30
 _ON_ACCELERATORS: Mapping[str, Any] = MappingProxyType({"granularity": 16, "backend": "varlen"})
 """Defaults there: FlashAttention computes runs of tokens, and reads all keys for each run."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineChunkSettings:
+class EngineChunkSettings(Fields):
     # `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not
-    reuse: str = "exact"
+    reuse: Literal["exact", "approx"] = "exact"
     # capacity of the store in host memory, with what waits there to be written elsewhere
-    host_bytes: int = 4 * _GIB
+    host_bytes: int = Field(4 * _GIB, ge=1)
     # secret with which `ragboost precompute --public` stores documents for all tenants; empty: none
-    public_key: str = field(default="", repr=False)
+    public_key: str = Field("", repr=False)
     # what `ragboost precompute` leaves of a document behind its neighbours: `measures`, or `kv` as
     # well (FusionRAG eq. 10), which is reused rather than that computed alone
-    prepared: str = "measures"
-    accelerator_bytes: int = 0  # capacity of the store in the engine's device, before host memory
+    prepared: Literal["measures", "kv"] = "measures"
+    # capacity of the store in the engine's device, before host memory
+    accelerator_bytes: int = Field(0, ge=0)
     directory: str = ""  # folder of the store's disk tier; empty for none
     # remote store that several engines may share, such as redis://HOST:6379 or
     # mooncake://HOST:50051; empty for none
-    remote: str = field(default="", repr=False)  # it may hold a password
-    disk_bytes: int = 64 * _GIB  # capacity of the disk tier
+    remote: str = Field("", repr=False)  # it may hold a password
+    disk_bytes: int = Field(64 * _GIB, ge=1)  # capacity of the disk tier
     # `faster`: prompts are filled where this takes less time than to compute them, as measured in
     # this engine (with one rank); `always`: wherever enough is stored
-    fill: str = "faster"
+    fill: Literal["faster", "always"] = "faster"
     eviction: str = "heat"  # eviction policy of the store: heat or lru
-    policy: str = DEFAULT_POLICY  # selection for requests that do not name one
-    ratio: float = DEFAULT_RATIO
+    policy: PolicyName = DEFAULT_POLICY  # selection for requests that do not name one
+    ratio: Ratio = DEFAULT_RATIO
     calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
-    granularity: int = 1  # tokens per block of the selection; on an accelerator 16
+    granularity: int = Field(1, ge=1)  # tokens per block of the selection; on an accelerator 16
     # maximum tokens that reuse computes in one step of the engine, beside the scheduler's own; 0:
     # as many as the scheduler's. A prompt that needs more is filled over several steps
     step_tokens: int = 0
@@ -61,27 +62,11 @@ class EngineChunkSettings:
         cls, values: Mapping[str, Any], *, device: str = "cpu", num_workers: int = 1
     ) -> "EngineChunkSettings":
         """Return checked settings; the engine's device decides some defaults."""
-        types = {field.name: type(field.default) for field in fields(cls)}
-        for name, value in values.items():
-            if name not in types:
-                raise ConfigError(f"unknown setting {name!r}; known are {', '.join(types)}")
-            allowed = (int, float) if types[name] is float else types[name]
-            if isinstance(value, bool) or not isinstance(value, allowed):
-                raise ConfigError(f"`{name}` must be of type {types[name].__name__}, got {value!r}")
-        settings = cls(**{**({} if device == "cpu" else _ON_ACCELERATORS), **values})
-        known_words = {
-            "reuse": ("exact", "approx"),
-            "prepared": ("measures", "kv"),
-            "fill": ("faster", "always"),
-        }
-        for name, known in known_words.items():
-            if getattr(settings, name) not in known:
-                value = getattr(settings, name)
-                raise ConfigError(f"`{name}` must be {' or '.join(known)}, got {value!r}")
-        if settings.policy not in POLICIES:
-            raise ConfigError(
-                f"`policy` must be one of {', '.join(POLICIES)}, got {settings.policy!r}"
-            )
+        defaults = {} if device == "cpu" else _ON_ACCELERATORS
+        try:
+            settings = read_fields(cls, {**defaults, **values})
+        except RequestError as error:
+            raise ConfigError(str(error)) from None
         if settings.calibration:
             settings = settings._calibrated(values)
         if make_eviction_policy(settings.eviction).sees_queue:
@@ -94,22 +79,13 @@ class EngineChunkSettings:
         if num_workers > 1 and (settings.public_key or settings.prepared == "kv"):
             name = "public_key" if settings.public_key else "prepared"
             raise ConfigError(f"`{name}` needs one worker of the model, not {num_workers}")
-        if not 0.0 <= settings.ratio <= 1.0:
-            raise ConfigError(f"`ratio` must be in [0, 1], got {settings.ratio}")
-        for name in ("host_bytes", "disk_bytes", "granularity"):
-            if getattr(settings, name) < 1:
-                raise ConfigError(f"`{name}` must be at least 1, got {getattr(settings, name)}")
-        if settings.accelerator_bytes < 0:
-            raise ConfigError(
-                f"`accelerator_bytes` must be at least 0, got {settings.accelerator_bytes}"
-            )
         return settings
 
     def _calibrated(self, values: Mapping[str, Any]) -> "EngineChunkSettings":
         if beside := sorted({"policy", "ratio"} & set(values)):
             raise ConfigError(f"`calibration` decides `{beside[0]}`: set one of them only")
         chosen = Calibration.read(Path(self.calibration))
-        return replace(self, policy=chosen.policy, ratio=chosen.ratio)
+        return self.model_copy(update={"policy": chosen.policy, "ratio": chosen.ratio})
 
     def check_model(self, model: ReusableModel) -> None:
         """Raise `ConfigError` if the calibration was made for another model."""

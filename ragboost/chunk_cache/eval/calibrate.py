@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ragboost.chunk_cache.core.loading import load, load_tokenizer
+from ragboost.chunk_cache.core.loading import find_tokenizer, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import (
     FULL,
@@ -137,7 +137,7 @@ def run(
         known = ", ".join(calibrated_policies())
         raise ChunkCacheError(f"--policy must be one of {known}, got {unknown[0]!r}")
     check_ratios(ratios)
-    cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
+    cases = read_cases(data, tokenizer=find_tokenizer(model), limit=limit)
     if len(cases) < MIN_PROMPTS:
         raise ChunkCacheError(f"{data} has {len(cases)} prompts; at least {MIN_PROMPTS} are needed")
     adapter, _, _ = load(model, device=device)
@@ -162,10 +162,12 @@ def run(
         "gain": gain.mean,
         "gain_error": gain.error,
     }
-    Calibration(shape_digest(adapter), *chosen).write(out, expected=expected)
+    policy, ratio = chosen
+    written = Calibration(shape=shape_digest(adapter), policy=policy, ratio=ratio)
+    written.write(out, expected=expected)
     if as_json:
         found = {"rows": [asdict(row) for row in rows], "expected": expected, "file": str(out)}
-        return json.dumps({"policy": chosen[0], "ratio": chosen[1], **found})
+        return json.dumps({"policy": policy, "ratio": ratio, **found})
     return _text(out, rows, checked, gain, chosen=chosen)
 
 

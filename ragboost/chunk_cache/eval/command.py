@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ragboost.chunk_cache.core.loading import load, load_tokenizer
+from ragboost.chunk_cache.core.loading import find_tokenizer, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import (
     FULL,
@@ -50,7 +50,7 @@ def run(
     for policy in policies:
         make_policy(policy)
     check_ratios(ratios)
-    cases = read_cases(data, tokenizer=load_tokenizer(model), limit=limit)
+    cases = read_cases(data, tokenizer=find_tokenizer(model), limit=limit)
     adapter, tokenizer, checked = load(model, device=device)
     reuse = ChunkReuse(adapter, TieredStore(host_bytes=4 << 30))
     if MEASURED & set(policies):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import torch
@@ -13,14 +14,9 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    count = len(values)
-    if count == 0:
-        return Estimate(math.nan, math.nan)
-    mean = sum(values) / count
-    if count == 1:
-        return Estimate(mean, math.nan)
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return Estimate(mean, math.sqrt(variance / count))
+    """Return the mean and its standard error; not a number where there are too few values."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Estimate(fmean(values) if values else math.nan, error)
 
 
 def kl_divergence(logits: torch.Tensor, full: torch.Tensor) -> float:

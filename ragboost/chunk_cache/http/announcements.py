@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, namespaced
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.reports import (
     ReplyTo,
@@ -105,8 +105,7 @@ class AnnouncementInbox:
             answer = run_command(announced, library, self._retention)
             reports.send_fields(announced.reply_to, answer)
             return []
-        plain = EngineChunkRequest(tenant=announced.tenant)
-        tenant = in_namespace(plain, *announced.namespace).tenant
+        tenant = namespaced(announced.tenant, *announced.namespace)
         wanted = [tokens for tokens in announced.chunks if len(tokens) >= MIN_CHUNK_TOKENS]
         keys = library.prefetch({library.key(tokens, tenant=tenant): tokens for tokens in wanted})
         return [] if announced.reply_to is None else [_Pending(keys, announced.reply_to)]

@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
-from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError
+from ragboost.errors import (
+    BackendConnectionError,
+    BackendStatusError,
+    ConfigError,
+    RequestError,
+)
 
 TIMEOUT_S = 600.0
 _DEFAULT_CONTEXT = 4096
+_REFUSALS = (400, 413, 422)
 
 
 class ChunkClient:
@@ -66,7 +72,8 @@ class ChunkClient:
         chunks: Sequence[Sequence[int]],
         options: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Send a chat with documents at `[message, start, stop]`; return its usage."""
+        """Send a chat with documents at `[message, start, stop]`; return its usage. Raises
+        `RequestError` if the engine refuses this prompt, such as one that is too long."""
         ours = {"chunks": chunks, **options}
         if self._public_key is not None:
             ours["public"] = self._public_key
@@ -92,7 +99,8 @@ class ChunkClient:
                 fields = json.loads(response.read())
         except urllib.error.HTTPError as error:
             text = error.read()[:300].decode(errors="replace")
-            raise BackendStatusError(f"{self._url}{path}: status {error.code}: {text}") from None
+            refusal = RequestError if error.code in _REFUSALS else BackendStatusError
+            raise refusal(f"{self._url}{path}: status {error.code}: {text}") from None
         except (OSError, ValueError) as error:
             raise BackendConnectionError(f"{self._url}{path}: {error}") from None
         if not isinstance(fields, dict):

@@ -1,9 +1,9 @@
 """Find plans of chunk reuse that clients put into a body, which could name another tenant."""
 
-import json
 from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.jsonl import json_value
 
 
 def without_plan(fields: dict[str, Any], params_field: str) -> dict[str, Any] | None:
@@ -24,8 +24,5 @@ def without_plan(fields: dict[str, Any], params_field: str) -> dict[str, Any] | 
 
 def has_plan(data: bytes, params_field: str) -> bool:
     """Return True if Python's parser, which servers use, finds a plan: it reads UTF-16, NaN."""
-    try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError):
-        return False
+    fields = json_value(data)
     return isinstance(fields, dict) and without_plan(fields, params_field) is not None

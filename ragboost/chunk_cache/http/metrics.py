@@ -8,26 +8,37 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ragboost.chunk_cache.core.token_origins import PromptReport
 
-_GAUGES: Mapping[str, str] = MappingProxyType(
+_PREFIX = "ragboost_chunk_"
+# By the field of a place's state; each has the label `tier`.
+_GAUGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "entries": "Stored chunks, by place.",
-        "bytes": "Bytes of stored chunks, by place that says so.",
-        "capacity_bytes": "Capacity of a place.",
+        "entries": ("store_entries", "Stored chunks, by place."),
+        "size_bytes": ("store_bytes", "Bytes of stored chunks, by place that says so."),
+        "capacity_bytes": ("store_capacity_bytes", "Capacity of a place."),
     }
 )
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "hits": ("Look-ups that found a chunk in memory.", ()),
-        "misses": ("Look-ups that did not, by reason: absent, loading, not_loaded.", ("reason",)),
-        "loads": (
+        "exact_requests": (
+            "Requests with chunks that were computed exactly, by reason.",
+            ("reason",),
+        ),
+        "reusing_requests": ("Requests that reused chunks.", ()),
+        "prompt_tokens": ("Prompt tokens of requests with chunks, by origin.", ("origin",)),
+        "store_hits": ("Look-ups that found a chunk in memory.", ()),
+        "store_misses": (
+            "Look-ups that did not, by reason: absent, loading, not_loaded.",
+            ("reason",),
+        ),
+        "store_loads": (
             "Chunks that a place was asked for: loaded, absent, evicted (once known there), "
             "failed; or would have been: slower than computing, unavailable.",
             ("tier", "outcome"),
         ),
-        "load_seconds": ("Time of loading from a place.", ("tier",)),
-        "evictions": ("Chunks evicted from a place, by this engine.", ("tier",)),
-        "fills": ("Prompts filled from stored chunks.", ()),
-        "fill_seconds": ("Time of filling them, recomputation included.", ()),
+        "store_load_seconds": ("Time of loading from a place.", ("tier",)),
+        "store_evictions": ("Chunks evicted from a place, by this engine.", ("tier",)),
+        "store_fills": ("Prompts filled from stored chunks.", ()),
+        "store_fill_seconds": ("Time of filling them, recomputation included.", ()),
     }
 )
 
@@ -36,37 +47,14 @@ class ReuseMetrics:
     """Counts prompts with chunks, the origins of their tokens, and what the store holds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._exact = Counter(
-            "ragboost_chunk_exact_requests",
-            "Requests with chunks that were computed exactly, by reason.",
-            ["reason"],
-            registry=registry,
-        )
-        self._reusing = Counter(
-            "ragboost_chunk_reusing_requests", "Requests that reused chunks.", registry=registry
-        )
-        self._tokens = Counter(
-            "ragboost_chunk_prompt_tokens",
-            "Prompt tokens of requests with chunks, by origin.",
-            ["origin"],
-            registry=registry,
-        )
-
-        self._declare_store(registry)
-
-    def _declare_store(self, registry: CollectorRegistry) -> None:
         self._gauges = {
-            name: Gauge(
-                f"ragboost_chunk_store_{name}",
-                text,
-                ["tier"],
-                registry=registry,
-                multiprocess_mode="mostrecent",
+            field: Gauge(
+                _PREFIX + name, text, ["tier"], registry=registry, multiprocess_mode="mostrecent"
             )
-            for name, text in _GAUGES.items()
+            for field, (name, text) in _GAUGES.items()
         }
         self._counters = {
-            name: Counter(f"ragboost_chunk_store_{name}", text, labels, registry=registry)
+            name: Counter(_PREFIX + name, text, labels, registry=registry)
             for name, (text, labels) in _COUNTERS.items()
         }
         self._counted: dict[tuple[str, ...], float] = {}
@@ -76,37 +64,36 @@ class ReuseMetrics:
             return
         for tier in answer["tiers"]:
             name = tier["name"]
-            for field, gauge in (("entries", "entries"), ("size_bytes", "bytes")):
+            for field, gauge in self._gauges.items():
                 if tier[field] is not None:
-                    self._gauges[gauge].labels(name).set(tier[field])
-            if tier["capacity_bytes"] is not None:
-                self._gauges["capacity_bytes"].labels(name).set(tier["capacity_bytes"])
-            self._count_up(tier["evictions"] or 0, "evictions", name)
-            self._count_up(tier["load_seconds"], "load_seconds", name)
+                    gauge.labels(name).set(tier[field])
+            self._count_up(tier["evictions"] or 0, "store_evictions", name)
+            self._count_up(tier["load_seconds"], "store_load_seconds", name)
             for outcome, count in tier["loads"].items():
-                self._count_up(count, "loads", name, outcome)
-        self._count_up(answer["hits"], "hits")
+                self._count_up(count, "store_loads", name, outcome)
         for reason, count in answer["misses"].items():
-            self._count_up(count, "misses", reason)
-        self._count_up(answer["fills"], "fills")
-        self._count_up(answer["fill_seconds"], "fill_seconds")
-
-    def _count_up(self, total: float, *name: str) -> None:
-        """Raise a counter to the engine's count, which begins anew with new weights."""
-        last = self._counted.get(name, 0.0)
-        self._counted[name] = total
-        counter = self._counters[name[0]]
-        child = counter.labels(*name[1:]) if name[1:] else counter
-        child.inc(total - last if total >= last else total)
+            self._count_up(count, "store_misses", reason)
+        for field in ("hits", "fills", "fill_seconds"):
+            self._count_up(answer[field], f"store_{field}")
 
     def count_exact(self, reason: str) -> None:
-        self._exact.labels(reason).inc()
+        self._add(1, "exact_requests", reason)
 
     def count(self, report: PromptReport) -> None:
         origins = report.origins
         if report.reason is not None:
             self.count_exact(report.reason)
         elif origins.reused or origins.recomputed:
-            self._reusing.inc()
+            self._add(1, "reusing_requests")
         for name, count in origins._asdict().items():
-            self._tokens.labels(name).inc(count)
+            self._add(count, "prompt_tokens", name)
+
+    def _count_up(self, total: float, *name: str) -> None:
+        """Raise a counter to the engine's count, which begins anew with new weights."""
+        last = self._counted.get(name, 0.0)
+        self._counted[name] = total
+        self._add(total - last if total >= last else total, *name)
+
+    def _add(self, count: float, name: str, *labels: str) -> None:
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(count)

@@ -5,8 +5,10 @@ not know the engine: a subclass says what it offers and how its routes are named
 
 import hashlib
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,17 +16,15 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from ragboost.chunk_cache.core.options import (
     FIELD,
+    ChunkFields,
     ChunkPosition,
     ReuseDefaults,
-    read_exact_chunks,
-    read_measure,
-    read_options,
-    read_positions,
+    ReuseFields,
     read_public,
-    read_tenant,
 )
 from ragboost.chunk_cache.core.request import VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.http.announcements import Announcer
 from ragboost.chunk_cache.http.asgi import (
     MAX_BODY_BYTES,
@@ -44,14 +44,6 @@ from ragboost.chunk_cache.http.asgi import (
 )
 from ragboost.chunk_cache.http.client_plans import has_plan, without_plan
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
-from ragboost.chunk_cache.http.paths import (
-    CHAT,
-    COMPLETIONS,
-    METRICS,
-    PREFETCHES,
-    PROMPT_ROUTES,
-    STORE,
-)
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder, chunk_texts
 from ragboost.chunk_cache.http.store_commands import StoreCommand, read_store_options
@@ -62,6 +54,13 @@ from ragboost.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
 
+STORE, METRICS = "/chunk_store", "/metrics"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+PREFETCHES = MappingProxyType({f"/chunk_prefetch{path}": path for path in (CHAT, COMPLETIONS)})
+# Last parts of paths of vLLM and SGLang whose bodies may have parameters of the engine.
+PROMPT_ROUTES = re.compile(
+    "/(batch|chat|completions|decisions|generat.*|invocations|messages|responses|system.*|vertex.*)/*$"
+)
 _LOAD_TIMEOUT_S = MAX_WAIT_S + 1.0  # the engine answers earlier
 _COMMAND_TIMEOUT_S = 2.0
 _MARK = f'"{FIELD}"'.encode()
@@ -231,10 +230,9 @@ class ReuseMiddleware(ABC):
     ) -> dict[str, Any]:
         is_chat = scope["path"] == CHAT
         defaults = self.defaults(scope)
-        options, measure = read_options(extension, defaults), read_measure(extension)
-        num_exact = read_exact_chunks(extension)
-        positions = read_positions(extension, is_chat=is_chat)
-        tenant = _tenant(extension, fields)
+        asked = read_fields(ReuseFields, extension, name=FIELD)
+        options, positions = asked.options(defaults), asked.positions(is_chat=is_chat)
+        tenant = _tenant(asked, fields)
         is_public = read_public(extension, self._public_key)
         if defaults.refusal is not None:
             raise ExactError("refused")
@@ -246,13 +244,13 @@ class ReuseMiddleware(ABC):
             raise ExactError("not_found")
         if options is not None:  # they load while the server renders and tokenises the prompt
             await self._announce(found, fields, tenant=tenant, waits=self.loads_first)
-        exact = [span for span in found.spans[:num_exact] if span is not None]
+        exact = [span for span in found.spans[: asked.exact_chunks] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
             plan |= {"policy": options.policy, "ratio": options.ratio}
         if tenant:
             plan["tenant"] = tenant
-        if measure:
+        if asked.measure:
             plan["measure"] = True
         if is_public:
             plan["public"] = True
@@ -308,10 +306,11 @@ class ReuseMiddleware(ABC):
             self.defaults(scope)
             try:
                 await check_key(self._app, scope)
-                positions = read_positions(extension, is_chat=scope["path"] == CHAT)
+                asked = read_fields(ChunkFields, extension, name=FIELD)
+                positions = asked.positions(is_chat=scope["path"] == CHAT)
                 if positions and self._has_more_than_memory:
                     found = await self._find(scope, fields, positions)
-                    tenant = _tenant(extension, fields)
+                    tenant = _tenant(asked, fields)
                     await self._announce(found, fields, tenant=tenant, waits=False)
             except RequestError as error:
                 await refuse(send, error)
@@ -335,8 +334,9 @@ class ReuseMiddleware(ABC):
             is_chat = "messages" in fields
             options = read_store_options(extension)
             is_public = read_public(extension, self._public_key)
-            tenant = PUBLIC if is_public else _tenant(extension, fields)
-            positions = read_positions(extension, is_chat=is_chat)
+            asked = read_fields(ChunkFields, extension, name=FIELD)
+            tenant = PUBLIC if is_public else _tenant(asked, fields)
+            positions = asked.positions(is_chat=is_chat)
             found = FoundChunks((), ())
             if positions:
                 path = CHAT if is_chat else COMPLETIONS
@@ -386,7 +386,7 @@ def _may_name_us(data: bytes) -> bool:
     return _MARK in data or b"\\u" in data or b"\0" in data[:4] or data[:1] > b"\x7f"
 
 
-def _tenant(extension: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+def _tenant(asked: ChunkFields, fields: Mapping[str, Any]) -> str:
     """Return whose chunks a request shares: both names in a hash, or nothing without them."""
-    names = [read_tenant(extension), str(fields.get("cache_salt") or "")]
+    names = [asked.tenant, str(fields.get("cache_salt") or "")]
     return hashlib.sha256(msgspec.json.encode(names)).hexdigest() if any(names) else ""

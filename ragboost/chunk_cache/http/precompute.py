@@ -3,17 +3,20 @@ prompt, then behind its neighbours, as `cachecraft` and `hybrid-offline` need.""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
+from ragboost.errors import RequestError
 
 SEPARATOR = "\n\n"
 QUESTION = "What follows?"
 """Stands behind the documents, so that the last one ends as it does before others."""
 ROOM = 64
 """Tokens of the context that stay free for the chat template."""
+_MAX_REFUSED = 10
 Progress = Callable[[str, int, int], None]
 
 
@@ -25,6 +28,23 @@ class EngineCorpus:
     num_stored: int = 0
     num_measured: int = 0  # behind their neighbours
     num_tokens: int = 0  # of all prompts
+    num_refused: int = 0  # documents that the engine refuses, such as those that are too long
+    refusal: str | None = None  # its first
+
+    def sentences(self, *, top_n: int) -> str:
+        text = (
+            f"{self.num_stored:,} of {self.num_documents:,} documents stored, "
+            f"{self.num_measured:,} measured, {self.num_tokens:,} tokens of prompts"
+        )
+        if self.refusal:
+            text += f"\n{self.num_refused:,} refused by the engine, the first: {self.refusal}"
+        if top_n and self.num_measured < self.num_stored:
+            text += (
+                "\nnot measured: documents without neighbours, and those that the store has lost; "
+                "if it is too small, increase host_bytes, or set directory; an engine with several "
+                "workers measures nothing: use --top-n 0 with it"
+            )
+        return text
 
 
 def prepare(
@@ -37,34 +57,48 @@ def prepare(
     on_progress: Progress,
 ) -> EngineCorpus:
     """Store each text, then measure it behind its `neighbours` (indices, the closest last); both
-    may be repeated. Empty texts are left out."""
+    may be repeated. Empty texts are left out. Raises `RequestError` if the engine refuses more than
+    ten documents, and more than it takes."""
     outcome = EngineCorpus(num_documents=sum(bool(text) for text in texts))
     lengths = [0] * len(texts)
 
-    def store(number: int) -> tuple[int, dict[str, Any]]:
-        options = {"reuse": "exact"}
-        return number, client.complete(*_prompt([texts[number]], system), options)
+    def store(number: int) -> tuple[int, dict[str, Any] | RequestError]:
+        try:
+            return number, client.complete(*_prompt([texts[number]], system), alone)
+        except RequestError as error:
+            return number, error
 
-    def measure(number: int) -> tuple[int, dict[str, Any]]:
+    def measure(number: int) -> dict[str, Any]:
         others = [other for other in neighbours[number] if other != number]
         near = fitting(others, lengths, room=client.max_tokens - ROOM - lengths[number])
         if not near:
-            return number, {}
+            return {}
         options = {"reuse": {"policy": "reuse", "ratio": 0.0}, "measure": True}
         parts = [texts[other] for other in [*near, number]]
-        return number, client.complete(*_prompt(parts, system), options)
+        with suppress(RequestError):
+            return client.complete(*_prompt(parts, system), options)
+        return {}
 
+    is_for_all = client.stores_for_all
+    # Exact KV that is stored is copied, so that a run that was cut short goes on where it was; only
+    # what is computed becomes public.
+    alone = {"reuse": "exact"} if is_for_all else {"reuse": "approx", "exact_chunks": 1}
     numbers = [number for number, text in enumerate(texts) if text]
     with ThreadPoolExecutor(concurrency, thread_name_prefix="ragboost-precompute") as threads:
         for done, (number, usage) in enumerate(threads.map(store, numbers), 1):
-            lengths[number] = int(usage.get("prompt_tokens", 0))
-            outcome.num_tokens += lengths[number]
-            outcome.num_stored += PARAMS_KEY in usage
+            if isinstance(usage, RequestError):
+                outcome.num_refused += 1
+                outcome.refusal = outcome.refusal or str(usage)
+                if outcome.num_refused > max(_MAX_REFUSED, done - outcome.num_refused):
+                    raise usage
+            else:
+                lengths[number] = int(usage.get("prompt_tokens", 0))
+                outcome.num_tokens += lengths[number]
+                outcome.num_stored += PARAMS_KEY in usage
             on_progress("documents", done, len(numbers))
         # What all tenants may read has been computed alone, and stays so.
-        is_alone = client.stores_for_all
-        measured = [number for number in numbers if neighbours[number] and not is_alone]
-        for done, (_, usage) in enumerate(threads.map(measure, measured), 1):
+        measured = [n for n in numbers if neighbours[n] and lengths[n] and not is_for_all]
+        for done, usage in enumerate(threads.map(measure, measured), 1):
             outcome.num_tokens += int(usage.get("prompt_tokens", 0))
             outcome.num_measured += usage.get(PARAMS_KEY, {}).get("recomputed", 0) > 0
             on_progress("measures", done, len(measured))

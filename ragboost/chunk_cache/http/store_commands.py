@@ -10,7 +10,7 @@ import msgspec
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.options import FIELD
-from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, namespaced
 from ragboost.chunk_cache.http.reports import ReplyTo
 from ragboost.chunk_cache.store.keys import owner_prefix
 from ragboost.chunk_cache.store.retention import Retention
@@ -64,8 +64,7 @@ def run_command(
         stats = [tier._asdict() for tier in store.stats()]
         fill = {"fills": library.num_fills, "fill_seconds": library.fill_seconds}
         return {"tiers": stats, "hits": store.num_hits, "misses": dict(store.misses), **fill}
-    plain = EngineChunkRequest(tenant=command.tenant)
-    tenant = in_namespace(plain, *command.namespace).tenant
+    tenant = namespaced(command.tenant, *command.namespace)
     owner = owner_prefix(tenant)
     by_key = {key: 0 for key in options.keys if key.startswith(owner)}
     by_key |= {library.key(t, tenant=tenant): len(t) for t in _long(command.chunks)}

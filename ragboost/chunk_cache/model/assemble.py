@@ -30,9 +30,12 @@ class TokenSource(IntEnum):
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
     start: int
-    stop: int
     source: TokenSource
-    kv: ChunkKV | None = None  # from the first token of the span
+    kv: ChunkKV  # of its tokens
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.kv.tokens)
 
 
 @dataclass(slots=True)
@@ -86,29 +89,28 @@ def assemble(
         for empty in into.layers:  # masked values take part in sums, so they must be finite
             empty.keys[:, :, num_held:] = 0
             empty.values[:, :, num_held:] = 0
-    stored = [(span, span.kv) for span in spans if span.kv is not None]
-    if not stored:
+    if not spans:
         return cache
-    device = model.device
-    frequencies = {kv.length: model.frequencies(kv.length) for _, kv in stored}
+    device, lengths = model.device, [len(span.kv.tokens) for span in spans]
+    frequencies = {span.kv.length: model.frequencies(span.kv.length) for span in spans}
     rotation = KeyRotation(
         stored=torch.cat(
-            [torch.arange(kv.base, kv.base + s.stop - s.start, device=device) for s, kv in stored]
+            [
+                torch.arange(n, device=device) + s.kv.base
+                for n, s in zip(lengths, spans, strict=True)
+            ]
         ),
-        target=torch.cat([torch.arange(s.start, s.stop, device=device) for s, _ in stored]),
-        old=[(frequencies[kv.length], s.stop - s.start) for s, kv in stored],
+        target=torch.cat([torch.arange(s.start, s.stop, device=device) for s in spans]),
+        old=[(frequencies[s.kv.length], n) for n, s in zip(lengths, spans, strict=True)],
         new=model.frequencies(length),
         layouts=model.layouts,
     )
     for layer, target in enumerate(cache.layers):
-        keys = torch.cat([kv.layers[layer][0][:, :, : s.stop - s.start] for s, kv in stored], 2)
-        moved = rotation.apply(keys, layer)
-        offset = 0
-        for span, kv in stored:
-            count = span.stop - span.start
-            target.keys[:, :, span.start : span.stop] = moved[:, :, offset : offset + count]
-            target.values[:, :, span.start : span.stop] = kv.layers[layer][1][:, :, :count]
-            offset += count
+        stored = [span.kv.layers[layer] for span in spans]
+        moved = rotation.apply(torch.cat([keys for keys, _ in stored], 2), layer)
+        for span, keys, (_, values) in zip(spans, moved.split(lengths, 2), stored, strict=True):
+            target.keys[:, :, span.start : span.stop] = keys
+            target.values[:, :, span.start : span.stop] = values
     return cache
 
 

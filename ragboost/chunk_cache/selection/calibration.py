@@ -4,10 +4,12 @@ not the weights: calibrate again after tuning."""
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, ConfigDict
+
+from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.errors import ConfigError, RequestError
@@ -26,11 +28,24 @@ _SHAPE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+def calibrated_policies() -> list[str]:
+    """Return what may be chosen: no measured policies, no bounds and baselines."""
+    without = MEASURED | {"full", "reuse", "random"}
+    return [name for name in POLICIES if name not in without]
+
+
+def _check_policy(name: str) -> str:
+    if name not in calibrated_policies():
+        raise ValueError(f"must be one of {', '.join(calibrated_policies())}")
+    return name
+
+
+class Calibration(Fields):
+    model_config = ConfigDict(extra="ignore")
+
     shape: str  # of the model, see `shape_digest`
-    policy: str
-    ratio: float
+    policy: Annotated[str, AfterValidator(_check_policy)]
+    ratio: Ratio
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
@@ -53,26 +68,13 @@ class Calibration:
                 f"{path} is not a calibration of this version ({VERSION}): write it again with "
                 "`ragboost calibrate`"
             )
-        return cls._checked(fields, path)
-
-    @classmethod
-    def _checked(cls, fields: Mapping[str, Any], path: Path) -> "Calibration":
-        shape, policy, ratio = (fields.get(name) for name in ("shape", "policy", "ratio"))
-        if not isinstance(shape, str):
-            raise ConfigError(f"the calibration {path} names no model: `shape` is {shape!r:.40}")
-        if not isinstance(policy, str) or policy not in calibrated_policies():
-            known = ", ".join(calibrated_policies())
-            raise ConfigError(
-                f"`policy` in the calibration {path} must be one of {known}, got {policy!r:.40}"
-            )
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-            raise ConfigError(
-                f"`ratio` in the calibration {path} must be from 0 to 1, got {ratio!r:.40}"
-            )
-        return cls(shape, policy, float(ratio))
+        try:
+            return read_fields(cls, fields)
+        except RequestError as error:
+            raise ConfigError(f"the calibration {path}: {error}") from None
 
     def write(self, path: Path, *, expected: Mapping[str, Any]) -> None:
-        fields = {"version": VERSION, **asdict(self), "expected": expected}
+        fields = {"version": VERSION, **self.model_dump(), "expected": expected}
         written = path.with_name(f"{path.name}.writing")
         written.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
         written.replace(path)
@@ -84,12 +86,6 @@ class Calibration:
                 f"the calibration was made for another model than {model.name} of this engine: "
                 "run `ragboost calibrate` with this one"
             )
-
-
-def calibrated_policies() -> list[str]:
-    """Return what may be chosen: no measured policies, no bounds and baselines."""
-    without = MEASURED | {"full", "reuse", "random"}
-    return [name for name in POLICIES if name not in without]
 
 
 def shape_digest(model: ReusableModel) -> str:

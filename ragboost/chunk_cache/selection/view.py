@@ -164,22 +164,19 @@ class _WeightRecorder:
         return torch.cat(parts, 2)
 
 
-def _weights(inputs: AttentionInputs) -> Iterator[torch.Tensor]:
-    for row in range(0, inputs.query.shape[2], _ROWS):
+def attention_mass(inputs: AttentionInputs, *, num_rows: int | None = None) -> torch.Tensor:
+    """Return the attention of the last rows (None: all) to each key, summed, (keys,)."""
+    mass = torch.zeros(inputs.num_keys, device=inputs.key.device)
+    first = 0 if num_rows is None else inputs.query.shape[2] - num_rows
+    for weights in _weights(inputs, first=first):
+        mass += weights.nan_to_num().sum((0, 1, 2))  # a window may mask a row entirely
+    return mass
+
+
+def _weights(inputs: AttentionInputs, *, first: int = 0) -> Iterator[torch.Tensor]:
+    for row in range(first, inputs.query.shape[2], _ROWS):
         part = slice(row, row + _ROWS)
         mask = exact_mask(
             inputs.positions[part], inputs.num_keys, window=inputs.window, visible=inputs.visible
         )
         yield attention_weights(inputs, inputs.query[:, :, part], inputs.key, mask)
-
-
-def attention_mass(inputs: AttentionInputs, *, num_rows: int | None = None) -> torch.Tensor:
-    """Return the attention of the last rows (None: all) to each key, summed, (keys,)."""
-    mass = torch.zeros(inputs.num_keys, device=inputs.key.device)
-    begin = 0 if num_rows is None else inputs.query.shape[2] - num_rows
-    for row in range(begin, inputs.query.shape[2], _ROWS):
-        part = slice(row, row + _ROWS)
-        mask = exact_mask(inputs.positions[part], inputs.num_keys, window=inputs.window)
-        weights = attention_weights(inputs, inputs.query[:, :, part], inputs.key, mask)
-        mass += weights.nan_to_num().sum((0, 1, 2))  # a window may mask a row entirely
-    return mass

@@ -1,7 +1,6 @@
 """Plan the reuse of waiting requests, and account for those that end. Called by the radix cache, in
 the scheduler's thread. Does not touch KV or the tree."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.chunk_cache.sglang.compat import request_refusal
+from ragboost.jsonl import json_value
 
 if TYPE_CHECKING:
     from ragboost.chunk_cache.sglang.worker import PoolFiller
@@ -159,9 +159,7 @@ class PoolScheduler:
             exact = plan.approximate // self._page_size * self._page_size
             # The tree may have grown meanwhile.
             request.exact_stop = max(exact, request.prefix_tokens)
-        # What was stored is not taken out again: it would be approximate.
-        stored = [number for number, kv in enumerate(plan.stored) if kv is not None]
-        request.uncaptured.difference_update(stored)
+        request.keep_stored(plan)
 
     def failed(self, request: PoolRequest) -> None:
         self.stop_filling(request)
@@ -209,10 +207,7 @@ class PoolScheduler:
 
     def _read(self, req: Any, entry: Any) -> PoolRequest:
         if isinstance(entry, str):  # SGLang takes no nested values
-            try:
-                entry = json.loads(entry)
-            except (ValueError, RecursionError):
-                entry = None
+            entry = json_value(entry)
         return PoolRequest.read(
             req.rid,
             entry or (),

@@ -74,6 +74,7 @@ class BackgroundTier:
         self._behind: BoundedMap[str, bool] = BoundedMap(max_entries=_MAX_KNOWN)  # see `is_new`
         self._removed: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)  # but still there
         self._num_clears = self._num_cleared = 0  # asked for; done
+        self._is_cleaning = False  # removals or a clear are queued
         self._busy: dict[int, float] = {}  # beginning of each thread's running call
         self._hung: set[tuple[int, float]] = set()
         self._loaders = Workers(_NUM_LOADERS, name=f"ragboost-load-{name}")
@@ -125,8 +126,7 @@ class BackgroundTier:
         """Start to load the chunks of one request; return False if the place is not asked."""
         if not self.is_available:
             return False
-        if self._num_clears != self._num_cleared:  # nothing is found until that has succeeded
-            self._writer.submit(self._clear)
+        self._queue_cleaning()  # nothing is found until a clear that failed has succeeded
         if not self._loaders.submit(partial(self._load, loads[::2])):
             return False
         if (others := loads[1::2]) and not self._loaders.submit(partial(self._load, others)):
@@ -162,7 +162,7 @@ class BackgroundTier:
             self._drop_unwritten(key)
             self._removed.put(key, None)
             self.version += 1
-        self._writer.submit(partial(self._remove, key))
+        self._queue_cleaning()
 
     def clear(self) -> None:
         """Remove everything: from now on nothing that was stored before is found."""
@@ -172,7 +172,7 @@ class BackgroundTier:
             self._unwritten_bytes = 0
             self._num_clears += 1
             self.version += 1
-        self._writer.submit(self._clear)
+        self._queue_cleaning()
 
     def drain(self, *, until: float = math.inf) -> bool:
         """Wait until everything queued is written; return False if that is not in time."""
@@ -257,7 +257,9 @@ class BackgroundTier:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Queue KV that was stored while there was no room or no answer, if it is in memory yet."""
+        """Queue what is left: removals, and KV that was stored while there was no room or no
+        answer, if it is in memory yet."""
+        self._queue_cleaning()
         while self.is_available:
             with self._lock:
                 key = next(iter(self._behind), None)
@@ -269,15 +271,35 @@ class BackgroundTier:
             if chunk is not None and not self.write(key, chunk, is_new=is_new):
                 return
 
-    def _remove(self, key: str) -> None:
-        with self._asking():
-            self.tier.remove(key)
-            with self._lock:
-                self._removed.pop(key)
+    def _queue_cleaning(self) -> None:
+        """Queue a clear and removals, one piece of work for all of them."""
+        with self._lock:
+            is_clean = self._num_clears == self._num_cleared and not self._removed
+            if is_clean or self._is_cleaning:
+                return
+            self._is_cleaning = True
+        if not self._writer.submit(self._clean):
+            self._is_cleaning = False  # the writes before it queue it again
 
-    def _clear(self) -> None:
-        with self._asking():
-            self._clear_place()
+    def _clean(self) -> None:
+        """Clear and remove until the place fails; what failed is last the next time."""
+        self._is_cleaning, has_failed = False, False
+        while not has_failed:
+            with self._lock:
+                key = next(iter(self._removed), None)
+                if key is not None:
+                    self._removed.touch(key)
+            has_failed = True
+            with self._asking():
+                self._clear_place()
+                if key is not None:
+                    self.tier.remove(key)
+                has_failed = False
+            if key is None:
+                return
+            with self._lock:
+                if not has_failed:
+                    self._removed.pop(key)
 
     def _clear_place(self) -> None:
         num_clears = self._num_clears

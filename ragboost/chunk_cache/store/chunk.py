@@ -37,27 +37,19 @@ class ChunkKV:
         return replace(self, layers=layers)
 
     def without_first(self, count: int) -> "ChunkKV":
-        if count == 0:
-            return self
-        return replace(
-            self,
-            tokens=self.tokens[count:],
-            base=self.base + count,
-            layers=tuple(
-                (keys[:, :, count:], values[:, :, count:]) for keys, values in self.layers
-            ),
-            sensitivity=None if self.sensitivity is None else self.sensitivity[count:],
-        )
+        cut = self._part(slice(count, None)) if count else self
+        return replace(cut, base=self.base + count)
 
     def only_first(self, count: int) -> "ChunkKV":
         if count >= len(self.tokens):
             return self
+        influence = None if self.influence is None else self.influence.only_first(count)
+        return replace(self._part(slice(count)), influence=influence)
+
+    def _part(self, part: slice) -> "ChunkKV":
         return replace(
             self,
-            tokens=self.tokens[:count],
-            layers=tuple(
-                (keys[:, :, :count], values[:, :, :count]) for keys, values in self.layers
-            ),
-            sensitivity=None if self.sensitivity is None else self.sensitivity[:count],
-            influence=None if self.influence is None else self.influence.only_first(count),
+            tokens=self.tokens[part],
+            layers=tuple((keys[:, :, part], values[:, :, part]) for keys, values in self.layers),
+            sensitivity=None if self.sensitivity is None else self.sensitivity[part],
         )

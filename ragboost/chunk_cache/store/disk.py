@@ -6,6 +6,7 @@ import fcntl
 import logging
 import math
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 _SUFFIX = ".safetensors"
 _UNFINISHED = ".unfinished"
 _KEPT_SHARE = 0.95  # after an eviction, so that not every write scans the directory
+_MAX_LEAD_S = 24 * 3600.0  # of a rank before the clock; beyond it another clock was wrong
 
 
 class _Entry(NamedTuple):
@@ -48,7 +50,6 @@ class DiskTier:
         self.directory = directory
         self.capacity_bytes = capacity_bytes
         self.num_refused = self.num_failed = 0  # invalid files; failed writes
-        self.num_removed = 0  # removals by this process, of files that may have been absent
         self.num_evicted = 0  # by this process
         self.recorded_bytes = 0  # of all processes, when this one looked last
         self._clock = clock
@@ -113,9 +114,16 @@ class DiskTier:
 
     def remove(self, key: str) -> None:
         """Remove a chunk. A file that is open stays readable."""
-        self.num_removed += 1
+        path = self._path(key)
         try:
-            self._path(key).unlink(missing_ok=True)
+            with self._locked() as reserved:
+                status = path.lstat()
+                path.unlink()
+                total = reserved.total
+                if total is not None and stat.S_ISREG(status.st_mode):
+                    reserved.total = self.recorded_bytes = max(0, total - status.st_size)
+        except FileNotFoundError:
+            return
         except OSError as error:  # such as a read-only directory
             logger.warning("cannot remove chunk file %s: %s", key, error)
 
@@ -135,7 +143,6 @@ class DiskTier:
         return True
 
     def clear(self) -> None:
-        self.num_removed += 1
         try:
             with self._locked() as reserved:
                 for entry in self._scan():
@@ -184,7 +191,6 @@ class DiskTier:
                 if total <= goal or entry.rank == math.inf:
                     break
                 entry.path.unlink(missing_ok=True)
-                self.num_removed += 1
                 self.num_evicted += 1
                 total -= entry.size_bytes
             if total + size > self.capacity_bytes:
@@ -193,19 +199,24 @@ class DiskTier:
         reserved.total = self.recorded_bytes = total + size
 
     def _scan(self) -> Iterator[_Entry]:
-        """Yield all files, unfinished ones with infinite rank. Requires the lock."""
+        """Yield all files, unfinished ones with infinite rank. Requires the lock. Folders, pipes
+        and links are not ours: they are left alone."""
+        latest = self._clock() + _MAX_LEAD_S
         with os.scandir(self.directory) as files:
             for file in files:
                 path = Path(file.path)
                 try:
+                    if not file.is_file(follow_symlinks=False):
+                        continue
+                    status = file.stat(follow_symlinks=False)
                     if file.name.endswith(_SUFFIX):
-                        status = file.stat()
-                        yield _Entry(status.st_mtime, status.st_size, path)
+                        rank = status.st_mtime if status.st_mtime < latest else -math.inf
+                        yield _Entry(rank, status.st_size, path)
                     elif file.name.endswith(_UNFINISHED):
                         if _is_abandoned(path):
                             path.unlink(missing_ok=True)
                         else:
-                            yield _Entry(math.inf, file.stat().st_size, path)
+                            yield _Entry(math.inf, status.st_size, path)
                 except FileNotFoundError:
                     continue
 

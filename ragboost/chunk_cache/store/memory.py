@@ -60,13 +60,16 @@ class MemoryTier:
         if chunk is None or self.is_kept(key):
             return chunk is not None
         own_bytes = self.kept_bytes[owner] + chunk.size_bytes
-        while self.kept_bytes.total() + chunk.size_bytes > self.capacity_bytes // 2:
-            owners = self._kept.keys() - {_PUBLIC}
-            most = max(owners, key=self.kept_bytes.__getitem__, default=owner)
-            oldest = next(iter(self._kept.get(most, ())), key)
-            if self.kept_bytes[most] - self._chunks[oldest].size_bytes < own_bytes:
+        released, left = list[str](), self.kept_bytes.copy()
+        oldest = {each: iter(keys) for each, keys in self._kept.items() if each != _PUBLIC}
+        while left.total() + chunk.size_bytes > self.capacity_bytes // 2:
+            most = max(oldest, key=left.__getitem__, default=owner)
+            released.append(next(oldest.get(most, iter(())), key))
+            left[most] -= self._chunks[released[-1]].size_bytes
+            if left[most] < own_bytes:
                 return False
-            self.release(oldest)
+        for other in released:
+            self.release(other)
         self._kept.setdefault(owner, {})[key] = None
         self.kept_bytes[owner] = own_bytes
         return True

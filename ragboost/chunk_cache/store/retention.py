@@ -119,7 +119,7 @@ class Retention:
         elif key not in self._loading:
             self._loading.put(key, None)
             self._store.prefetch({key: awaited[key]})
-        elif not self._store.is_loading([key]):
+        elif not self._store.is_on_its_way(key):
             self._forget(key)  # nowhere, or no room
 
     def _forget(self, key: str) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TypedDict
 
 import torch
@@ -30,6 +31,7 @@ MISS_S = 1.0
 CLOSE_S = 30.0
 """Seconds that writing what is only in memory may take at the end; the rest is lost."""
 _MAX_MISSED = 1 << 16
+_MAX_LOADS = 1 << 14  # chunks on their way; more are computed
 
 
 class MemoryShares(TypedDict):
@@ -68,7 +70,6 @@ class TieredStore:
     ) -> None:
         self.num_hits = 0  # outcomes of `get`
         self.misses: Counter[str] = Counter()  # by reason: absent, loading, not_loaded
-        self.num_late = 0  # chunks not loaded, or not waited for, since computing is faster
         self.disk = disk
         self.speeds = speeds or Speeds()
         self._device, self._waits, self._clock = torch.device(device), waits, clock
@@ -192,14 +193,20 @@ class TieredStore:
                 and not self._is_in_memory(key)
                 and now >= (self._missed.peek(key) or -math.inf)
             }
-            if missing:
-                self._start(missing)
+            room = _MAX_LOADS - len(self._loads)
+            if missing and room > 0:
+                self._start(dict(islice(missing.items(), room)))
 
     def is_loading(self, keys: Sequence[str]) -> bool:
         now = self._clock()
         with self._lock:
             loads = [self._loads[key] for key in keys if key in self._loads]
             return any(now < load.wait_until for load in loads)
+
+    def is_on_its_way(self, key: str) -> bool:
+        """Return True while KV is loaded, whether or not a request should wait for it."""
+        with self._lock:
+            return key in self._loads
 
     def clear(self) -> None:
         with self._lock:  # no load may begin in between
@@ -315,7 +322,6 @@ class TieredStore:
         for tier in self._tiers[first:]:
             is_trusted = tier.is_trusted
             if not tier.speeds.is_worth_loading():
-                self.num_late += len(loads)
                 tier.count("slower", len(loads))
             elif tier.load(loads):
                 for load in loads if not is_trusted else ():

@@ -287,9 +287,7 @@ class ChunkScheduler:
         blocks = block_ids(self.cache_manager, request_id)
         self._work.fills.append(PromptFill(request_id, plan, blocks, is_paced))
         self._worker.outcomes[request_id] = plan.counts  # until the worker tells its own
-        # What was stored is not taken out again: it would be approximate.
-        stored = [number for number, kv in enumerate(plan.stored) if kv is not None]
-        tracked.asked.uncaptured.difference_update(stored)
+        tracked.asked.keep_stored(plan)
 
     def _must_pace(self, cost: int) -> bool:
         return self._paces_all or self._budget.must_pace(cost)

@@ -242,7 +242,7 @@ class RankFiller(BlockFiller):
     def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
         # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
         # what is left of a report that got lost.
-        doubled = replace(settings, host_bytes=2 * settings.host_bytes)
+        doubled = settings.model_copy(update={"host_bytes": 2 * settings.host_bytes})
         self._store = doubled.make_store(device)
         return self._store
 

@@ -81,7 +81,6 @@ def _publisher(settings: EngineSettings) -> EventPublisher | None:
         return None
     return EventPublisher(
         settings.kv_events_endpoint,
-        block_size=settings.block_size,
         replay_endpoint=settings.kv_events_replay_endpoint,
         topic=settings.kv_events_topic,
     )

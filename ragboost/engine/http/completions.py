@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.chunk_cache.core.options import ReuseDefaults
-from ragboost.chunk_cache.http.fields import read_fields
+from ragboost.chunk_cache.fields import read_fields
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
@@ -23,8 +23,7 @@ from ragboost.engine.http.responses import Kind, ResponseBuilder, TextPiece
 from ragboost.engine.http.schemas import ChatCompletionRequest, CompletionRequest
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.prompt import PromptTokens
-from ragboost.engine.runtime.request import EngineRequest, Output
+from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens
 from ragboost.engine.text.tokenizer import TextStream
 from ragboost.errors import RequestError, json_type
 

@@ -2,16 +2,16 @@
 tokenizer's thread. An invalid field raises `RequestError`, which names it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ragboost.chunk_cache.core.options import ReuseDefaults, ReuseOptions
-from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.chunk_cache.http.spans import find_spans, pack_ids
 from ragboost.engine.http.extension import Extension, check_inside, parse_extension
 from ragboost.engine.http.protocol import check_token_ids
 from ragboost.engine.http.schemas import ChatCompletionRequest, ChatFields, CompletionRequest
 from ragboost.engine.loading import LoadedModel
-from ragboost.engine.runtime.prompt import PromptTokens
+from ragboost.engine.runtime.request import PromptTokens
 from ragboost.errors import RequestError
 from ragboost.graph.layout import Layout
 
@@ -68,36 +68,20 @@ class Prompts:
             texts = [prompt[start:stop] for _, start, stop in positions]
             return self._found(self._tokenizer.encode(prompt), texts, extension)
         tokens = check_token_ids(prompt, "prompt", vocab_size=self._vocab_size)
-        return self._reusing(tokens, [(start, stop) for _, start, stop in positions], extension)
+        if extension.chunks is None:
+            return PromptTokens(tokens)
+        spans = tuple((start, stop) for _, start, stop in positions)
+        return PromptTokens(tokens, replace(extension.chunks, chunks=spans))
 
     def _found(self, tokens: list[int], texts: Sequence[str], extension: Extension) -> PromptTokens:
-        if extension.reuse is None and not extension.stores:
+        if extension.chunks is None:
             return PromptTokens(tokens)
         chunks = [pack_ids(self._encode(text)) for text in texts]
-        exact = find_spans(tokens, chunks[: extension.exact_chunks])
-        return self._reusing(
-            tokens,
-            find_spans(tokens, chunks),
-            extension._replace(exact_chunks=len(exact)),
+        exact = find_spans(tokens, chunks[: extension.chunks.exact_chunks])
+        spans = tuple(find_spans(tokens, chunks))
+        return PromptTokens(
+            tokens, replace(extension.chunks, chunks=spans, exact_chunks=len(exact))
         )
-
-    def _reusing(
-        self, tokens: list[int], spans: Sequence[tuple[int, int]], extension: Extension
-    ) -> PromptTokens:
-        options = extension.reuse
-        if options is None and not extension.stores:
-            return PromptTokens(tokens)
-        policy, ratio, _ = options or ReuseOptions()
-        chunks = EngineChunkRequest(
-            tuple(spans),
-            policy,
-            ratio,
-            tenant=extension.tenant,
-            reason=None if options else "reuse_off",
-            measure=extension.measure,
-            exact_chunks=extension.exact_chunks,
-        )
-        return PromptTokens(tokens, chunks)
 
     def _render(self, chat: ChatFields) -> str:
         return self._tokenizer.render_chat(

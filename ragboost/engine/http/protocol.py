@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from ragboost.chunk_cache.http.fields import Fields, Text
+from ragboost.chunk_cache.fields import Fields, Text
 from ragboost.engine.runtime.sampling import SamplingParams
 from ragboost.errors import RequestError, json_type, show
 

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from ragboost.chunk_cache.http.fields import Fields
+from ragboost.chunk_cache.fields import Fields
 from ragboost.engine.http.extension import RagboostFields
 from ragboost.engine.http.protocol import GenerationRequest, read_messages, read_prompt
 from ragboost.errors import RequestError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from ragboost.engine.runtime.prefix_cache import Event
+from ragboost.cache_events import Event
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.scheduler import Scheduler
 

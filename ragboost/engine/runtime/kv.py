@@ -8,26 +8,14 @@ import torch
 from torch import Tensor
 
 
-class LayerShape(NamedTuple):
-    """Heads and dimensions of one layer's KV cache."""
-
-    key_heads: int
-    key_dim: int
-    value_heads: int
-    value_dim: int
-
-
 class KVLayout(NamedTuple):
-    layers: tuple[LayerShape, ...]
+    layers: tuple[tuple[int, int, int], ...]  # KV heads, dimension of keys, and of values
     dtype: Any  # torch.dtype
     device: Any  # torch.device
 
     @property
     def bytes_per_token(self) -> int:
-        size = sum(
-            shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim
-            for shape in self.layers
-        )
+        size = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in self.layers)
         return size * int(self.dtype.itemsize)
 
     def allocate(self, *size: int) -> list[tuple[Tensor, Tensor]]:
@@ -36,10 +24,10 @@ class KVLayout(NamedTuple):
         *outer, tokens = size
         return [
             (
-                torch.empty(*outer, shape.key_heads, tokens, shape.key_dim, **options),
-                torch.empty(*outer, shape.value_heads, tokens, shape.value_dim, **options),
+                torch.empty(*outer, heads, tokens, key_dim, **options),
+                torch.empty(*outer, heads, tokens, value_dim, **options),
             )
-            for shape in self.layers
+            for heads, key_dim, value_dim in self.layers
         ]
 
 

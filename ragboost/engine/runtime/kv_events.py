@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from ragboost import cache_events as wire
-from ragboost.engine.runtime.prefix_cache import Cleared, Event, Removed, Stored
+from ragboost.cache_events import Event, EventBatch, encode_batch
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -22,33 +21,6 @@ _MAX_UNSENT = 100_000  # batches per slow subscriber
 _POLL_MS = 20
 
 
-def wire_hash(key: bytes) -> int:
-    return int.from_bytes(key[-8:], "big")
-
-
-def to_wire(event: Event, *, block_size: int) -> wire.Event:
-    """Translate an event. The medium is "GPU", as engines report it on a CPU too."""
-    match event:
-        case Stored():
-            # Only the first block of a prompt carries the salt; the rest inherit it by hash.
-            first = [event.salt] if event.parent is None and event.salt is not None else None
-            return wire.BlockStored(
-                block_hashes=[wire_hash(key) for key in event.keys],
-                parent_block_hash=None if event.parent is None else wire_hash(event.parent),
-                token_ids=list(event.tokens),
-                block_size=block_size,
-                medium="GPU",
-                extra_keys=[first, *[None] * (len(event.keys) - 1)],
-                group_idx=0,
-                kv_cache_spec_kind="full_attention",
-                session_id=event.session_id,
-            )
-        case Removed(key):
-            return wire.BlockRemoved(block_hashes=[wire_hash(key)], medium="GPU", group_idx=0)
-        case Cleared():
-            return wire.AllBlocksCleared()
-
-
 class EventPublisher:
     """Send batches from a background thread, and replay the last 10,000 on request. A batch that
     finds the queue full keeps its number, so that subscribers detect a gap."""
@@ -57,15 +29,13 @@ class EventPublisher:
         self,
         endpoint: str,
         *,
-        block_size: int,
         replay_endpoint: str | None = None,
         topic: str = "",
         max_queued: int = 10_000,
     ) -> None:
         self.topic = topic
         self.num_dropped = 0
-        self._block_size = block_size
-        self._queue: queue.Queue[tuple[int, wire.EventBatch]] = queue.Queue(max_queued)
+        self._queue: queue.Queue[tuple[int, EventBatch]] = queue.Queue(max_queued)
         self._next_seq = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=_REPLAY_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -86,8 +56,7 @@ class EventPublisher:
 
     def publish(self, events: Sequence[Event]) -> None:
         """Queue a batch without blocking. Call from one thread only."""
-        wire_events = [to_wire(event, block_size=self._block_size) for event in events]
-        batch = wire.EventBatch(time.time(), wire_events, dp_rank=0)
+        batch = EventBatch(time.time(), events, dp_rank=0)
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         try:
             self._queue.put_nowait((seq, batch))
@@ -123,7 +92,7 @@ class EventPublisher:
                 seq, batch = self._queue.get(timeout=_POLL_MS / 1000)
             except queue.Empty:
                 continue
-            payload = wire.encode_batch(batch)
+            payload = encode_batch(batch)
             self._buffer.append((seq, payload))
             self._pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
 

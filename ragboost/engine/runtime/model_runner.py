@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from ragboost.chunk_cache.model.reusable_model import probe_tokens
 from ragboost.engine.runtime import attention
 from ragboost.engine.runtime.attention import PackedCache, Segment
-from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV
+from ragboost.engine.runtime.kv import KVLayout, RequestKV
 from ragboost.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -104,9 +104,7 @@ class ModelRunner:
             if not isinstance(layer, DynamicLayer) or layer.keys is None:
                 raise _unsupported(self.model, f"a layer caches no keys and values ({layer!r})")
             keys, values = layer.keys, layer.values
-            layers.append(
-                LayerShape(keys.shape[1], keys.shape[3], values.shape[1], values.shape[3])
-            )
+            layers.append((keys.shape[1], keys.shape[3], values.shape[3]))
         if not layers:
             raise _unsupported(self.model, "it caches no keys and values")
         return KVLayout(tuple(layers), cache.layers[0].keys.dtype, cache.layers[0].keys.device)

@@ -1,5 +1,5 @@
-"""Bookkeeping of the prefix cache: hash-chained blocks, leaf-only eviction, reference counts. Does
-not know tensors or requests."""
+"""Bookkeeping of the prefix cache: hash-chained blocks, leaf-only eviction, reference counts. Tells
+events as vLLM does. Does not know tensors or requests."""
 
 import hashlib
 import heapq
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 from ragboost.chunk_cache.eviction.lru import LRU
 
@@ -26,6 +27,11 @@ def block_key(parent: bytes | None, tokens: Sequence[int], *, salt: str | None =
     return digest.digest()
 
 
+def event_hash(key: bytes) -> int:
+    """Return the name of a block in events."""
+    return int.from_bytes(key[-8:], "big")
+
+
 @dataclass(slots=True, eq=False)
 class CacheBlock:
     key: bytes
@@ -41,32 +47,6 @@ class Inserted(NamedTuple):
 
     blocks: list[CacheBlock]
     num_found: int  # leading ones with KV; that of the others must be written to the pool
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Consecutive blocks were stored after `parent`."""
-
-    keys: tuple[bytes, ...]
-    parent: bytes | None
-    tokens: tuple[int, ...]
-    salt: str | None
-    session_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A block was evicted."""
-
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """All blocks were dropped."""
-
-
-Event = Stored | Removed | Cleared
 
 
 class BlockCache:
@@ -145,12 +125,18 @@ class BlockCache:
             self._use(parent, is_hit=False)
             blocks.append(parent)
         if new := blocks[num_found:]:
+            # The first block of a prompt has the salt; the rest inherit it by their hashes.
+            first = [salt] if event_parent is None and salt is not None else None
             self._events.append(
-                Stored(
-                    keys=tuple(block.key for block in new),
-                    parent=event_parent.key if event_parent is not None else None,
-                    tokens=tuple(tokens[num_found * size : len(blocks) * size]),
-                    salt=salt,
+                BlockStored(
+                    block_hashes=[event_hash(block.key) for block in new],
+                    parent_block_hash=event_hash(event_parent.key) if event_parent else None,
+                    token_ids=list(tokens[num_found * size : len(blocks) * size]),
+                    block_size=size,
+                    medium="GPU",  # as engines say on a CPU, too
+                    extra_keys=[first, *[None] * (len(new) - 1)],
+                    group_idx=0,
+                    kv_cache_spec_kind="full_attention",
                     session_id=session_id,
                 )
             )
@@ -189,7 +175,7 @@ class BlockCache:
             self._policy.evicted(key)
         self._blocks.clear()
         self._free = list(range(self.num_blocks - 1, -1, -1))
-        self._events.append(Cleared())
+        self._events.append(AllBlocksCleared())
 
     def holds(self, block: CacheBlock) -> bool:
         return self._blocks.get(block.key) is block
@@ -233,7 +219,8 @@ class BlockCache:
     def _drop(self, block: CacheBlock) -> None:
         del self._blocks[block.key]
         self._free.append(block.slot)
-        self._events.append(Removed(block.key))
+        name = event_hash(block.key)
+        self._events.append(BlockRemoved(block_hashes=[name], medium="GPU", group_idx=0))
         self._policy.evicted(block.key)
         if block.parent is not None:
             block.parent.num_children -= 1

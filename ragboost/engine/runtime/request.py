@@ -6,11 +6,18 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.engine.runtime.kv import RequestKV
 from ragboost.engine.runtime.prefix_cache import CacheBlock, block_key
-from ragboost.engine.runtime.prompt import PromptTokens
 from ragboost.engine.runtime.sampling import SamplingParams, sample
+from ragboost.graph.layout import Layout
+
+
+class PromptTokens(NamedTuple):
+    token_ids: list[int]  # the whole prompt
+    chunks: EngineChunkRequest | None = None  # how chunks are reused; None: computed exactly
+    graph: Layout | None = None  # the same prompt as a tree; None: ordinary attention
 
 
 class Output(NamedTuple):

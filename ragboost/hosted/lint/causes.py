@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ragboost.hosted.lint.prompt import PromptPart, PromptParts, common_length
-from ragboost.wires.body import has_cache_mark
+from ragboost.jsonl import json_value
+from ragboost.wires.body import has_cache_mark, tool_name
 from ragboost.wires.providers import PROMPT_CACHES
 from ragboost.wires.registry import ANY
 
@@ -244,15 +245,10 @@ def _tools_cause(
         return Cause.KEY_ORDER
     if old.place == new.place and _unordered(old.value) == _unordered(new.value):
         return Cause.TOOL_LISTS
-    names = [[_tool_name(part.value) for part in parts] for parts in (olds, news)]
+    names = [[tool_name(part.value) for part in parts] for parts in (olds, news)]
     if old.place == new.place and names[0] == names[1]:
         return _text_cause(old, new, common) or Cause.TOOLS
     return Cause.TOOLS
-
-
-def _tool_name(value: Any) -> str:
-    inner = value.get("function", value) if isinstance(value, dict) else None
-    return str(inner.get("name")) if isinstance(inner, dict) else ""
 
 
 def _moved_cause(before: PromptParts, after: PromptParts, at: int) -> Cause | None:
@@ -368,7 +364,4 @@ def _unordered(value: Any) -> str:
 def _json(text: str) -> Any:
     if text[:1] not in "{[" or len(text) > _MAX_JSON:
         return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return json_value(text)

@@ -16,7 +16,7 @@ from msgspec import Raw
 from ragboost.bounded_map import BoundedMap
 from ragboost.hosted.lint.prompt import PROMPTS, PromptPart, common_length
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.wires.body import has_cache_mark
+from ragboost.wires.body import has_cache_mark, num_instructions, tool_name
 from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY, CONTENTS
 
@@ -224,7 +224,7 @@ class _Search:
         self.decoded = decoded
         self.owner = owner
         self.name_key = name_key  # 0 without a name
-        self.num_above = above = _num_instructions(decoded)
+        self.num_above = above = num_instructions(decoded[:_MAX_ABOVE])
         self._last = last = len(decoded) - 1
         # The first message of a turn; 0 if there is none.
         self._first = above if above <= last and above < _MAX_ABOVE else 0
@@ -259,15 +259,6 @@ class _Search:
     @cached_property
     def samples(self) -> list[int]:
         return [_sample(self.owner, message) for message in self.decoded]
-
-
-def _num_instructions(messages: Sequence[Any]) -> int:
-    """Count the instructions at the beginning, up to `_MAX_ABOVE`."""
-    for at, message in enumerate(messages[:_MAX_ABOVE]):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ANY.instruction_roles:
-            return at
-    return min(len(messages), _MAX_ABOVE)
 
 
 def _sample(owner: bytes, message: Any) -> int:
@@ -381,11 +372,8 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
     """Yield the keys under which a request with the same head is found: the names of its tools,
     and the lines at both ends of its instructions."""
     fields = body.fields
-    names = []
-    for field in ANY.tools:
-        for tool in fields[field] if isinstance(fields.get(field), list) else ():
-            inner = tool.get("function", tool) if isinstance(tool, dict) else None
-            names.append(str(inner.get("name")) if isinstance(inner, dict) else "")
+    lists = [fields[name] for name in ANY.tools if isinstance(fields.get(name), list)]
+    names = [tool_name(tool) for tools in lists for tool in tools]
     if names:
         yield hash((owner, *sorted(names)))
     heads = [fields[name] for name in ANY.instructions if fields.get(name)]

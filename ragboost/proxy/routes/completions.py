@@ -246,7 +246,7 @@ class Completions(Passthrough):
         if tracked is None or cached_tokens is None or not tracked.is_at(backend):
             return
         error = self._sync.fidelity.record(
-            predicted=tracked.predicted_tokens,
+            predicted=tracked.predicted_tokens(cached_tokens),
             reported=cached_tokens,
             prompt_tokens=usage.prompt_tokens,
         )

@@ -54,6 +54,7 @@ class Admission:
         self.prompt_tokens = 0  # estimated
         self.tokens_per_byte = DEFAULT_TOKENS_PER_BYTE  # of that estimate
         self.conversation = ""  # unique name; its requests keep their order
+        self.priority = 0  # of those that wait, the least goes first
         self.is_stream = False  # the first byte shows that the prompt is computed
         # Tokens of it in each prefix cache, by number of the backend; empty if not looked for.
         self.cached_by_backend: Sequence[float] | npt.NDArray[np.float64] = ()
@@ -168,7 +169,6 @@ class Admission:
 
     def _add_load(self, backend: Backend) -> None:
         self._prefill_tokens = self.uncached_tokens
-        backend.load.dispatched += 1
         backend.load.add(assigned=1, prefill_tokens=self._prefill_tokens)
 
     def _remove_load(self) -> None:

@@ -93,14 +93,14 @@ class BackendQueue:
                 for queued in self.waiting
                 if first.get(queued.admission.conversation, queued) is queued
             ),
-            key=lambda queued: queued.place,
+            key=lambda queued: (queued.admission.priority, queued.place),
         )
 
     def release(self, now: float) -> None:
         """Send the next request if the backend has room, and have another one chosen."""
         if self._plan is None:
             while self.waiting and self.has_room(now):
-                self.let_go(next(iter(self.waiting)), now, how="alone")
+                self.let_go(min(self.waiting, key=_priority), now, how="alone")
             return
         if self._next is not None and self.has_room(now):
             self.let_go(self._next[0], now, how=self._next[1])
@@ -131,7 +131,8 @@ class BackendQueue:
     def better_off(self, other: "BackendQueue", now: float) -> QueuedRequest | None:
         """Return the most urgent request that another backend would have computed sooner."""
         if self.pace is None or other.pace is None or not self.backend.has_room:
-            return next(iter(self.waiting), None)  # nobody waits while a backend has room
+            # Nobody waits while a backend has room.
+            return min(self.waiting, key=_priority, default=None)
         ahead = self.pace.outstanding_tokens(now)
         own_s, other_s = self.pace.token_s, other.pace.token_s
         ratio = other_s / own_s if own_s and other_s else 1.0
@@ -168,3 +169,7 @@ class BackendQueue:
                     queued.released.set_exception(error)
             return
         self._update()
+
+
+def _priority(queued: QueuedRequest) -> int:
+    return queued.admission.priority

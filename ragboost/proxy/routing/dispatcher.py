@@ -34,6 +34,7 @@ class Dispatcher:
         limits = [settings.backend.max_concurrency, *(b.max_concurrency for b in backends.all)]
         if room.mode != "off" or any(limits):
             self.room = WaitingRoom(self.router, backends, room)
+        self._has_priorities = bool(settings.proxy.priorities)
         self._examines_bodies = room.mode != "off" or self.router.looks_at_caches
         backends.on_down.append(lambda backend: tenants.forget(backend.name))
         backends.on_removed.append(lambda backend: tenants.remove(backend.name))
@@ -83,6 +84,9 @@ class Dispatcher:
         """
         if tenant is not None:
             admission.parsed = request
+        priority = request.body.fields.get("priority")
+        if self._has_priorities and isinstance(priority, int):
+            admission.priority = priority
         if not self._examines_bodies:
             num_bytes, model = len(request.body.raw), request.tenant_key.model
             await self.admit_unparsed(admission, num_bytes, model=model)

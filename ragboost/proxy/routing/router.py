@@ -21,6 +21,9 @@ _UNHEALTHY = 1e15  # tokens; more than any queue
 # Load of a running request unless `router.running_tokens` says it: a share of the prompt to place.
 _RUNNING_SHARE = 0.05
 _MAX_RUNNING_TOKENS = 512
+# Counts of choices are halved then, so that a backend that was away does not get all until it has
+# as many as the others.
+_MAX_CHOICES = 64
 # Bound on the load of a hot document's backend: where documents were sent before is preferred as
 # far as the prompt is computed there before one that is a tenth longer would be, uncached and
 # behind two average queues (docs/lab/routing.md).
@@ -29,7 +32,7 @@ _MAX_QUEUES = 2
 
 
 class Router:
-    """Assigns requests to backends; of equal ones, to the one with the fewest so far.
+    """Assigns requests to backends; of equal ones, to the one with the fewest lately.
 
     A choice takes hardly longer for hundreds of backends than for a few: loads are read when they
     change, and each signal says in one reading what all caches hold.
@@ -52,8 +55,8 @@ class Router:
         # By number of the backend, as of the last change of its load.
         self._waiting = np.zeros(backends.width)
         self._running = np.zeros(backends.width)
-        self._dispatched = np.zeros(backends.width)
         self._changed: set[Backend] = set()
+        self._choices = np.zeros(backends.width)  # lately, by number of the backend
         backends.on_removed.append(lambda backend: self.prefixes.remove(backend.name))
         backends.on_change.append(self._read_backends)
         self._read_backends()
@@ -109,9 +112,8 @@ class Router:
         if backend is None:
             raise NoBackendError
         admission.cached_by_backend = cached
-        confirmed = [
-            await signal.cached_at(admission, backend, reading) for signal, reading in readings
-        ]
+        # Without waiting: else requests would be placed by loads that do not count each other.
+        confirmed = [signal.cached_at(admission, backend, reading) for signal, reading in readings]
         return backend, max(confirmed, default=0)
 
     def _cheapest(
@@ -136,7 +138,11 @@ class Router:
         if lowest == np.inf:
             return None
         equal = np.flatnonzero(cost == lowest)
-        return self._by_number[int(equal[self._dispatched[equal].argmin()])]
+        number = int(equal[self._choices[equal].argmin()])
+        self._choices[number] += 1
+        if self._choices[number] >= _MAX_CHOICES:
+            self._choices /= 2
+        return self._by_number[number]
 
     def _tokens_per_running(self, prompt_tokens: int) -> float:
         if self._running_tokens is not None:
@@ -149,7 +155,6 @@ class Router:
         while self._changed:
             backend = self._changed.pop()
             self._running[backend.number] = backend.load.assigned + backend.load.elsewhere.assigned
-            self._dispatched[backend.number] = backend.load.dispatched
             self._waiting[backend.number] = sum(
                 [signal.waiting_tokens(backend) for signal in self._signals]
             )

@@ -54,7 +54,7 @@ class WaitingRoom:
         backends.on_added.append(self._add)
         backends.on_removed.append(self._remove)
         self._timer: asyncio.TimerHandle | None = None
-        backends.on_down.append(self._move_all)
+        backends.on_down.append(lambda _: self.update())
         backends.on_up.append(self.update)
 
     def __len__(self) -> int:
@@ -92,6 +92,9 @@ class WaitingRoom:
 
     def update(self) -> None:
         now = asyncio.get_running_loop().time()
+        for queue in self._queues.values():
+            if queue.waiting and not queue.backend.is_healthy:
+                self._move_away(queue)
         for queue in self._queues.values():
             if self._is_adaptive:
                 queue.release_expired(now, max_wait_s=self._max_wait_s)
@@ -140,6 +143,7 @@ class WaitingRoom:
         if not waiting:
             return
         urgent = waiting[0]
+        waiting = [q for q in waiting if q.admission.priority == urgent.admission.priority]
         if urgent.admission.plannable is None:
             queue.set_next(urgent, how="alone")
             return
@@ -187,19 +191,18 @@ class WaitingRoom:
         better_off = (queued for other in others if (queued := other.better_off(queue, now)))
         if self._is_adaptive:
             return next(better_off, None)
-        return min(better_off, key=lambda queued: queued.since, default=None)
+        return min(better_off, key=lambda q: (q.admission.priority, q.since), default=None)
 
-    def _move_all(self, backend: Backend) -> None:
-        queue = self._queues[backend]
+    def _move_away(self, queue: BackendQueue) -> None:
+        """Pass on those who wait for a backend that is down or removed, if another is better."""
+        is_removed = queue.backend not in self._router.backends.all
         for queued in list(queue.waiting):
-            tokens = queued.admission.prompt_tokens
-            target = self._router.choose(tokens, cached_tokens={}, exclude=(backend,))
-            if target is None:
+            target = self._router.choose(queued.admission.prompt_tokens, cached_tokens={})
+            if target is None or not (target.is_healthy or is_removed):
                 return
             queue.take(queued)
             queued.admission.move(target)
             self._queues[target].receive(queued)
-        self.update()
 
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:

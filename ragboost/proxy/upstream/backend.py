@@ -52,7 +52,6 @@ class BackendLoad:
     assigned: int = 0  # running requests and those that wait for the backend to have room
     # Prompt tokens to be computed for assigned requests without a first byte.
     prefill_tokens: int = 0
-    dispatched: int = 0  # requests ever assigned; breaks ties
     elsewhere: Load = _NO_LOAD  # the requests of other workers and replicas, as last heard
     # So that the router reads the loads that have changed, not all of them for each request.
     on_change: Callable[[], object] | None = field(default=None, repr=False, compare=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.request import EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.core.request import namespaced
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.http.reports import ReportInbox
 from ragboost.chunk_cache.store.keys import Identity
@@ -47,7 +47,7 @@ async def replies() -> AsyncIterator[ReportInbox]:
 async def test_the_answer_comes_once_the_chunks_are_in_memory(
     library: ChunkLibrary, place: HungPlace, replies: ReportInbox
 ) -> None:
-    tenant = in_namespace(EngineChunkRequest(tenant="t"), "salt").tenant
+    tenant = namespaced("t", "salt")
     keys = [library.key(tokens, tenant=tenant) for tokens in CHUNKS]
     place.chunks |= {key: make_chunk(number) for number, key in enumerate(keys)}
     inbox = AnnouncementInbox("e", rank=0, library=lambda: library)

@@ -21,8 +21,12 @@ from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http import asgi, middleware
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.http.asgi import Scope
-from ragboost.chunk_cache.http.middleware import ExactError, ReuseMiddleware, StartedEngine
-from ragboost.chunk_cache.http.paths import CHAT
+from ragboost.chunk_cache.http.middleware import (
+    CHAT,
+    ExactError,
+    ReuseMiddleware,
+    StartedEngine,
+)
 from ragboost.chunk_cache.http.reports import ReportInbox, ReportSender
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore

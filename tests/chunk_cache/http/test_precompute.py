@@ -16,7 +16,7 @@ from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import prepare
 from ragboost.cli import app
 from ragboost.context import render_document
-from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError
+from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError, RequestError
 from ragboost.serving import serve_in_thread
 from ragboost.types import Document
 
@@ -32,6 +32,7 @@ class FakeEngine:
         self.keys: list[str | None] = []
         self.refusal: str | None = None
         self.max_model_len = 4096
+        self.refused = ""  # documents with this text
 
     def app(self) -> Starlette:
         return Starlette(
@@ -53,6 +54,8 @@ class FakeEngine:
         body = await request.json()
         self.bodies.append(body)
         content = body["messages"][-1]["content"]
+        if self.refused and self.refused in content:
+            return JSONResponse({"error": {"message": "the prompt is too long"}}, 400)
         usage: dict[str, Any] = {"prompt_tokens": len(content.split())}
         if "roads" not in content:
             is_measured = body["ragboost"].get("measure", False)
@@ -95,7 +98,8 @@ def test_each_document_is_sent_alone_and_then_behind_its_neighbours(
     alone, behind = engine.bodies[0], engine.bodies[3]
     assert alone["ragboost"] == {
         "chunks": [[1, 0, len(TEXTS[0])]],
-        "reuse": "exact",
+        "reuse": "approx",
+        "exact_chunks": 1,
         "tenant": "red",
     }
     assert (alone["cache_salt"], alone["model"], engine.keys) == ("s", "tiny", ["Bearer k"])
@@ -123,6 +127,42 @@ def test_neighbours_that_do_not_fit_into_the_context_are_left_out(
 
     assert len(engine.bodies[-1]["ragboost"]["chunks"]) == 2
     assert engine.bodies[-1]["messages"][0]["content"].startswith(TEXTS[1])
+
+
+def test_a_document_that_the_engine_refuses_is_left_out_and_named(
+    engine: FakeEngine, url: str, tmp_path: Path
+) -> None:
+    engine.refused = "second"
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(TEXTS)))
+    near = tmp_path / "near.jsonl"
+    near.write_text("".join(f'{{"id": {n}, "neighbours": {[*NEIGHBOURS[n]]}}}\n' for n in range(3)))
+    arguments = ["--engine", url, "--corpus", str(corpus), "--neighbours", str(near)]
+
+    done = CliRunner().invoke(app, ["precompute", *arguments])
+
+    assert done.exit_code == 0, done.output
+    assert "1 of 3 documents stored" in done.output
+    assert "1 refused by the engine" in done.output
+    assert "too long" in done.output
+    measured = [body for body in engine.bodies if "measure" in body["ragboost"]]
+    assert not any("second" in body["messages"][0]["content"] for body in measured)
+
+
+def test_an_engine_that_refuses_everything_is_not_asked_for_the_whole_corpus(
+    engine: FakeEngine, url: str
+) -> None:
+    engine.refused = "rivers"
+    with pytest.raises(RequestError, match="too long"):
+        prepare(
+            ready(url),
+            TEXTS * 100,
+            [()] * 300,
+            system=None,
+            concurrency=2,
+            on_progress=lambda *stage: None,
+        )
+    assert len(engine.bodies) < 40
 
 
 def test_the_command_prints_one_json_object(url: str, tmp_path: Path) -> None:

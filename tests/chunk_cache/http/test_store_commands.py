@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.request import EngineChunkRequest, in_namespace
+from ragboost.chunk_cache.core.request import namespaced
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.http.reports import ReportInbox
 from ragboost.chunk_cache.http.store_commands import (
@@ -51,7 +51,7 @@ def test_a_tenant_lists_its_own_chunks_and_no_others(library: ChunkLibrary) -> N
     found = {name: keys(ask(library, StoreOptions(), tenant=name)) for name in ("a", "b", "", "c")}
     assert {name: len(keys) for name, keys in found.items()} == {"a": 3, "b": 3, "": 3, "c": 0}
     assert len(set.union(*found.values())) == 9
-    salted = in_namespace(EngineChunkRequest(tenant="a"), "salt").tenant
+    salted = namespaced("a", "salt")
     assert keys(ask(library, StoreOptions(), tenant="a", namespace=["salt"])) == set()
     library.store.put(library.key(CHUNKS[0], tenant=salted), make_chunk())
     assert len(keys(ask(library, StoreOptions(), tenant="a", namespace=["salt"]))) == 1

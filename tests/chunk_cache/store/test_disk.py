@@ -213,6 +213,51 @@ def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         DiskTier(tmp_path, capacity_bytes=0)
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "unfinished"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to itself", "link to nothing"])
+def test_what_is_no_file_is_left_alone_and_does_no_harm(
+    tmp_path: Path, kind: str, suffix: str
+) -> None:
+    odd = tmp_path / f"odd.{suffix}"
+    if kind == "folder":
+        odd.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(odd if kind == "link to itself" else tmp_path / "nothing")
+    os.utime(odd, (0, 0), follow_symlinks=False)  # the first to be evicted
+    tier = DiskTier(tmp_path, capacity_bytes=3 * SIZE)
+
+    assert all(tier.save(str(number), make_chunk(number)) for number in range(9))
+
+    assert odd.is_symlink() or odd.exists()
+    assert 0 < tier.size_bytes <= tier.capacity_bytes
+    assert tier.load("odd") is None
+    assert same(tier.load("8"), make_chunk(8))
+
+
+def test_files_ranked_by_a_clock_that_was_wrong_make_room(tmp_path: Path) -> None:
+    clock = Clock()
+    tier = DiskTier(tmp_path, capacity_bytes=4 * SIZE, clock=clock)
+    clock.now += 1e8
+    for key in "abc":
+        tier.save(key, make_chunk())
+    clock.now -= 1e8
+    for key in "defg":
+        clock.now += 1
+        tier.save(key, make_chunk())
+    assert keys_in(tier) == "efg"
+
+
+def test_a_removed_file_is_no_longer_counted(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, capacity_bytes=10 * SIZE)
+    for key in "ab":
+        tier.save(key, make_chunk())
+    tier.remove("a")
+    tier.remove("nothing")
+    assert tier.recorded_bytes == tier.size_bytes == SIZE
+
+
 def test_books_that_cannot_be_read_are_made_again(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, capacity_bytes=2 * SIZE + SIZE // 2)
     tier.save("a", make_chunk())

@@ -10,7 +10,7 @@ from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
-from tests.eventually import eventually
+from tests.eventually import DEADLINE_S, eventually
 
 SIZE = make_chunk().size_bytes
 
@@ -63,6 +63,16 @@ def test_no_owner_keeps_others_from_pinning() -> None:
     assert f"{second}-1" in store
 
 
+def test_a_pin_that_is_refused_ends_no_other() -> None:
+    one, other = owner_prefix("one"), owner_prefix("other")
+    store = TieredStore(host_bytes=100 * SIZE)
+    sizes = {f"{one}-small": 1, f"{one}-large": 40, f"{other}-middle": 20}
+    for seed, (key, size) in enumerate(sizes.items()):
+        store.put(key, make_chunk(seed, num_tokens=6 * size))
+    assert [store.keep(key) for key in sizes] == [True, True, False]
+    assert [store.is_kept(key) for key in sizes] == [True, True, False]
+
+
 def test_a_chunk_that_is_elsewhere_is_pinned_once_it_is_loaded() -> None:
     place = HungPlace()
     place.chunks["far"] = make_chunk()
@@ -81,6 +91,26 @@ def test_a_chunk_that_is_elsewhere_is_pinned_once_it_is_loaded() -> None:
 
     eventually(is_settled)
     assert (store.is_kept("far"), store.is_kept("lost")) == (True, False)
+    store.close()
+
+
+def test_a_pin_waits_for_a_load_for_longer_than_a_request_would() -> None:
+    """So do public documents after a restart, which come from a disk beside requests."""
+    now, place = [0.0], HungPlace()
+    place.chunks["far"] = make_chunk()
+    store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
+    store.put("near", make_chunk(1))  # the time of computing is known
+    kept = Retention(store)
+    store._tiers[0]._known.put("far", None)
+    assert kept.pin("far")
+    kept.tend()
+    now[0] = 2 * DEADLINE_S
+    assert not store.is_loading(["far"])
+    kept.tend()
+    place.may_answer.set()
+    eventually(lambda: not store.is_on_its_way("far"))
+    kept.tend()
+    assert store.is_kept("far")
     store.close()
 
 

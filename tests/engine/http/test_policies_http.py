@@ -65,6 +65,23 @@ def test_chunks_on_disk_are_loaded_by_the_next_server(tmp_path: Path) -> None:
         assert sources(post(url, [2, 0, 1], {"policy": "epic", "ratio": 0.25})) == (20, 90, 30, 12)
 
 
+def test_a_corpus_that_is_stored_is_not_computed_again(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    text = " ".join(f"word{n}" for n in range(40))
+    corpus.write_text(json.dumps({"id": 1, "text": text}))
+    given = ["--corpus", str(corpus), "--top-n", "0", "--json"]
+    computed = []
+    for _ in range(2):
+        with serving(reuse_directory=tmp_path / "kv") as url:
+            done = CliRunner().invoke(app, ["precompute", *given, "--engine", url])
+            assert done.exit_code == 0, done.output
+            metrics = httpx.get(f"{url}/metrics").text.splitlines()
+        computed += [float(line.split()[1]) for line in metrics if '{source="computed"}' in line]
+    prompt = json.loads(done.stdout.splitlines()[-1])["num_tokens"]
+    assert computed[0] == prompt
+    assert computed[1] < prompt / 2
+
+
 @pytest.mark.parametrize("prepared", ["measures", "kv"])
 def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_restart(
     tmp_path: Path, prepared: str

@@ -298,7 +298,9 @@ def test_a_failed_self_test_turns_reuse_off(
 def test_a_calibration_decides_policy_and_ratio_for_its_model_alone(tmp_path: Path) -> None:
     loaded, path = load_model(SETTINGS), tmp_path / "calibration.json"
     assert loaded.adapter is not None
-    Calibration(shape_digest(loaded.adapter), "mean-layers", 0.25).write(path, expected={})
+    Calibration(shape=shape_digest(loaded.adapter), policy="mean-layers", ratio=0.25).write(
+        path, expected={}
+    )
     settings = SETTINGS.model_copy(update={"reuse_calibration": path})
 
     with serve_in_thread(create_engine_app(settings)) as url:
@@ -308,7 +310,7 @@ def test_a_calibration_decides_policy_and_ratio_for_its_model_alone(tmp_path: Pa
     both = EngineSettings(**{**settings.model_dump(), "reuse_ratio": 0.3})
     with pytest.raises(ConfigError, match=r"reuse_calibration decides engine\.reuse_"):
         create_engine_app(both)
-    Calibration("of another model", "epic", 0.25).write(path, expected={})
+    Calibration(shape="of another model", policy="epic", ratio=0.25).write(path, expected={})
     with pytest.raises(ConfigError, match="made for another model"):
         create_engine_app(settings)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
 from ragboost.engine.runtime.attention import PackedCache, Segment, ragged_attention
-from ragboost.engine.runtime.kv import KVLayout, LayerShape, RequestKV
+from ragboost.engine.runtime.kv import KVLayout, RequestKV
 
-LAYOUT = KVLayout((LayerShape(2, 16, 2, 16),), torch.float32, torch.device("cpu"))
+LAYOUT = KVLayout(((2, 16, 16),), torch.float32, torch.device("cpu"))
 
 
 def segment_of(rows: Sequence[int], generator: torch.Generator) -> Segment:

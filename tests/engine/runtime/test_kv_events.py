@@ -9,12 +9,13 @@ import msgspec
 import pytest
 import zmq
 
-from ragboost.engine.runtime.kv_events import EventPublisher, to_wire
-from ragboost.engine.runtime.prefix_cache import Cleared, Removed, Stored
+from ragboost.cache_events import AllBlocksCleared
+from ragboost.engine.runtime.kv_events import EventPublisher
+from ragboost.engine.runtime.prefix_cache import BlockCache
 from ragboost.errors import ConfigError
 from tests.engine.conftest import MODEL, Served
 
-KEYS = (bytes(24) + b"\xff" * 8, bytes(24) + b"\x00\x00\x00\x00\x00\x00\x00\x07")
+KEYS = [bytes(24) + b"\xff" * 8, bytes(24) + b"\x00\x00\x00\x00\x00\x00\x00\x07"]
 
 
 @contextmanager
@@ -50,7 +51,10 @@ def source(served: Served) -> dict[str, Any]:
 
 
 def test_events_are_maps_in_vllms_order_of_fields() -> None:
-    stored = to_wire(Stored(KEYS, None, (1, 2, 3, 4), "tenant", "s0"), block_size=2)
+    cache = BlockCache(4, 2)
+    held = cache.insert(KEYS, [1, 2, 3, 4], parent=None, salt="tenant", session_id="s0").blocks
+    cache.insert([bytes(32)], [1, 2], parent=held[1], salt="tenant")
+    stored, later = cache.take_events()
     assert list(msgspec.to_builtins(stored).items()) == [
         ("type", "BlockStored"),
         ("block_hashes", [2**64 - 1, 7]),
@@ -65,21 +69,24 @@ def test_events_are_maps_in_vllms_order_of_fields() -> None:
         ("kv_cache_spec_kind", "full_attention"),
         ("session_id", "s0"),
     ]
-    later = to_wire(Stored(KEYS[:1], KEYS[1], (1, 2), "tenant", None), block_size=2)
     assert msgspec.to_builtins(later)["extra_keys"] == [None]
     assert msgspec.to_builtins(later)["parent_block_hash"] == 7
     assert "session_id" not in msgspec.to_builtins(later)
 
 
 def test_removed_and_cleared_encode_to_the_bytes_that_vllm_sends() -> None:
-    removed = Removed(bytes(24) + bytes.fromhex("1a44982a6f56e164"))
+    cache = BlockCache(1, 32)
+    key = bytes(24) + bytes.fromhex("1a44982a6f56e164")
+    cache.release(cache.insert([key], [0] * 32, parent=None).blocks)
+    cache.evict(1)
+    cache.clear()
+    _, removed, cleared = cache.take_events()
     captured = (
         "84a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391cf1a44982a6f56e164"
         "a66d656469756da3475055a967726f75705f69647800"
     )
-    assert msgspec.msgpack.encode(to_wire(removed, block_size=32)).hex() == captured
-    cleared = msgspec.msgpack.encode(to_wire(Cleared(), block_size=32))
-    assert cleared.hex() == "81a474797065b0416c6c426c6f636b73436c6561726564"
+    assert msgspec.msgpack.encode(removed).hex() == captured
+    assert msgspec.msgpack.encode(cleared).hex() == "81a474797065b0416c6c426c6f636b73436c6561726564"
 
 
 def test_a_subscribers_mirror_equals_the_prefix_cache(fresh: Served) -> None:
@@ -143,16 +150,16 @@ def test_replay_gives_all_batches_from_a_number_on(fresh: Served) -> None:
 
 def test_a_batch_that_is_dropped_leaves_a_gap() -> None:
     publisher = EventPublisher(
-        "tcp://127.0.0.1:*", block_size=2, replay_endpoint="tcp://127.0.0.1:*", max_queued=1
+        "tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*", max_queued=1
     )
     for _ in range(300):
-        publisher.publish([Cleared()])
+        publisher.publish([AllBlocksCleared()])
     endpoint = publisher.replay_endpoint
     assert endpoint is not None
     numbers: list[int] = []
     while len(numbers) < 300 - publisher.num_dropped:
         numbers = [seq for seq, _ in replayed(endpoint, 0)]
-    publisher.publish([Cleared()])  # there is room again
+    publisher.publish([AllBlocksCleared()])  # there is room again
     while numbers[-1] != 300:
         numbers = [seq for seq, _ in replayed(endpoint, 0)]
     publisher.close()
@@ -165,4 +172,4 @@ def test_a_batch_that_is_dropped_leaves_a_gap() -> None:
 
 def test_an_address_that_cannot_be_bound_is_named() -> None:
     with pytest.raises(ConfigError, match=r"engine.kv_events_endpoint: cannot bind 'nonsense'"):
-        EventPublisher("nonsense", block_size=2)
+        EventPublisher("nonsense")

@@ -4,14 +4,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.engine.runtime.prefix_cache import (
     BlockCache,
     CacheBlock,
-    Cleared,
-    Removed,
-    Stored,
     block_key,
+    event_hash,
 )
 from research.eviction import POLICIES
 
@@ -72,9 +71,11 @@ def test_held_blocks_are_never_evicted() -> None:
 def test_insert_stores_what_fits() -> None:
     cache = BlockCache(2, BLOCK_SIZE)
     assert len(put(cache, [1, 2, 3, 4, 5, 6])) == 2
-    assert cache.take_events() == [
-        Stored(tuple(keys_of([1, 2, 3, 4])), None, (1, 2, 3, 4), None, None)
-    ]
+    (event,) = cache.take_events()
+    assert isinstance(event, BlockStored)
+    assert event.block_hashes == [event_hash(key) for key in keys_of([1, 2, 3, 4])]
+    assert (event.parent_block_hash, event.token_ids) == (None, [1, 2, 3, 4])
+    assert (event.extra_keys, event.session_id) == ([None, None], None)
 
 
 def test_evicting_0_does_nothing() -> None:
@@ -92,7 +93,7 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
     assert cache.insert(keys[1:], [3, 4], parent=held[0]).blocks == []
     cache.release(held)
     assert len(put(cache, [1, 2, 3, 4])) == 2
-    assert isinstance(cache.take_events()[1], Cleared)
+    assert isinstance(cache.take_events()[1], AllBlocksCleared)
     cache.check_integrity()
 
 
@@ -129,7 +130,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.cache = BlockCache(6, BLOCK_SIZE)
         self.running: list[list[CacheBlock]] = []
-        self.mirror: set[bytes] = set()
+        self.mirror: set[object] = set()
+        self.keys: dict[object, bytes] = {}  # of all blocks so far, by their names in events
 
     @initialize(name=st.sampled_from(["default", "lfu", "lacr", "next-use", "next-use-lfu"]))
     def choose_policy(self, name: str) -> None:
@@ -148,6 +150,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def start(self, tokens: list[int], salt: str | None) -> list[CacheBlock]:
         """Match, hold, then store the rest, as the engine does."""
         keys = keys_of(tokens, salt=salt)
+        self.keys |= {event_hash(key): key for key in keys}
         held = self.cache.match(keys)
         self.cache.acquire(held)
         num_matched = len(held)
@@ -190,16 +193,17 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def events_tell_exactly_what_is_cached(self) -> None:
         for event in self.cache.take_events():
             match event:
-                case Stored(keys, parent):
+                case BlockStored():
+                    parent = event.parent_block_hash
                     assert parent is None or parent in self.mirror
-                    assert self.mirror.isdisjoint(keys)
-                    self.mirror.update(keys)
-                case Removed(key):
-                    self.mirror.remove(key)
-                case Cleared():
+                    assert self.mirror.isdisjoint(event.block_hashes)
+                    self.mirror.update(event.block_hashes)
+                case BlockRemoved():
+                    self.mirror.remove(event.block_hashes[0])
+                case AllBlocksCleared():
                     self.mirror.clear()
         assert len(self.mirror) == len(self.cache)
-        assert all(self.cache.match([key]) for key in self.mirror)
+        assert all(self.cache.match([self.keys[name]]) for name in self.mirror)
 
 
 TestPrefixCacheMachine = PrefixCacheMachine.TestCase

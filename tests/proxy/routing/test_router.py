@@ -1,5 +1,7 @@
 """The choice of a backend: one search for all, and documents that share no prefix yet."""
 
+import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +13,7 @@ from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
+from tests.eventually import run_event_loop
 
 TOKENS = 400  # of a document
 
@@ -68,6 +71,25 @@ async def test_a_hot_document_gets_a_second_backend_when_its_own_is_busy() -> No
         admission.close()
 
 
+async def test_requests_that_waited_for_an_index_spread_as_those_that_did_not() -> None:
+    spread = []
+    for is_in_use in (False, True):
+        routed = Routed(backends=4)
+        await routed.send(*"abcdef")
+        if is_in_use:  # by a thread that boosts a large request
+            await routed.tenant.lock.acquire()
+        placing = [
+            asyncio.create_task(routed.place(*"abcde", f"once {number}")) for number in range(40)
+        ]
+        await run_event_loop()
+        if is_in_use:
+            routed.tenant.lock.release()
+        placed = await asyncio.gather(*placing)
+        spread.append(Counter(admission.backend.name for admission in placed))
+    assert spread[0] == spread[1]
+    assert len(spread[1]) == 4
+
+
 async def test_the_lead_of_a_busy_backend_is_bounded_by_what_its_cache_saves_the_request() -> None:
     routed = Routed()
     home = await routed.send(*"abcdef")
@@ -86,6 +108,23 @@ async def test_a_running_request_weighs_little_beside_a_short_prompt() -> None:
 
     with await routed.place("a") as admission:
         assert admission.backend is home, "400 tokens cost more than five requests of 20"
+
+
+async def test_a_backend_that_returns_gets_no_more_than_it_needs_to_catch_up() -> None:
+    routed = Routed(backends=4)
+    away = routed.backends.all[0]
+
+    def assign() -> Backend:
+        with routed.dispatcher.admission() as admission:
+            routed.dispatcher.assign(admission)
+            return admission.backend
+
+    routed.backends._set_problem(away, "down")
+    assert len({assign() for _ in range(1_000)}) == 3
+    routed.backends._set_problem(away, None)
+    shares = Counter(assign() for _ in range(400))
+    assert len(shares) == 4
+    assert 100 <= shares[away] <= 200, "it was away for 333 of each other's"
 
 
 async def test_only_the_backend_that_is_chosen_has_an_index() -> None:

@@ -445,7 +445,6 @@ async def test_prompts_and_cached_documents_have_one_unit() -> None:
     part, whole = dispatcher.backends.all
     tenant.booster(part.name).boost("why?", found[:1])
     tenant.booster(whole.name).boost("why?", found)
-    whole.load.dispatched = 1  # so that the other backend is chosen if both cost the same
     with dispatcher.admission() as admission:
         await dispatcher.admit(admission, request, tenant=tenant)
         assert admission.backend is whole

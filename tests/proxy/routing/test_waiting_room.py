@@ -37,9 +37,10 @@ class Room:
         assert self.dispatcher.room is not None
         self.room = self.dispatcher.room
 
-    def enter(self, conversation: str = "") -> "asyncio.Task[Admission]":
+    def enter(self, conversation: str = "", priority: int = 0) -> "asyncio.Task[Admission]":
         admission = self.dispatcher.admission()
         admission.prompt_tokens, admission.conversation = 100, conversation
+        admission.priority = priority
         return asyncio.create_task(self.dispatcher.enter(admission))
 
     def done(self, admission: Admission) -> None:
@@ -107,6 +108,34 @@ async def test_the_longest_wait_ends_first_wherever_it_is() -> None:
     await second
 
 
+@pytest.mark.parametrize("mode", ["off", "adaptive"])
+async def test_those_of_a_lesser_priority_leave_first_and_equal_ones_in_order(mode: str) -> None:
+    made = Room(max_concurrency=1, mode=mode)
+    running = await made.enter()
+    priorities = {"a": 5, "b": 0, "c": 5, "d": -1, "e": 0, "f": -1}
+    waiting = {name: made.enter(priority=each) for name, each in priorities.items()}
+    await run_event_loop()
+    left = ""
+    while waiting:
+        made.done(running)
+        await run_event_loop()
+        (name,) = [name for name, task in waiting.items() if task.done()]
+        running = await waiting.pop(name)
+        left += name
+    assert left == "dfbeac"
+
+
+async def test_a_backend_that_is_free_takes_the_least_priority_from_any_queue() -> None:
+    made = Room(max_concurrency=1, replicas=3)
+    running = [await made.enter() for _ in range(3)]
+    later, urgent = made.enter(priority=5), made.enter(priority=-5)
+    await run_event_loop()
+    made.done(next(each for each in running if each.backend is made.backends.all[2]))
+    await run_event_loop()
+    assert (later.done(), urgent.done()) == (False, True)
+    later.cancel()
+
+
 async def test_a_backend_that_is_healthy_again_takes_those_who_wait() -> None:
     made = Room(max_concurrency=1, replicas=2)
     other = made.backends.all[1]
@@ -122,6 +151,31 @@ async def test_a_backend_that_is_healthy_again_takes_those_who_wait() -> None:
     assert not later.done()
     made.room.close()
     await asyncio.gather(*waiting, later)
+
+
+async def test_a_backend_that_is_down_is_sent_nobody_once_another_is_healthy() -> None:
+    made = Room(max_concurrency=1, replicas=2)
+    healthy, lost = made.backends.all
+    running = {
+        admission.backend: admission for admission in [await made.enter(), await made.enter()]
+    }
+    waiting = [made.enter() for _ in range(4)]
+    await run_event_loop()
+    for backend in (lost, healthy):
+        made.backends._set_problem(backend, "down")
+    made.backends._set_problem(healthy, None)
+    made.done(running[lost])
+    await run_event_loop()
+    assert not any(task.done() for task in waiting)
+    served = running[healthy]
+    while waiting:
+        made.done(served)
+        await run_event_loop()
+        (task,) = [task for task in waiting if task.done()]
+        waiting.remove(task)
+        served = task.result()
+        assert served.backend is healthy
+    assert lost.load.assigned == 0
 
 
 def is_at(served: "Admission | asyncio.Task[Admission]", backend: Any) -> bool:

@@ -1,5 +1,6 @@
 """Backends come and go while the proxy runs: from a file, or from DNS."""
 
+import asyncio
 import json
 import os
 import socket
@@ -11,12 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
+from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream import backend_source
 from ragboost.proxy.upstream.backends import Backends
-from tests.eventually import DEADLINE_S, eventually
+from ragboost.types import Document, Request
+from tests.eventually import DEADLINE_S, eventually, run_event_loop
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
 
@@ -184,6 +188,30 @@ async def test_a_backend_that_returns_while_its_requests_end_is_the_same() -> No
     first.load.add(assigned=-1)
     await backends.refresh()
     assert (removed, backends.draining) == (["a:1"], [])
+
+
+async def test_a_request_that_waited_while_a_backend_was_forgotten_does_not_bring_it_back() -> None:
+    settings = Settings.model_validate({"backend": {"dns": True}})
+    backends, tenants = Backends.of(settings), Tenants(settings)
+    dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
+    backends.follow(settings, ["http://a:1", "http://b:1"])
+
+    async def place(tenant: Tenant) -> None:
+        with dispatcher.admission() as admission:
+            admission.tenant = tenant
+            admission.leading = Request("why?", (Document("A fact."),))
+            await dispatcher.enter(admission)
+
+    busy, other = (tenants.get(TenantKey("m", salt)) for salt in "ab")
+    await place(busy)
+    async with busy.lock:  # a thread uses its index
+        waiting = asyncio.create_task(place(busy))
+        await run_event_loop()
+        backends.follow(settings, ["http://b:1"])
+        await backends.refresh()
+        await place(other)
+    await waiting
+    assert set(tenants.numbers) == {"b:1"}
 
 
 async def test_all_addresses_of_a_host_are_backends_and_a_failure_keeps_them(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import find_chunks
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks
 from ragboost.chunk_cache.core.request import (
     PARAMS_KEY,
     EngineChunkRequest,
@@ -88,6 +88,11 @@ class ReusingRequest:
 
     def forget_chunks(self) -> None:
         self.keys, self.uncaptured = {}, set()
+
+    def keep_stored(self, plan: PromptPlan) -> None:
+        """Take no chunk that fills the prompt out of it again: it would be approximate."""
+        filled = [number for number, kv in enumerate(plan.stored) if kv is not None]
+        self.uncaptured.difference_update(filled)
 
     def take_captures(
         self, library: ChunkLibrary, *, num_computed: int, exact_stop: int | None

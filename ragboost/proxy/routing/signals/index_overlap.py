@@ -29,17 +29,18 @@ class IndexOverlap(RoutingSignal):
         leading, tenant = admission.leading, admission.tenant
         if leading is None or tenant is None:
             return None
+        columns = self.columns(names, tenant.numbers)  # while these names are the backends'
         async with tenant.lock:
             residents = tenant.residents(leading.documents, prompt_prefix=leading.prompt_prefix)
-        columns = self.columns(names, tenant.numbers)
         return CacheReading(
             spread(residents.cached, columns), _AFFINITY * spread(residents.recent, columns)
         )
 
-    async def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:
+    def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:
         leading, tenant = admission.leading, admission.tenant
         if leading is None or tenant is None or not reading.cached[backend.number]:
             return 0
-        async with tenant.lock:
-            booster = tenant.booster(backend.name)
-            return booster.cached_tokens(leading.documents, prompt_prefix=leading.prompt_prefix)
+        if tenant.lock.locked():  # a thread uses the index
+            return int(reading.cached[backend.number])
+        booster = tenant.booster(backend.name)
+        return booster.cached_tokens(leading.documents, prompt_prefix=leading.prompt_prefix)

@@ -50,7 +50,7 @@ class RoutingSignal:
     async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
         return None
 
-    async def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:
+    def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:
         """Return the tokens of a request that the cache of the chosen backend should hold."""
         return int(reading.cached[backend.number])
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ragboost.errors import RequestError, show
 
 Text = Annotated[str, Field(min_length=1)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class Fields(BaseModel):
