@@ -4,7 +4,6 @@ A node is in the tree exactly while some of its tokens are believed resident. Kn
 hashable keys with lengths in tokens; does not know requests or engines.
 """
 
-import sys
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from ragboost.errors import ContextIndexError
 from ragboost.index.branch import check_sequence, common_length
 from ragboost.index.directory import PrefixDirectory
 from ragboost.index.eviction import EvictionForecast, EvictionQueue, TokenAges
-from ragboost.index.node import Node
+from ragboost.index.node import Node, RetiredTree, unlink_all
 
 Documents = Sequence[Hashable]
 Tokens = Sequence[int]
@@ -44,14 +43,14 @@ class ContextTree:
         self.max_nodes = max_nodes  # least recently used leaves are evicted beyond it
         self._tick = 0  # never decreases
         self._seat = seat
-        self._retired: list[_Retired] = []  # not yet taken apart
+        # Cleared trees, not yet taken apart; in a directory those of all its indexes.
+        self._retired = seat.directory.retired if seat is not None else []
         self.root = Node()
         self._empty()
 
     def __del__(self) -> None:
-        self._retired.append(_Retired([self.root]))
-        self._retired = [retired._replace(seat=None) for retired in self._retired]
-        self._unlink_retired(sys.maxsize)
+        retired = self._retired if self._seat is None else []
+        unlink_all([self.root, *[node for tree in retired for node in tree.nodes]])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_nodes={self.num_nodes}, num_tokens={self.num_tokens})"
@@ -65,15 +64,18 @@ class ContextTree:
             return  # an engine may say so any number of times, and insert nothing
         seat = self._seat
         cleared = seat.directory.clear(seat.bit) if seat is not None else 0
-        self._retired.append(_Retired([self.root], seat, cleared))
+        self._retired.append(RetiredTree([self.root], seat.bit if seat is not None else 0, cleared))
         self._empty()
 
     def leave_directory(self) -> None:
-        """Remove everything, and say nothing to the directory from then on."""
+        """Remove everything, and say nothing to the directory from then on.
+
+        Like `clear`, it leaves the tree to later insertions, of the directory's other indexes.
+        """
         self.clear()
-        self._unlink_retired(sys.maxsize)
         if self._seat is not None:
             self._seat.directory.forget(self._seat.bit)
+            self._retired = []
         self._seat = self.root.branch = None
 
     def _empty(self) -> None:
@@ -341,13 +343,14 @@ class ContextTree:
     def _unlink_retired(self, num_nodes: int) -> None:
         """Take nodes of cleared trees apart: parents and children refer to each other."""
         while self._retired and num_nodes:
-            nodes, seat, cleared = self._retired[-1]
+            nodes, bit, cleared = self._retired[-1]
             if not nodes:
                 self._retired.pop()
                 continue
             node = nodes.pop()
-            if seat is not None and node.branch is not None:
-                seat.directory.remove(node.branch, len(node.documents), seat.bit, cleared=cleared)
+            if self._seat is not None and node.branch is not None:
+                length, directory = len(node.documents), self._seat.directory
+                directory.remove(node.branch, length, bit, cleared=cleared)
             nodes += node.unlink()
             num_nodes -= 1
 
@@ -374,11 +377,3 @@ class ContextTree:
         self._leaves.discard(leaf)
         if parent.parent is not None and not parent.children:
             self._leaves.push(parent)
-
-
-class _Retired(NamedTuple):
-    """Nodes of a tree that was cleared, and its place in a directory that still has them."""
-
-    nodes: list[Node]
-    seat: Seat | None = None
-    cleared: int = 0  # tick of the directory

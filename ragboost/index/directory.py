@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ragboost.errors import ContextIndexError
 from ragboost.index.branch import Branch, common_length
 from ragboost.index.clearings import Clearings
+from ragboost.index.node import RetiredTree, unlink_all
 
 # Documents, in all and distinct, after which those of earlier sequences begin to be forgotten.
 _RECENT_PER_INDEX = 720
@@ -41,6 +42,7 @@ class PrefixDirectory:
         self._earlier: dict[Hashable, int] = {}
         self._num_recent = 0
         self._members = 0
+        self.retired: list[RetiredTree] = []  # of its indexes, which take them apart
 
     def __del__(self) -> None:
         branches = [self.root]  # parents and children refer to each other
@@ -48,6 +50,7 @@ class PrefixDirectory:
             branch = branches.pop()
             branches.extend(branch.children.values())
             branch.parent, branch.children = None, {}
+        unlink_all([node for tree in self.retired for node in tree.nodes])
 
     def search(self, documents: Sequence[Hashable], tokens: Sequence[int]) -> list[Holders]:
         """Find for each index the longest prefix that consists of the request's documents.

@@ -4,7 +4,7 @@ Knows its place in the tree. Does not know tokenizers, caches or its users.
 """
 
 from collections.abc import Hashable, Mapping
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ragboost.errors import ContextIndexError
 from ragboost.index.branch import Branch
@@ -163,3 +163,17 @@ class Node:
         for invariant, holds in invariants.items():
             if not holds:
                 raise ContextIndexError(f"{self!r}: invariant violated: {invariant}")
+
+
+class RetiredTree(NamedTuple):
+    """The nodes of a tree that was cleared, as far as they are not yet taken apart."""
+
+    nodes: list[Node]  # with all nodes below them
+    bit: int  # of its index in the directory, which still lists them
+    cleared: int  # tick of the directory
+
+
+def unlink_all(nodes: list[Node]) -> None:
+    """Take trees apart: parents and children refer to each other."""
+    while nodes:
+        nodes += nodes.pop().unlink()

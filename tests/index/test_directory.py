@@ -204,6 +204,22 @@ def test_an_index_that_leaves_was_sent_nothing() -> None:
     assert directory.recent(("a", "b")) == [2, 2]
 
 
+def test_an_index_that_leaves_is_taken_apart_by_later_insertions_of_others() -> None:
+    directory = PrefixDirectory()
+    gone, other = (ContextIndex(seat=Seat(directory, bit)) for bit in (1, 2))
+    for at in range(2_000):
+        gone.insert((f"a{at}", "b"), (1, 1))
+    gone.leave_directory()
+    assert directory.root.children, "a backend that goes down must not stop the event loop"
+    assert directory.search(("a1", "b"), (1, 1)) == []
+    again = ContextIndex(seat=Seat(directory, 1))
+    again.insert(("a1", "c"), (1, 1))
+    for _ in range(40):
+        other.insert((), ())
+    assert list(directory.root.children) == ["a1"]
+    assert listed_for(directory, 1) == held_by(again)
+
+
 def test_what_another_proxy_sent_counts_as_sent_lately() -> None:
     directory = PrefixDirectory()
     index = ContextIndex(seat=Seat(directory, 2))
