@@ -8,6 +8,7 @@ from pathlib import Path
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import EngineCorpus, Progress, prepare
 from ragboost.context import render_document
+from ragboost.errors import RequestError
 from ragboost.types import Document
 
 
@@ -34,11 +35,18 @@ def run(
         client,
         [_text(document, template, label=label) for document in documents],
         neighbours,
-        system=system.read_text(encoding="utf-8") if system else None,
+        system=_read(system) if system else None,
         concurrency=concurrency,
         on_progress=on_progress,
     )
     return json.dumps(asdict(outcome)) if as_json else _sentences(outcome, top_n=top_n)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read {path}: {error}") from None
 
 
 def _text(document: Document, template: str | None, *, label: str) -> str:
