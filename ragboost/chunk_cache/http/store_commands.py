@@ -3,7 +3,7 @@ chunks whose keys begin with its name's digest, and no others."""
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -67,23 +67,22 @@ def run_command(
     tenant = namespaced(command.tenant, *command.namespace)
     owner = owner_prefix(tenant)
     by_key = {key: 0 for key in options.keys if key.startswith(owner)}
-    by_key |= {library.key(t, tenant=tenant): len(t) for t in _long(command.chunks)}
+    for tokens in command.chunks[:MAX_KEYS]:
+        if len(tokens) >= MIN_CHUNK_TOKENS:
+            by_key[library.key(tokens, tenant=tenant)] = len(tokens)
     is_listing_all = options.action == "list" and not options.keys and not command.chunks
     if is_listing_all:
         found = (key for key in store.keys(owner) if key > options.after)
         by_key = dict.fromkeys(heapq.nsmallest(options.limit, found), 0)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for key, count in by_key.items():  # whatever is stored of a document shares its fate
         done = [_act(options, each, count, retention) for each in library.keys(key)]
-        rows.append({"key": key, "done": any(done), **_describe(key, store)})
+        state = {"done": any(done), "places": store.places(key), "pinned": store.is_kept(key)}
+        rows.append({"key": key, **state})
     for row in rows:
         row["expires_s"] = retention.expires_in(row["key"])
     more = by_key and is_listing_all and len(by_key) == options.limit
     return {"chunks": rows, "after": max(by_key) if more else None}
-
-
-def _long(chunks: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    return [tokens for tokens in chunks[:MAX_KEYS] if len(tokens) >= MIN_CHUNK_TOKENS]
 
 
 def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention) -> bool:
@@ -96,7 +95,3 @@ def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention)
     elif options.action == "evict":
         retention.evict(key)
     return True
-
-
-def _describe(key: str, store: TieredStore) -> dict[str, Any]:
-    return {"places": store.places(key), "pinned": store.is_kept(key)}
