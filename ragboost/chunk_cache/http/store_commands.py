@@ -79,7 +79,8 @@ def run_command(
     rows = []
     for key, count in named:  # whatever is stored of a document shares its fate
         done = [_act(options, each, count, retention) for each in library.keys(key)] if key else []
-        rows.append({"key": key, "done": any(done), **_describe(key or "", store)})
+        state = {"places": store.places(key or ""), "pinned": store.is_kept(key or "")}
+        rows.append({"key": key, "done": any(done), **state})
     for row in rows:
         row["expires_s"] = retention.expires_in(row["key"] or "")
     return {"chunks": rows, "after": after}
@@ -95,7 +96,3 @@ def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention)
     elif options.action == "evict":
         retention.evict(key)
     return True
-
-
-def _describe(key: str, store: TieredStore) -> dict[str, Any]:
-    return {"places": store.places(key), "pinned": store.is_kept(key)}
