@@ -119,6 +119,17 @@ def _clock(reuse: ChunkReuse) -> Callable[[], float]:
     return now
 
 
+def _prompts(data: Path, model: Path, *, limit: int) -> list[Case]:
+    read = read_cases(data, tokenizer=find_tokenizer(model), limit=limit)
+    # A prompt that both halves have would confirm its own choice.
+    cases = list({(each.system, each.chunks, each.question): each for each in read}.values())
+    if len(cases) < MIN_PROMPTS:
+        raise ChunkCacheError(
+            f"{data} has {len(cases)} different prompts; at least {MIN_PROMPTS} are needed"
+        )
+    return cases
+
+
 def run(
     model: Path,
     data: Path,
@@ -139,13 +150,7 @@ def run(
     check_ratios(ratios)
     if out.is_dir():
         raise ChunkCacheError(f"cannot write {out}: it is a directory")
-    read = read_cases(data, tokenizer=find_tokenizer(model), limit=limit)
-    # A prompt that both halves have would confirm its own choice.
-    cases = list({(each.system, each.chunks, each.question): each for each in read}.values())
-    if len(cases) < MIN_PROMPTS:
-        raise ChunkCacheError(
-            f"{data} has {len(cases)} different prompts; at least {MIN_PROMPTS} are needed"
-        )
+    cases = _prompts(data, model, limit=limit)
     adapter, _, _ = load(model, device=device)
     for case in cases:
         case.check_fits(adapter, max_answer_tokens=MAX_ANSWER_TOKENS)

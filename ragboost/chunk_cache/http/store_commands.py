@@ -79,11 +79,14 @@ def run_command(
     rows = []
     for key, count in named:  # whatever is stored of a document shares its fate
         done = [_act(options, each, count, retention) for each in library.keys(key)] if key else []
-        state = {"places": store.places(key or ""), "pinned": store.is_kept(key or "")}
-        rows.append({"key": key, "done": any(done), **state})
+        rows.append({"key": key, "done": any(done), **_describe(key or "", store)})
     for row in rows:
         row["expires_s"] = retention.expires_in(row["key"] or "")
     return {"chunks": rows, "after": after}
+
+
+def _describe(key: str, store: TieredStore) -> dict[str, Any]:
+    return {"places": store.places(key), "pinned": store.is_kept(key)}
 
 
 def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention) -> bool:
