@@ -18,7 +18,6 @@ from ragboost.hints import label_documents
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, prompt_prefix
 from ragboost.rewriting.sent_history import (
-    AS_IT_CAME,
     Conversation,
     HistoryDelta,
     ResentMessages,
@@ -194,7 +193,7 @@ class Rewriting:
         if not self._request.is_boost_wanted:
             self._keep_history(Bypass("option"), history)
             return
-        is_known = found.message is not None and history.was_sent(found.message)
+        is_known = found.message is not None and found.message < history.num_known
         if not found.documents or (is_known and own is None):
             self.fields = self._shape.replace(self.fields, found, self._as_given())
             self.num_dropped = found.num_repeated
@@ -218,9 +217,6 @@ class Rewriting:
         last = len(self._body.messages) - 1
         self._put({at: sent for at, sent in history.sent.items() if at < last})
         self._leave(bypass, history)
-        if last in history.sent:  # and no longer in that form
-            came = history.links[last], AS_IT_CAME
-            self.delta = HistoryDelta((came,), None, history.digest(last))
 
     def _reorder_beside_messages(self) -> None:
         """Reorder documents of this request alone; equal ones keep their order over turns."""
@@ -343,7 +339,7 @@ class Rewriting:
             messages = list(messages)
             self.fields = {**self.fields, name: messages}
         for at in written:
-            if history.was_sent(at):
+            if at < history.num_known:
                 messages[at] = originals[at]
                 continue
             message = self._body.encode_bytes(messages[at])

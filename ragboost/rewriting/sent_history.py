@@ -213,7 +213,6 @@ class ResentMessages:
         # The conversation has a name, so that others may have equal histories in it.
         self.is_named = conversation is not None and bool(conversation.key)
         self.num_known = conversation.num_known if conversation is not None else 0
-        self._unchanged: set[int] = set()  # messages that were sent as they came
         self._digests: dict[int, Digest] = {}  # of the histories up to each known form
         self._bare: int | None = None  # the question, if its documents are given no more
         if conversation is None:
@@ -245,15 +244,9 @@ class ResentMessages:
         # Drop a message whose referents were evicted: its turn starts over, too.
         elif old.referred <= self.carried.keys():
             self._digests[at] = form.digest
-            if not old.message:
-                self._unchanged.add(at)
-            else:
+            if old.message:
                 self.sent[at] = old
                 self.carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
-
-    def was_sent(self, at: int) -> bool:
-        """Return True if a message was sent before, in the form of `sent` or else as it came."""
-        return at < self.num_known or at in self._unchanged
 
     def digest(self, end: int) -> Digest:
         last = max([at for at in self._digests if at < end], default=None)

@@ -103,28 +103,6 @@ def test_a_resent_message_keeps_or_lacks_the_order_hint_as_it_was_sent(
 
 
 @pytest.mark.parametrize("session", [None, "named"])
-@pytest.mark.parametrize("boosts", [(True, False, True), (True, False, False), (False, None, True)])
-def test_a_message_stays_as_it_was_last_sent_when_boost_is_switched(
-    client: httpx.Client,
-    engine: FakeEngine,
-    boosts: tuple[bool, bool | None, bool],
-    session: str | None,
-) -> None:
-    first, again, later = boosts
-    user = f"switch {boosts}"
-    Chat(client, engine, user=user).ask(question(user, [2, 0, 1], 1))
-    chat = Chat(client, engine, user=user, session=session and f"{session} {user}")
-    sent = chat.ask(question(user, [0, 1, 2], 2), boost=first)
-    if again is not None:
-        chat.messages = chat.messages[:1]
-        sent = chat.send(boost=again)
-        chat.messages = [*chat.messages, {"role": "assistant", "content": chat.answer}]
-
-    assert contents(sent) == [question(user, [0, 1, 2], 2)], "sent as it came"
-    check_extends(chat.ask("And then?", boost=later), sent)
-
-
-@pytest.mark.parametrize("session", [None, "named"])
 def test_references_in_tool_results_stay_when_later_documents_come_in_another_shape(
     session: str | None,
 ) -> None:
