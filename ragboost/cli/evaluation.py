@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SYSTEM = "Answer the question from the documents, in as few words as possible."
 _VERDICT_TOKENS = 16
+_TABLE_WIDTH = 100
 
 
 _METRIC: str | None = typer.Option(
@@ -151,7 +152,8 @@ def _show(
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
-        Console().print(result_table(result))
+        # Better broken by a narrow terminal than with numbers cut off.
+        Console(width=max(Console().width, _TABLE_WIDTH)).print(result_table(result))
         typer.echo(result.conclusion())
 
 

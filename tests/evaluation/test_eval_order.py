@@ -162,6 +162,27 @@ def test_bad_options_are_named(
     assert not engine.completions
 
 
+def test_no_number_of_the_table_is_cut_off(questions: Path) -> None:
+    with ScriptedEndpoint(first_document) as server:
+        done = run(questions, server.url, "--yes", "--judge", server.url)
+    assert "boosted-no-hints" in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_an_answer_in_parts_is_their_text(questions: Path) -> None:
+    def answer(body: dict[str, Any]) -> Reply:
+        parts = [{"type": "thinking"}, {"type": "text", "text": first_document(body)}]
+        completion = {"choices": [{"message": {"role": "assistant", "content": parts}}]}
+        return Reply(200, {}, json.dumps(completion).encode())
+
+    with ScriptedEndpoint(answer) as server:
+        done = run(questions, server.url, "--yes", "--json", "--arm", "retriever")
+    with ScriptedEndpoint(first_document) as server:
+        arguments = ["--yes", "--json", "--arm", "retriever", "--answers", f"{questions}.2"]
+        plain = run(questions, server.url, *arguments)
+    assert json.loads(done.stdout)["arms"] == json.loads(plain.stdout)["arms"]
+
+
 def test_a_negative_seed_is_refused_as_an_option(questions: Path, engine: FakeEngine) -> None:
     done = run(questions, engine.url, "--yes", "--seed", "-1")
     assert done.exit_code == 2
