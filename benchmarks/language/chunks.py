@@ -121,7 +121,8 @@ def _difference(
 
 def measure(args: Namespace) -> dict[str, Any]:
     """Answer the cases in every arm; return a row for each."""
-    loaded = load_model(EngineSettings(model=args.model, num_threads=args.threads))
+    settings = EngineSettings(model=args.model, num_threads=args.threads, dtype=args.dtype)
+    loaded = load_model(settings)
 
     def count_tokens(text: str) -> int:
         return len(loaded.tokenizer.encode(text, add_special_tokens=False))
@@ -131,6 +132,7 @@ def measure(args: Namespace) -> dict[str, Any]:
     drawn = f"-{args.data.resolve().name}-{args.seed}" if args.task else ""
     first = "-question-first" if args.question_first else ""
     first += f"-bought-{args.bought}" if args.bought else ""
+    first += f"-{args.dtype}" if args.dtype != "auto" else ""
     shape = f"{args.documents}x{args.longest}-{args.answer_tokens}-{args.stored}{first}"
     path = args.parts / f"{loaded.name}-{task}{drawn}-{shape}.jsonl" if args.parts else None
     outcomes = OutcomeFile(path, Outcome)
@@ -221,6 +223,7 @@ def main() -> None:
     parser.add_argument("--bought", type=int, default=0, help="leading documents computed exactly")
     parser.add_argument("--limit", type=int, help="most cases")
     parser.add_argument("--parts", type=Path, help="folder of finished cases, to resume from")
+    parser.add_argument("--dtype", default="auto", help="of the weights")
     parser.add_argument("--threads", type=int, default=1, help="torch's")
     args = parser.parse_args()
     exit_on_sigterm()

@@ -9,6 +9,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.sglang.flags import sglang_flags
 from ragboost.chunk_cache.vllm.flags import vllm_flags
 from ragboost.errors import ConfigError
+from ragboost.jsonl import json_value
 
 ENGINES = {"vllm": vllm_flags, "sglang": sglang_flags}
 
@@ -52,19 +53,12 @@ def engine_config(engine: str, assignments: Sequence[str]) -> str:
 def _flags(engine: str, assignments: Sequence[str]) -> list[str]:
     if engine not in ENGINES:
         raise ConfigError(f"the engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-    settings = {}
+    settings: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"settings are written name=value, got {assignment!r}")
-        settings[name] = _value(value)
+        number = json_value(value)
+        settings[name] = number if isinstance(number, int | float) else value
     EngineChunkSettings.read(settings)
     return ENGINES[engine](settings)
-
-
-def _value(text: str) -> str | int | float:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, int | float) else text

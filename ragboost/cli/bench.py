@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import typer
 from pydantic import SecretStr
 
-from ragboost.cli.options import AS_JSON, BODY, KEY_ENV, PROGRESS, json_fields
+from ragboost.cli.options import AS_JSON, BODY, KEY_ENV, PROGRESS, api_key, json_fields
 from ragboost.config import BackendSettings
+from ragboost.errors import ConfigError
 
 app = typer.Typer(help="Measure a server.", no_args_is_help=True)
 
@@ -55,8 +55,13 @@ def trace(
     from ragboost.evaluation.traces import read_trace
 
     requests = read_trace(file, limit=limit)
-    key = SecretStr(os.environ[key_env]) if os.environ.get(key_env) else None
-    settings = BackendSettings(url=endpoint, read_timeout_s=timeout, api_key=key)
+    key = SecretStr(api_key(key_env)) if api_key(key_env) else None
+    try:
+        settings = BackendSettings(url=endpoint, read_timeout_s=timeout, api_key=key)
+    except ValueError:
+        raise ConfigError(
+            f"--endpoint must begin with http:// or https:// and a host, got {endpoint!r}"
+        ) from None
     replay = TraceReplay(
         settings,
         model=model,

@@ -1,7 +1,6 @@
 """The command `eval-order`: what order, hints and de-duplication do to a model's answers."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from ragboost.cli.options import AS_JSON, BODY, CORPUS, KEY_ENV, PROGRESS, json_fields
+from ragboost.cli.options import AS_JSON, BODY, CORPUS, KEY_ENV, PROGRESS, api_key, json_fields
 from ragboost.config import load_settings
 from ragboost.errors import RequestError
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 _SYSTEM = "Answer the question from the documents, in as few words as possible."
 _VERDICT_TOKENS = 16
+_TABLE_WIDTH = 100
 
 
 _METRIC: str | None = typer.Option(
@@ -57,7 +57,7 @@ def eval_order(
     price_in: float | None = typer.Option(None, min=0.0, help="Per million prompt tokens."),
     price_out: float | None = typer.Option(None, min=0.0, help="Per million new tokens."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
-    seed: int = typer.Option(0, help="Of shuffled orders and of the intervals."),
+    seed: int = typer.Option(0, min=0, help="Of shuffled orders and of the intervals."),
     plot: Path | None = _PLOT,
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
@@ -78,10 +78,10 @@ def eval_order(
         check_plot(plot)
     chosen_metric = _metric(metric, has_judge=judge is not None)
     connect = partial(ChatEndpoint, timeout_s=timeout, body=json_fields(body))
-    asked = connect(endpoint, model=model, api_key=_key(key_env), max_tokens=max_tokens)
+    asked = connect(endpoint, model=model, api_key=api_key(key_env), max_tokens=max_tokens)
     judging = None
     if judge is not None:
-        key, judge_model = _key(judge_key_env), judge_model or model
+        key, judge_model = api_key(judge_key_env), judge_model or model
         judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
     loaded = _load(questions, corpus=corpus, limit=limit)
     make_run = _with_arms(arm, loaded)
@@ -90,10 +90,6 @@ def eval_order(
     estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
     _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
     _show(run.result(metric=chosen_metric), run.failures, plot=plot, as_json=as_json)
-
-
-def _key(variable: str) -> str:
-    return os.environ.get(variable, "")
 
 
 def _load(path: Path, *, corpus: Path | None, limit: int | None) -> "LoadedQuestions":
@@ -156,7 +152,8 @@ def _show(
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
-        Console().print(result_table(result))
+        # Better broken by a narrow terminal than with numbers cut off.
+        Console(width=max(Console().width, _TABLE_WIDTH)).print(result_table(result))
         typer.echo(result.conclusion())
 
 

@@ -1,6 +1,7 @@
 """Options that several commands have, and those that override settings."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ def check_paths(**paths: Path | None) -> None:
             raise ConfigError(f"--{name} {path} does not exist")
         if name == "model" and path is not None and not (path / "config.json").is_file():
             raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")
+
+
+def api_key(variable: str) -> str:
+    """Read the option `--key-env`; empty without a key. Raises `ConfigError`."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the API key in {variable} has characters that no header can carry")
+    return key
 
 
 def json_fields(text: str) -> dict[str, Any]:

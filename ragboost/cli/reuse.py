@@ -11,7 +11,7 @@ from ragboost.cli.options import AS_JSON, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
 from ragboost.context import render_document
-from ragboost.errors import RagBoostError, import_extra
+from ragboost.errors import RagBoostError, RequestError, import_extra
 from ragboost.types import Document
 
 _DEVICE: str = typer.Option("cpu", help="Where the model runs.")
@@ -218,11 +218,18 @@ def precompute(
             client,
             [_text(document, template, label=label) for document in documents],
             found,
-            system=system.read_text(encoding="utf-8") if system else None,
+            system=_read(system) if system else None,
             concurrency=concurrency,
             on_progress=on_progress,
         )
     typer.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentences(top_n=top_n))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read {path}: {error}") from None
 
 
 def _text(document: Document, template: str | None, *, label: str) -> str:

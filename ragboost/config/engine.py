@@ -44,7 +44,7 @@ class EngineSettings(Section):
         "auto", description="Type of weights and KV; auto: float32 on a CPU, as stored on a GPU."
     )
     num_threads: int | None = Field(
-        None, ge=1, description="Threads to compute with; None: torch's default."
+        None, ge=1, le=1024, description="Threads to compute with; None: torch's default."
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output, in tokens; None: the model's limit."

@@ -125,7 +125,10 @@ class ChatEndpoint:
 
     def _read(self, text: bytes) -> str:
         try:
-            return str(json.loads(text)["choices"][0]["message"].get("content") or "")
+            content = json.loads(text)["choices"][0]["message"].get("content") or ""
+            if isinstance(content, list):
+                content = "".join(part.get("text") or "" for part in content)
+            return str(content)
         except (
             ValueError,
             KeyError,

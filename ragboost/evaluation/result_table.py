@@ -13,7 +13,7 @@ def result_table(result: OrderEvaluation) -> Table:
     """Return a row per arm, with the paired difference of the chosen metric in points."""
     compared, total = result.num_compared, result.num_questions
     title = f"{compared:,} of {total:,} questions answered in every arm"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=0)
     metrics = list(result.arms[0].scores)
     table.add_column("arm", no_wrap=True)
     table.add_column("changed", justify="right")

@@ -46,6 +46,12 @@ class OrderEvaluation:
             return f"Ask with --arm {BOOSTED} to learn what your settings cost."
         found = results[BOOSTED].differences[self.metric]
         over = f"{self.metric}, {self.num_compared:,} questions"
+        if not results[BASELINE].scores[self.metric]:
+            return (
+                f"No answer was right in the retriever's order ({over}): nothing can be lost, and "
+                "nothing can be said. See the answers; a model that reasons may need more "
+                "--max-tokens."
+            )
         if found.high >= 0:
             bound = max(0.0, -100 * found.low)
             return f"boosted: no loss larger than {bound:.1f} points at 95 % ({over})."

@@ -17,13 +17,14 @@ from ragboost.formats.documents import (
     TooManyDocumentsError,
     UnknownShapeError,
 )
-from ragboost.formats.groups import DocumentBlock, Edit, Group, splice
+from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
 from ragboost.formats.references import EarlierTexts
 from ragboost.formats.text import find_groups
 from ragboost.hints import label_documents, order_hint
 from ragboost.types import KEY_OF, Document
 from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
 
+_MAX_PLAIN = 16_384  # texts without documents that are remembered, and as many older ones
 _MAX_LINES = 250_000  # of all texts: the search takes a microsecond and more for each
 
 
@@ -50,6 +51,9 @@ class Messages:
         self._pool = pool
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._has_numbers = settings.formats.numbers == "label"
+        # Hashes of texts without documents: those of a history that is resent are searched once.
+        self._plain: set[int] = set()
+        self._older_plain: set[int] = set()
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
         if not self._settings.formats.in_text:
@@ -133,11 +137,24 @@ class Messages:
 
     def _groups(self, slot: Slot, *, has_positions: bool) -> Sequence[Group]:
         if isinstance(slot.value, str):
-            registered = self._settings.formats.delimiters
-            return find_groups(slot.value, registered=registered, is_tool=slot.is_tool)
+            return self._text_groups(slot.value, is_tool=slot.is_tool)
         if slot.is_results:
             return find_file_search_results(slot.value)
         return [] if has_positions else find_blocks(slot.value)
+
+    def _text_groups(self, text: str, *, is_tool: bool) -> Sequence[TextGroup]:
+        registered, key = self._settings.formats.delimiters, 0
+        if "\n" in text:  # the search of any other is as fast
+            key = hash((text, is_tool))
+            if key in self._plain:
+                return []
+        is_known = key in self._older_plain
+        groups = [] if is_known else find_groups(text, registered=registered, is_tool=is_tool)
+        if key and not groups:
+            self._plain.add(key)
+            if len(self._plain) >= _MAX_PLAIN:
+                self._plain, self._older_plain = set(), self._plain
+        return groups
 
     def _is_leading(self, place: _Place) -> bool:
         is_numbered = place.group.blocks[0].number is not None

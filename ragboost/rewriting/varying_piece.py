@@ -66,7 +66,7 @@ def move_piece(request: ParsedRequest, piece: VaryingPiece) -> bytes | None:
     shape, found = request.shape, request.found
     if piece.span is None or not isinstance(shape, Messages) or found is None:
         return None
-    is_history = piece.is_resent and found.message != len(request.body.messages) - 1
+    is_history = piece.is_resent and (found.message or 0) < len(request.body.messages) - 1
     if not (request.is_boost_wanted or is_history):
         return None
     return request.body.encode(shape.moved_behind(request.body.fields, found, *piece.span))
@@ -245,8 +245,8 @@ def _is_instruction(slot: Slot, fields: object) -> bool:
 
 
 def _message_key(request: ParsedRequest) -> bytes:
-    """Identify the text with the documents and all before it, of one user's conversation; empty if
-    the documents are in none."""
+    """Identify the text with the documents, all before it and the first message, of one user's
+    conversation; empty if the documents are in none."""
     body, found = request.body, request.found
     if found is None or not found.path:
         return b""
@@ -254,7 +254,7 @@ def _message_key(request: ParsedRequest) -> bytes:
     hashed = hashlib.sha256(repr((request.tenant_key, request.session)).encode() + request.owner)
     for name in names:
         hashed.update(hashlib.sha256(body.field_bytes(name)).digest())
-    for digest in body.message_digests[: 0 if found.message is None else found.message + 1]:
+    for digest in body.message_digests[: (found.message or 0) + 1]:
         hashed.update(digest)
     return hashed.digest()
 

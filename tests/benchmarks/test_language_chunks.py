@@ -56,6 +56,7 @@ def _args(data: Path, **changes: Any) -> Namespace:
     options: dict[str, Any] = {
         "model": None,
         "threads": 1,
+        "dtype": "auto",
         "data": data,
         "questions": "development",
         "task": None,

@@ -281,6 +281,13 @@ def test_top_p_keeps_only_the_nucleus_and_a_seed_repeats() -> None:
     assert tokens == [sample(logits, params, again) for _ in range(200)]
 
 
+@pytest.mark.parametrize("options", [{"temperature": 1e-320}, {"top_p": 1e-320}])
+def test_the_smallest_temperature_and_nucleus_are_greedy(options: dict[str, float]) -> None:
+    logits = torch.tensor([-300.0, 300.0, 299.0])
+    params = SamplingParams(seed=3, **options)
+    assert {sample(logits, params, params.generator()) for _ in range(20)} == {1}
+
+
 def test_bad_settings_are_named() -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_model(EngineSettings(model="/nonexistent"))

@@ -185,6 +185,22 @@ def test_precompute_stores_and_measures_a_corpus_for_the_policies_that_need_it(
         assert origins.get("recomputed", 0) == 0
 
 
+def test_a_corpus_that_is_stored_is_not_computed_again(server: EngineServer) -> None:
+    client = ChunkClient(server.url, tenant="interrupted")
+    client.check()
+    computed = []
+    for _ in range(2):
+        server.clear_cache()
+        before = read_metric(server.url, "ragboost_chunk_prompt_tokens_total", origin="computed")
+        told = prepare(
+            client, PASSAGES, [()] * 6, system=None, concurrency=1, on_progress=lambda *_: None
+        )
+        after = read_metric(server.url, "ragboost_chunk_prompt_tokens_total", origin="computed")
+        computed.append((after - before) / told.num_tokens)
+    assert computed[0] > 0.8
+    assert computed[1] < 0.4
+
+
 def test_what_precompute_stores_is_reused_by_the_first_request_through_the_proxy(
     server: EngineServer, tmp_path: Path
 ) -> None:

@@ -144,16 +144,49 @@ def test_conversations_are_measured_with_their_own_arms(tmp_path: Path, engine: 
         (["--body", "[]"], "--body must be a JSON object"),
         (["--body", "{"], "--body must be a JSON object"),
         (["--plot", "x.pdf"], "--plot writes .png or .svg"),
+        (["--key-env", "A_KEY"], "the API key in A_KEY has characters that no header can carry"),
     ],
 )
 def test_bad_options_are_named(
-    questions: Path, engine: FakeEngine, arguments: list[str], problem: str
+    questions: Path,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    problem: str,
 ) -> None:
+    monkeypatch.setenv("A_KEY", "sk-\udcff")
     done = run(questions, engine.url, "--yes", *arguments)
 
     assert isinstance(done.exception, RagBoostError)
     assert problem in str(done.exception)
     assert not engine.completions
+
+
+def test_no_number_of_the_table_is_cut_off(questions: Path) -> None:
+    with ScriptedEndpoint(first_document) as server:
+        done = run(questions, server.url, "--yes", "--judge", server.url)
+    assert "boosted-no-hints" in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_an_answer_in_parts_is_their_text(questions: Path) -> None:
+    def answer(body: dict[str, Any]) -> Reply:
+        parts = [{"type": "thinking"}, {"type": "text", "text": first_document(body)}]
+        completion = {"choices": [{"message": {"role": "assistant", "content": parts}}]}
+        return Reply(200, {}, json.dumps(completion).encode())
+
+    with ScriptedEndpoint(answer) as server:
+        done = run(questions, server.url, "--yes", "--json", "--arm", "retriever")
+    with ScriptedEndpoint(first_document) as server:
+        arguments = ["--yes", "--json", "--arm", "retriever", "--answers", f"{questions}.2"]
+        plain = run(questions, server.url, *arguments)
+    assert json.loads(done.stdout)["arms"] == json.loads(plain.stdout)["arms"]
+
+
+def test_a_negative_seed_is_refused_as_an_option(questions: Path, engine: FakeEngine) -> None:
+    done = run(questions, engine.url, "--yes", "--seed", "-1")
+    assert done.exit_code == 2
+    assert "--seed" in done.output
 
 
 def test_the_users_own_settings_are_measured(

@@ -33,6 +33,15 @@ def test_no_loss_is_bounded() -> None:
     assert said == "boosted: no loss larger than 1.8 points at 95 % (f1, 200 questions)."
 
 
+def test_nothing_is_claimed_where_no_answer_is_right() -> None:
+    said = evaluation({"retriever": 0, "boosted": 0}).conclusion()
+
+    assert said == (
+        "No answer was right in the retriever's order (f1, 200 questions): nothing can be lost, "
+        "and nothing can be said. See the answers; a model that reasons may need more --max-tokens."
+    )
+
+
 def test_a_loss_names_the_best_setting_that_still_boosts() -> None:
     arms = {"retriever": 150, "boosted": 100, "hints-after": 120, "keep-last-2": 150}
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ragboost.cli import app
-from ragboost.errors import RequestError
+from ragboost.errors import ConfigError, RequestError
 from ragboost.evaluation.traces import TracePart, TraceTexts, read_trace
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -152,6 +152,13 @@ def test_a_log_of_the_proxy_is_replayed(tmp_path: Path) -> None:
         again = bench(path, engine.url)
 
     assert again["requests"] == 5
+
+
+def test_an_endpoint_that_is_no_address_is_one_sentence(tmp_path: Path) -> None:
+    command = ["bench", "trace", str(write(tmp_path, recorded(0.0))), "--endpoint", "nonsense"]
+    done = CliRunner().invoke(app, [*command, "--model", "m"])
+    assert isinstance(done.exception, ConfigError)
+    assert "--endpoint must begin with http://" in str(done.exception)
 
 
 def test_a_server_that_refuses_everything_is_one_sentence(tmp_path: Path, unused_port: int) -> None:

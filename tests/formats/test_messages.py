@@ -8,6 +8,7 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
+from ragboost.formats import find_format, make_formats
 from tests.formats.rewriting import boost, find, reorder, text_of, user
 
 LONG = {
@@ -290,3 +291,18 @@ def test_documents_of_the_template_arguments_are_moved() -> None:
 
 def test_texts_in_messages_can_be_switched_off() -> None:
     assert find(user(xml("A", "B")), Settings(formats={"in_text": False})) is None
+
+
+def test_a_text_that_was_searched_before_is_judged_by_itself_and_by_its_role() -> None:
+    formats, lines = make_formats(Settings()), results("A", "B").replace("}, {", "},\n{")
+    plain = {"role": "user", "content": f"Look:\n{lines}"}
+    for _ in range(2):  # JSON is looked for in results of tools only
+        assert find_format(formats, {"messages": [plain]}) is None
+        assert find_format(formats, {"messages": [{"role": "user", "content": lines}]}) is None
+
+    in_tool = find_format(formats, agent(lines, lines))
+    assert in_tool is not None
+    assert in_tool[1].num_later == 4
+    beside = find_format(formats, {"messages": [user(xml("A", "B"))["messages"][0], plain]})
+    assert beside is not None
+    assert len(beside[1].documents) == 2

@@ -109,6 +109,22 @@ def test_a_stream_has_a_receipt_only_in_the_usage_that_its_client_asked_for(
         assert '"usage"' not in answer.text
 
 
+def test_a_stream_that_ends_early_behind_its_usage_is_counted_as_its_receipt_says(
+    engine: FakeEngine,
+) -> None:
+    body = chat("abc", stream=True, stream_options={"include_usage": True})
+    with proxy_to(engine, receipts=True) as proxy:
+        httpx.post(proxy.url + CHAT, json=body)
+        before = read_metric(proxy.url, "ragboost_prompt_tokens_total")
+        engine.misbehave(die_after_chunks=len(engine.stream_pieces(engine.requests[-1])) - 1)
+        answer = httpx.post(proxy.url + CHAT, json=body)
+        engine.behave()
+        counted = read_metric(proxy.url, "ragboost_prompt_tokens_total") - before
+
+    assert [receipt["prompt_tokens"] for receipt in usages(answer.text)] == [counted]
+    assert "[DONE]" not in answer.text
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_other_streams_have_one_in_their_last_event_with_usage(
     engine: FakeEngine, path: str

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -103,6 +104,27 @@ def test_a_full_disk_costs_lines_and_no_request(engine: FakeEngine) -> None:
             assert ask(proxy, prompt(f"{number}", [0, 1])).status_code == 200
         name, labels = "ragboost_recorded_requests_total", {"result": "dropped"}
         eventually(lambda: read_metric(proxy.url, name, **labels) == 5)
+
+
+def test_a_disk_that_is_full_within_a_line_costs_no_line_of_another_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, exchange, write = (
+        tmp_path / "log.jsonl",
+        cast(Any, SimpleNamespace(started=0.0)),
+        os.write,
+    )
+    one, other = [RequestLog(path, max_bytes=4000, count=lambda *_: None) for _ in range(2)]
+    one.open()
+    other.open()
+    for _ in range(3):
+        other.add(exchange, SHAPE, None)
+    asyncio.run(other.close())
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+    one.add(exchange, SHAPE, None)
+    asyncio.run(one.close())
+
+    assert len(read_trace(path)) == 3
 
 
 def test_a_path_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:

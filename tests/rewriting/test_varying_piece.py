@@ -144,6 +144,25 @@ def test_documents_above_the_messages_keep_their_answer_in_later_turns() -> None
     assert (again.span, again.is_resent) == (others[-1].span, True)
 
 
+@pytest.mark.parametrize("name", ["prompt", "system"])
+def test_what_was_moved_stays_in_place_where_it_is_sent_again_without_boosting(name: str) -> None:
+    pieces = VaryingPieces(max_messages=100)
+
+    def moves(text: str, question: str, *, boost: bool) -> bool:
+        body = {"model": "m", name: text, "ragboost": {"options": {"boost": boost}}}
+        if name == "system":
+            body["messages"] = [{"role": "user", "content": question}]
+        request = parse_request(json.dumps(body).encode(), (), formats=FORMATS)
+        piece = pieces.observe(request)
+        return piece is not None and move_piece(request, piece) is not None
+
+    *_, last = [prompt(piece) for piece in names(40)]
+    assert [moves(prompt(piece), "Why?", boost=True) for piece in names(40)][-1]
+    assert moves(last, "Why?", boost=True)
+    assert not moves(last, "Why?", boost=False)
+    assert not moves(last, "And how?", boost=False), "another conversation"
+
+
 def test_memory_is_bounded() -> None:
     pieces = VaryingPieces(max_messages=10)
     choose = random.Random(1)

@@ -7,10 +7,22 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from jinja2 import TemplateError
 
 from ragboost.chunk_cache.core.self_test import SelfTest, self_test
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.errors import ConfigError, import_extra
+
+TEMPLATE_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Errors of a chat template, which is a program that the model brings."""
 
 _OPTION = "--model"
 # Unless it is told not to, transformers asks on the terminal whether to run the directory's code.

@@ -163,7 +163,10 @@ class OutcomeFile(Generic[T]):
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        for line in path.read_text().splitlines() if path.exists() else ():
+        with path.open("a+", encoding="utf-8", errors="replace") as file:  # it can be written, too
+            file.seek(0)
+            lines = file.read().splitlines()
+        for line in lines:
             try:
                 row = json.loads(line)
                 self._add(row["id"], [kind(**fields) for fields in row["outcomes"]])

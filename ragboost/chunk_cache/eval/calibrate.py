@@ -119,6 +119,17 @@ def _clock(reuse: ChunkReuse) -> Callable[[], float]:
     return now
 
 
+def _prompts(data: Path, model: Path, *, limit: int) -> list[Case]:
+    read = read_cases(data, tokenizer=find_tokenizer(model), limit=limit)
+    # A prompt that both halves have would confirm its own choice.
+    cases = list({(each.system, each.chunks, each.question): each for each in read}.values())
+    if len(cases) < MIN_PROMPTS:
+        raise ChunkCacheError(
+            f"{data} has {len(cases)} different prompts; at least {MIN_PROMPTS} are needed"
+        )
+    return cases
+
+
 def run(
     model: Path,
     data: Path,
@@ -137,13 +148,18 @@ def run(
         known = ", ".join(calibrated_policies())
         raise ChunkCacheError(f"--policy must be one of {known}, got {unknown[0]!r}")
     check_ratios(ratios)
-    cases = read_cases(data, tokenizer=find_tokenizer(model), limit=limit)
-    if len(cases) < MIN_PROMPTS:
-        raise ChunkCacheError(f"{data} has {len(cases)} prompts; at least {MIN_PROMPTS} are needed")
+    if out.is_dir():
+        raise ChunkCacheError(f"cannot write {out}: it is a directory")
+    cases = _prompts(data, model, limit=limit)
     adapter, _, _ = load(model, device=device)
+    for case in cases:
+        case.check_fits(adapter, max_answer_tokens=MAX_ANSWER_TOKENS)
     reuse = ChunkReuse(adapter, TieredStore(host_bytes=4 << 30))
-    parts = out.with_name(f"{out.name}.parts.jsonl")
-    calibrator = Calibrator(reuse, OutcomeFile(parts, ArmOutcome))
+    try:
+        outcomes = OutcomeFile(out.with_name(f"{out.name}.parts.jsonl"), ArmOutcome)
+    except OSError as error:
+        raise ChunkCacheError(f"cannot write {out}: {error.strerror}") from error
+    calibrator = Calibrator(reuse, outcomes)
     choosing, held_out = cases[::2], cases[1::2]
     arms = [(policy, ratio) for policy in policies for ratio in ratios]
     rows = choose(calibrator, choosing, arms, max_cost=max_cost, on_progress=on_progress)

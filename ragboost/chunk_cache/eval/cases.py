@@ -1,13 +1,13 @@
 """Read evaluation prompts from a JSONL file of texts or token ids."""
 
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
-from ragboost.errors import RequestError
+from ragboost.chunk_cache.core.loading import TEMPLATE_ERRORS
+from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.errors import RequestError, show
 from ragboost.jsonl import read_objects
 from ragboost.types import as_documents
 
@@ -25,6 +25,23 @@ class Case:
     task: str = "data"  # the group that results are averaged over
     answer: int | None = None  # id of the correct next token; None: use `answers`
     answers: tuple[str, ...] = ()  # correct texts; empty: use full attention's answer
+    where: str = field(default="a prompt", compare=False)  # file and line, for messages
+
+    def check_fits(self, model: ModelAdapter, *, max_answer_tokens: int) -> None:
+        """Raises `RequestError` if a model cannot compute the prompt with an answer."""
+        tokens = [*self.system, *chain(*self.chunks), *self.question]
+        vocabulary = int(model.config.vocab_size)
+        if max(tokens) >= vocabulary:
+            raise RequestError(
+                f"{self.where}: has token {max(tokens)}, but the model's vocabulary ends at "
+                f"{vocabulary}"
+            )
+        limit = getattr(model.config, "max_position_embeddings", None)
+        if limit is not None and len(tokens) + max_answer_tokens > limit:
+            raise RequestError(
+                f"{self.where}: has {len(tokens):,} tokens and an answer of up to "
+                f"{max_answer_tokens:,}, but the model takes {limit:,}"
+            )
 
 
 def read_cases(path: Path, *, tokenizer: Any | None, limit: int | None = None) -> list[Case]:
@@ -42,29 +59,53 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
     question, documents = row.get("question", row.get("query")), row.get("documents")
     if not question or not isinstance(documents, list) or not documents:
         raise RequestError(f"{where}: needs a question and documents")
-    task = str(row.get("task", "data"))
+    task, system = str(row.get("task", "data")), row.get("system")
     if not isinstance(question, str):
+        answer = row.get("answer")
+        if answer is not None and type(answer) is not int:
+            raise RequestError(f"{where}: answer must be a token id, got {show(answer)}")
         return Case(
-            tuple(row.get("system") or ()),
-            tuple(tuple(document) for document in documents),
-            tuple(question),
+            _ids(system, f"{where}: system") if system else (),
+            tuple(_ids(each, f"{where}: documents[{i}]") for i, each in enumerate(documents)),
+            _ids(question, f"{where}: question", other="a text or "),
             task=task,
-            answer=row.get("answer"),
+            answer=answer,
+            where=where,
         )
     if tokenizer is None:
         raise RequestError(f"{where}: has texts, but the model has no tokenizer")
-    correct = row.get("answers", row.get("answer")) or ()
-    answers = (correct,) if isinstance(correct, str) else tuple(str(answer) for answer in correct)
+    if system is not None and not isinstance(system, str):
+        raise RequestError(f"{where}: system must be a text, got {show(system)}")
 
     def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False))
+        return tuple(tokenizer.encode(_clean(text), add_special_tokens=False))
 
     chunks = []
     for document in as_documents(documents, where=f"{where}: documents"):
         title = f"{document.title}\n" if document.title else ""
         chunks.append(ids(f"{title}{document.text}\n\n"))
-    before, after = _frame(tokenizer, row.get("system") or SYSTEM, question)
-    return Case(before, tuple(chunks), ids(after), task=task, answers=answers)
+    before, after = _frame(tokenizer, _clean(system or SYSTEM), question)
+    answers = _answers(row, where)
+    return Case(before, tuple(chunks), ids(after), task=task, answers=answers, where=where)
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # no tokenizer accepts lone surrogates
+
+
+def _ids(value: Any, where: str, *, other: str = "") -> tuple[int, ...]:
+    is_ids = isinstance(value, list) and all(type(i) is int and i >= 0 for i in value)
+    if not is_ids or not value:
+        raise RequestError(f"{where} must be {other}a list of token ids, got {show(value)}")
+    return tuple(value)
+
+
+def _answers(row: dict[str, Any], where: str) -> tuple[str, ...]:
+    correct = row.get("answers", row.get("answer"))
+    values = correct if isinstance(correct, list) else [] if correct is None else [correct]
+    if not all(isinstance(value, str | int | float) for value in values):
+        raise RequestError(f"{where}: answers must be a text or a list of texts")
+    return tuple(map(str, values))
 
 
 def _frame(tokenizer: Any, system: str, question: str) -> tuple[tuple[int, ...], str]:
@@ -77,7 +118,7 @@ def _frame(tokenizer: Any, system: str, question: str) -> tuple[tuple[int, ...],
                 tokenize=False,
                 add_generation_prompt=True,
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except TEMPLATE_ERRORS as error:
             raise RequestError(f"the model's chat template failed: {error}") from None
         before, found, after = text.partition(_DOCUMENTS)
         if found:

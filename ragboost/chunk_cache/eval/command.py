@@ -52,6 +52,8 @@ def run(
     check_ratios(ratios)
     cases = read_cases(data, tokenizer=find_tokenizer(model), limit=limit)
     adapter, tokenizer, checked = load(model, device=device)
+    for case in cases:
+        case.check_fits(adapter, max_answer_tokens=max_new_tokens)
     reuse = ChunkReuse(adapter, TieredStore(host_bytes=4 << 30))
     if MEASURED & set(policies):
         _measure(reuse, cases)

@@ -46,7 +46,7 @@ from ragboost.chunk_cache.http.client_plans import has_plan, without_plan
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder, chunk_texts
-from ragboost.chunk_cache.http.store_commands import StoreCommand, read_store_options
+from ragboost.chunk_cache.http.store_commands import MAX_KEYS, StoreCommand, read_store_options
 from ragboost.chunk_cache.http.usage import UsageWriter
 from ragboost.chunk_cache.store.keys import PUBLIC
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
@@ -337,6 +337,8 @@ class ReuseMiddleware(ABC):
             asked = read_fields(ChunkFields, extension, name=FIELD)
             tenant = PUBLIC if is_public else _tenant(asked, fields)
             positions = asked.positions(is_chat=is_chat)
+            if len(positions) > MAX_KEYS:
+                raise RequestError(f"a command takes {MAX_KEYS} chunks at most")
             found = FoundChunks((), ())
             if positions:
                 path = CHAT if is_chat else COMPLETIONS
@@ -347,7 +349,8 @@ class ReuseMiddleware(ABC):
         except ExactError as reason:
             await refuse(send, RequestError(f"the prompt cannot be read: {reason}"))
             return
-        chunks = [[*found.tokens[start:stop]] for start, stop in found.present]
+        spans = [*found.spans, *[None] * len(positions)][: len(positions)]
+        chunks = [[*found.tokens[span[0] : span[1]]] if span else [] for span in spans]
         names = [] if is_public else self.namespace(fields)
         answer = await self._ask_store(options, chunks, tenant, names)
         await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})

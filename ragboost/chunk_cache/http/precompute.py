@@ -57,8 +57,8 @@ def prepare(
     on_progress: Progress,
 ) -> EngineCorpus:
     """Store each text, then measure it behind its `neighbours` (indices, the closest last); both
-    may be repeated. Empty texts are left out. Raises `RequestError` if the engine refuses more than
-    ten documents, and more than it takes."""
+    may be repeated. Empty texts are left out. Raises `RequestError` if the engine refuses all
+    documents, or more than ten and than it takes."""
     outcome = EngineCorpus(num_documents=sum(bool(text) for text in texts))
     lengths = [0] * len(texts)
 
@@ -96,6 +96,8 @@ def prepare(
                 outcome.num_tokens += lengths[number]
                 outcome.num_stored += PARAMS_KEY in usage
             on_progress("documents", done, len(numbers))
+        if outcome.refusal and not outcome.num_tokens:
+            raise RequestError(outcome.refusal)
         # What all tenants may read has been computed alone, and stays so.
         measured = [n for n in numbers if neighbours[n] and lengths[n] and not is_for_all]
         for done, usage in enumerate(threads.map(measure, measured), 1):

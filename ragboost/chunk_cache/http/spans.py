@@ -43,18 +43,18 @@ class ChunkFinder:
     async def _encode(self, text: str, tokenize: Tokenize) -> str:
         ids = self._ids.get(text)
         if ids is None:
-            ids = pack_ids(await tokenize(text) or ())
+            ids = pack_ids((text and await tokenize(text)) or ())
             if ids:
                 self._ids.put(text, ids, size=sys.getsizeof(text) + sys.getsizeof(ids))
         return ids
 
 
 def chunk_texts(fields: Mapping[str, Any], positions: Sequence[ChunkPosition]) -> list[str]:
+    """Return the text at each position; an empty one where a message has no such."""
     texts = []
     for number, start, stop in positions:
         text = _text(fields, number)
-        if stop <= len(text):
-            texts.append(text[start:stop])
+        texts.append(text[start:stop] if stop <= len(text) else "")
     return texts
 
 

@@ -3,7 +3,7 @@ chunks whose keys begin with its name's digest, and no others."""
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -38,7 +38,8 @@ class StoreCommand(msgspec.Struct, frozen=True, tag="store"):
 
     reply_to: ReplyTo
     options: StoreOptions | None = None
-    chunks: list[list[Token]] = []  # token ids of the chunks meant, beside `options.keys`
+    # Token ids of the chunks meant, beside `options.keys`; none: it was not found.
+    chunks: list[list[Token]] = []
     tenant: str = ""
     namespace: list[str | None] = []
 
@@ -66,24 +67,26 @@ def run_command(
         return {"tiers": stats, "hits": store.num_hits, "misses": dict(store.misses), **fill}
     tenant = namespaced(command.tenant, *command.namespace)
     owner = owner_prefix(tenant)
-    by_key = {key: 0 for key in options.keys if key.startswith(owner)}
-    by_key |= {library.key(t, tenant=tenant): len(t) for t in _long(command.chunks)}
-    is_listing_all = options.action == "list" and not options.keys and not command.chunks
-    if is_listing_all:
+    named: list[tuple[str | None, int]] = [(k, 0) for k in options.keys if k.startswith(owner)]
+    for tokens in command.chunks:
+        is_long = len(tokens) >= MIN_CHUNK_TOKENS
+        named.append((library.key(tokens, tenant=tenant) if is_long else None, len(tokens)))
+    after = None
+    if options.action == "list" and not options.keys and not command.chunks:
         found = (key for key in store.keys(owner) if key > options.after)
-        by_key = dict.fromkeys(heapq.nsmallest(options.limit, found), 0)
+        named = [(key, 0) for key in heapq.nsmallest(options.limit, found)]
+        after = named[-1][0] if len(named) == options.limit else None
     rows = []
-    for key, count in by_key.items():  # whatever is stored of a document shares its fate
-        done = [_act(options, each, count, retention) for each in library.keys(key)]
-        rows.append({"key": key, "done": any(done), **_describe(key, store)})
+    for key, count in named:  # whatever is stored of a document shares its fate
+        done = [_act(options, each, count, retention) for each in library.keys(key)] if key else []
+        rows.append({"key": key, "done": any(done), **_describe(key or "", store)})
     for row in rows:
-        row["expires_s"] = retention.expires_in(row["key"])
-    more = by_key and is_listing_all and len(by_key) == options.limit
-    return {"chunks": rows, "after": max(by_key) if more else None}
+        row["expires_s"] = retention.expires_in(row["key"] or "")
+    return {"chunks": rows, "after": after}
 
 
-def _long(chunks: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-    return [tokens for tokens in chunks[:MAX_KEYS] if len(tokens) >= MIN_CHUNK_TOKENS]
+def _describe(key: str, store: TieredStore) -> dict[str, Any]:
+    return {"places": store.places(key), "pinned": store.is_kept(key)}
 
 
 def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention) -> bool:
@@ -96,7 +99,3 @@ def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention)
     elif options.action == "evict":
         retention.evict(key)
     return True
-
-
-def _describe(key: str, store: TieredStore) -> dict[str, Any]:
-    return {"places": store.places(key), "pinned": store.is_kept(key)}

@@ -11,6 +11,7 @@ from typing import Any
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.http.reports import remove_status, write_status
 from ragboost.errors import ConfigError
+from ragboost.jsonl import json_value
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,7 @@ def publish(context: Any, refusal: str | None) -> None:
 
 def read_settings(server_args: Any) -> EngineChunkSettings:
     text = server_args.hicache_storage_backend_extra_config or "{}"
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        fields = None
+    fields = json_value(text)
     if not isinstance(fields, dict):
         raise ConfigError(
             f"--hicache-storage-backend-extra-config must be a JSON object, got {text!r}"

@@ -23,6 +23,8 @@ WRITE_BEHIND_BYTES = 1 << 28
 written when it is evicted from memory, or by `flush`. A larger chunk is written alone."""
 HANG_S = 10.0
 """Seconds after which one call of a verb counts as hung."""
+REMOVE_AGAIN_S = 1.0
+"""Seconds after which a removal that failed is tried again."""
 _NUM_LOADERS = 2  # so that a long load does not block a request that waits for a short one
 _MAX_KNOWN = 1 << 18
 
@@ -75,6 +77,7 @@ class BackgroundTier:
         self._removed: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)  # but still there
         self._num_clears = self._num_cleared = 0  # asked for; done
         self._is_cleaning = False  # removals or a clear are queued
+        self._remove_from = 0.0  # when removals, of which one has failed, are tried again
         self._busy: dict[int, float] = {}  # beginning of each thread's running call
         self._hung: set[tuple[int, float]] = set()
         self._loaders = Workers(_NUM_LOADERS, name=f"ragboost-load-{name}")
@@ -274,8 +277,8 @@ class BackgroundTier:
     def _queue_cleaning(self) -> None:
         """Queue a clear and removals, one piece of work for all of them."""
         with self._lock:
-            is_clean = self._num_clears == self._num_cleared and not self._removed
-            if is_clean or self._is_cleaning:
+            is_due = bool(self._removed) and self._clock() >= self._remove_from
+            if self._is_cleaning or (self._num_clears == self._num_cleared and not is_due):
                 return
             self._is_cleaning = True
         if not self._writer.submit(self._clean):
@@ -298,7 +301,9 @@ class BackgroundTier:
             if key is None:
                 return
             with self._lock:
-                if not has_failed:
+                if has_failed:
+                    self._remove_from = self._clock() + REMOVE_AGAIN_S
+                else:
                     self._removed.pop(key)
 
     def _clear_place(self) -> None:

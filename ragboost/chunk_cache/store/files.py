@@ -10,12 +10,12 @@ import zlib
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, BinaryIO, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
-from safetensors.torch import save
 
 from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.influence import Influence
@@ -26,6 +26,9 @@ FORMAT = "ragboost-chunk-kv"
 FILE_VERSION = 1
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_LENGTH = 1 << 31
+_SAFETENSORS_DTYPES = MappingProxyType(
+    {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+)
 
 
 def encode(key: str, chunk: ChunkKV) -> bytes:
@@ -34,7 +37,8 @@ def encode(key: str, chunk: ChunkKV) -> bytes:
     checksums = []
     for number, layer in enumerate(chunk.layers):
         checksum = 0
-        for part, tensor in zip("kv", map(_own, layer), strict=True):
+        for part, own in zip("kv", layer, strict=True):
+            tensor = own.detach().cpu().contiguous()
             tensors[f"{number:04d}.{part}"] = tensor
             checksum = zlib.crc32(_bytes_of(tensor), checksum)
         checksums.append(checksum)
@@ -62,7 +66,16 @@ def encode(key: str, chunk: ChunkKV) -> bytes:
         "fields": text,
         "checksum": str(zlib.crc32(text.encode())),
     }
-    return bytes(save(tensors, metadata=metadata))
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        kind = _SAFETENSORS_DTYPES[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    start = json.dumps(header, separators=(",", ":")).encode()
+    start += b" " * (-len(start) % 8)
+    # A single copy: safetensors' own `save` makes two, beyond what writing may take.
+    return b"".join([struct.pack("<Q", len(start)), start, *map(_bytes_of, tensors.values())])
 
 
 _Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
@@ -262,13 +275,6 @@ def _first_line(error: Exception) -> str:
         found = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, found['loc']))[:80]}: {found['msg']}"
     return repr(error)[:120]
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor on the CPU that shares no memory, as safetensors requires."""
-    values = tensor.detach().cpu().contiguous()
-    is_view = values.untyped_storage().nbytes() != values.nbytes
-    return values.clone() if is_view else values
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

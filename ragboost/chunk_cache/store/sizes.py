@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ragboost.errors import ConfigError
 
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_KINDS = ("full_attention", "sliding_attention")  # whose KV is reused
 _HEADER_BYTES, _HEADER_BYTES_PER_TOKEN, _HEADER_BYTES_PER_LAYER = 1024, 8, 300
 """Of a chunk's file without measurements, at most: fields, token ids, and each layer's tensors."""
 
@@ -30,6 +31,11 @@ def corpus_sizes(
     if dtype not in _DTYPE_BYTES:
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPE_BYTES)}, got {dtype!r}")
     config = _read(model)
+    kinds = config.get("layer_types")
+    others = {str(kind) for kind in kinds if kind not in _KINDS} if isinstance(kinds, list) else ()
+    if config.get("kv_lora_rank") or others:
+        kind = ", ".join(sorted(others)) or "latent attention"
+        raise ConfigError(f"{model}: KV of {kind} is not stored, since chunks cannot reuse it")
     layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
     own = config.get("num_key_value_heads")
     kv_heads = max(1, (heads if own is None else _count(config, "num_key_value_heads")) // ranks)

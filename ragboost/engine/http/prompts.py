@@ -32,8 +32,19 @@ class Prompts:
         is_chat = isinstance(fields, ChatCompletionRequest)
         extension = parse_extension(fields.ragboost, self._reuse, is_chat=is_chat)
         if isinstance(fields, ChatCompletionRequest):
-            return self._chat(fields, extension)
-        return self._text(fields.prompt, extension)
+            prompt, param = self._chat(fields, extension), "messages"
+        else:
+            prompt, param = self._text(fields.prompt, extension), "prompt"
+        last = max(prompt.token_ids, default=None)
+        if last is None:
+            raise RequestError(f"{param} has no tokens", param=param)
+        if last >= self._vocab_size:
+            raise RequestError(
+                f"{param} has token {last} of the tokenizer, but the model's vocabulary ends at "
+                f"{self._vocab_size}",
+                param=param,
+            )
+        return prompt
 
     def _chat(self, chat: ChatCompletionRequest, extension: Extension) -> PromptTokens:
         messages, positions = chat.messages, extension.positions

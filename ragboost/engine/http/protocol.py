@@ -21,7 +21,7 @@ _UNSUPPORTED: tuple[tuple[tuple[Any, ...], str], ...] = (
     (("none", "auto"), "tool_choice function_call"),
     (({"type": "text"},), "response_format"),
     ((["text"],), "modalities"),
-    ((), "prompt_logprobs audio allowed_token_ids truncate_prompt_tokens"),
+    ((), "prompt_logprobs audio allowed_token_ids truncate_prompt_tokens chat_template"),
     ((), "guided_json guided_regex guided_choice guided_grammar structured_outputs"),
 )
 _MAX_STOPS = 64

@@ -3,6 +3,7 @@ Belongs to the engine thread. Does not know how steps are planned."""
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps, keep_measured
@@ -52,6 +53,17 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
             self.reuse.store.prefetch(lengths)
         except COMPUTE_ERRORS as error:  # such as no room for a thread
             logger.warning("stored chunks are not loaded ahead: %s", error)
+
+    def renew(self, unfinished: Iterable[EngineRequest]) -> bool:
+        """If the model's weights were changed in place, find and store no KV of the former ones any
+        more, also for unfinished requests, and return True."""
+        library = self.reuse.library.renewed(self.reuse.adapter)
+        if library is self.reuse.library:
+            return False
+        self.reuse.library = library
+        for request in unfinished:
+            request.chunk_keys = {}
+        return True
 
     def is_loading(self, request: EngineRequest) -> bool:
         """Return True while stored chunks of a request are on their way, and waiting is expected to

@@ -117,7 +117,7 @@ class Engine:
         self._discard([request])
 
     def _reset(self, done: "Future[None]") -> None:
-        self.store.cache.clear()
+        self.scheduler.reset()
         self._publish_events()
         done.set_result(None)
 

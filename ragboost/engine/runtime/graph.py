@@ -23,6 +23,11 @@ class GraphRunner(PromptFiller[DepKV]):
             lambda: [(r.prompt.graph, r.salt or "") for r in waiting if r.prompt.graph]
         )
 
+    def renew(self) -> None:
+        """Forget the KV of former weights."""
+        if self._depcache.tree is not None:
+            self._depcache.tree.clear()
+
     def begin(self, request: EngineRequest, pace: Pace) -> Steps[DepKV]:
         layout, kv, salt = request.prompt.graph, request.kv, request.salt or ""
         assert layout is not None, "a request without a graph"

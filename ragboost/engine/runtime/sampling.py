@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_GREEDY = 1e-5  # below this temperature, as in vLLM: divided by less, logits overflow
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -15,7 +17,7 @@ class SamplingParams:
     ignore_eos: bool = False  # continue after an end-of-sequence token (for benchmarks)
 
     def generator(self) -> torch.Generator | None:
-        if self.temperature == 0:
+        if self.temperature < _GREEDY:
             return None
         generator = torch.Generator()
         if self.seed is None:
@@ -32,6 +34,7 @@ def sample(logits: Tensor, params: SamplingParams, generator: torch.Generator | 
     if params.top_p < 1:
         ordered, ids = probs.sort(descending=True)
         # Keep every token before which less than top_p has been gathered: at least the first.
-        ordered[ordered.cumsum(-1) - ordered >= params.top_p] = 0.0
+        is_beyond = ordered.cumsum(-1) - ordered >= params.top_p
+        ordered[1:][is_beyond[1:]] = 0.0
         return int(ids[torch.multinomial(ordered, 1, generator=generator)])
     return int(torch.multinomial(probs, 1, generator=generator))

@@ -87,6 +87,13 @@ class Scheduler:
         if self.chunk_filler is not None:
             self.chunk_filler.add(request)
 
+    def reset(self) -> None:
+        """Empty the prefix cache, and forget stored KV if the weights have changed."""
+        self.store.cache.clear()
+        unfinished = [*self.waiting, *self.running]
+        if self.chunk_filler is not None and self.chunk_filler.renew(unfinished) and self._graphs:
+            self._graphs.renew()
+
     def close(self) -> None:
         for filler in self._fillers:
             filler.close()

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
+from ragboost.chunk_cache.core.loading import TEMPLATE_ERRORS
 from ragboost.errors import RequestError
 
 _MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so at most 4 byte-level tokens
@@ -56,7 +55,7 @@ class ChatTokenizer:
                 tokenize=False,
                 **names,
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except TEMPLATE_ERRORS as error:
             raise RequestError(
                 f"messages: the chat template failed: {error}", param="messages"
             ) from None

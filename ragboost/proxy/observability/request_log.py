@@ -156,8 +156,9 @@ class RequestLog:
             full, self._file = self._file, -1
             os.close(full)
             self._open()
-        if os.write(self._file, line) < len(line):  # half a line would spoil the next one
-            os.ftruncate(self._file, self._size)
+        if (written := os.write(self._file, line)) < len(line):  # half a line spoils the next one
+            size = os.fstat(self._file).st_size  # another proxy may write here, too
+            os.ftruncate(self._file, size - written)
             raise OSError(0, "no space left")
         self._size += len(line)
 

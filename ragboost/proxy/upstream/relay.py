@@ -109,7 +109,8 @@ async def relay(
     *,
     reader: ResponseReader | None = None,
 ) -> Usage | None:
-    """Send a request to its backend and the response to the client; return the usage, if reported.
+    """Send a request to its backend and the response to the client; return the usage, if reported,
+    also by a response that ends early behind it.
 
     If the backend refuses the connection, others are tried. A backend that fails before its
     response begins is an error of the proxy's own (502, 504). One that fails later truncates the
@@ -123,8 +124,8 @@ async def relay(
         exchange.outcome = _outcome(response.status)
         reader, is_stream = reader if _is_readable(response) else None, _is_stream(response)
         await _send_head(exchange, slot, response, upstream, reader, is_stream=is_stream)
-        is_whole = await _send_body(exchange, watch, slot, response, reader, is_stream=is_stream)
-        return reader.usage if is_whole and reader is not None else None
+        await _send_body(exchange, watch, slot, response, reader, is_stream=is_stream)
+        return reader.usage if reader is not None else None
     finally:
         response.close()  # no effect after the last byte; before it, this cancels the backend
 
@@ -182,7 +183,7 @@ async def _send_body(
     reader: ResponseReader | None,
     *,
     is_stream: bool,
-) -> bool:
+) -> None:
     last = sent = b""
     try:
         while chunk := await response.read():
@@ -206,7 +207,7 @@ async def _send_body(
         exchange.outcome = "truncated"
         await exchange.release()
         await _send_cut(exchange, watch, response, sent, status=error.status, reason=str(error))
-        return False
+        return
     except BackendError as error:
         exchange.outcome = "truncated"
         name, path = slot.backend.name, exchange.shown_path
@@ -216,11 +217,10 @@ async def _send_body(
             await exchange.send_body(held)
         await exchange.release()
         await _send_cut(exchange, watch, response, last)
-        return False
+        return
     receipt = reader.receipt() if reader else None
     watch.finish()
     await exchange.finish(rest, header=(RECEIPT, receipt) if receipt is not None else None)
-    return True
 
 
 async def _send_cut(

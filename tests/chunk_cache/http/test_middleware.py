@@ -416,7 +416,7 @@ def test_the_chunks_of_a_request_to_come_are_loaded(served: Served, place: HungP
 def test_stored_chunks_are_listed_and_removed_over_http(served: Served, place: HungPlace) -> None:
     def ask(**store: Any) -> Any:
         body = chat(store=store)
-        if store.get("action", "list") == "list":
+        if store.get("action", "list") == "list" or "keys" in store:
             body["ragboost"].pop("chunks")
         answer = served.post(body, path="/chunk_store")
         assert answer.status_code == 200, answer.text
@@ -435,6 +435,25 @@ def test_stored_chunks_are_listed_and_removed_over_http(served: Served, place: H
     )
     assert served.post({"ragboost": 7}, path="/chunk_store").status_code == 400
     assert not served.engine.bodies
+
+
+def test_a_command_answers_for_each_document_in_its_order(served: Served, place: HungPlace) -> None:
+    """A row tells no more than its place to which document it belongs."""
+    place.may_answer.set()
+    text = f"{PASSAGES[1]}\n\n{PASSAGES[0]}\n\nshort\n\nWhich one?"
+    at = text.index("short")
+    spans = [(0, len(PASSAGES[1])), (len(PASSAGES[1]) + 2, at - 2), (at, at + 5), (at + 6, 10_000)]
+
+    def evict(spans: Sequence[tuple[int, int]]) -> httpx.Response:
+        named = {"chunks": [[0, *span] for span in spans], "store": {"action": "evict"}}
+        messages = [{"role": "user", "content": text}]
+        return served.post({"messages": messages, "ragboost": named}, "/chunk_store")
+
+    keys = [row["key"] for row in evict(spans).json()["chunks"]]
+    assert [row["key"] for row in evict(spans[1:2]).json()["chunks"]] == [keys[1]]
+    assert keys[0] != keys[1]
+    assert keys[2:] == [None, None]
+    assert evict([(number, number + 1) for number in range(1001)]).status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/chunk_store", f"/chunk_prefetch{CHAT}"])
@@ -460,7 +479,8 @@ def test_what_is_no_token_id_is_the_servers_to_refuse(
     assert served.engine.bodies[-1]["prompt"] == [token] * 40
     assert served.exact("not_found") == 1
     answer = served.post(body | {"ragboost": {"chunks": [[0, 40]]}}, "/chunk_store")
-    assert (answer.status_code, answer.json()["chunks"]) == (200, [])
+    assert answer.status_code == 200
+    assert [row["key"] for row in answer.json()["chunks"]] == [None]
 
 
 def test_metrics_show_what_the_engine_holds(served: Served, place: HungPlace) -> None:

@@ -149,15 +149,16 @@ def test_a_document_that_the_engine_refuses_is_left_out_and_named(
     assert not any("second" in body["messages"][0]["content"] for body in measured)
 
 
+@pytest.mark.parametrize("num_documents", [3, 300])
 def test_an_engine_that_refuses_everything_is_not_asked_for_the_whole_corpus(
-    engine: FakeEngine, url: str
+    engine: FakeEngine, url: str, num_documents: int
 ) -> None:
     engine.refused = "rivers"
     with pytest.raises(RequestError, match="too long"):
         prepare(
             ready(url),
-            TEXTS * 100,
-            [()] * 300,
+            TEXTS * (num_documents // 3),
+            [()] * num_documents,
             system=None,
             concurrency=2,
             on_progress=lambda *stage: None,

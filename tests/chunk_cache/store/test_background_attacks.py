@@ -136,24 +136,28 @@ def test_all_removals_reach_a_place_that_was_busy(
 
 def test_a_removal_that_fails_is_made_up_for_when_the_store_is_back() -> None:
     class Flaky(HungPlace):
-        fails = True
+        fails, num_failures = True, 0
 
         def remove(self, key: str) -> None:
             if self.fails:
+                self.num_failures += 1
                 raise StoreUnavailableError("no answer")
             super().remove(key)
 
-    place = Flaky()
+    now, place = [0.0], Flaky()
     place.may_answer.set()
     place.chunks = {"a": make_chunk(), "b": make_chunk(1)}
-    store = TieredStore(remote=place, waits=False)
+    store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
     store.discard("a")
     store.discard("b")
     assert store._tiers[0].drain()
-    store.prefetch({"a": 6})
-    eventually(lambda: not store.is_loading(["a"]))
+    for number in range(20):
+        store.prefetch({"a": 6, str(number): 6})
+        eventually(lambda: not store._loads)
     assert store.get("a") is None, "it is not found in between"
-    place.fails = False
+    assert store._tiers[0].drain()
+    assert place.num_failures <= 2, "nor does each request try again"
+    place.fails, now[0] = False, background.REMOVE_AGAIN_S
     store.prefetch({"c": 6})  # anything that is asked of it
     eventually(lambda: not place.chunks)
     store.close()

@@ -3,6 +3,9 @@
 import json
 import os
 import struct
+import subprocess
+import sys
+import textwrap
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +54,31 @@ def test_the_file_is_ordinary_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "chunk.safetensors"
     path.write_bytes(WHOLE)
     assert torch.equal(load_file(path)["0001.k"], make_chunk().layers[1][0])
+
+
+def test_writing_takes_the_memory_of_one_file() -> None:
+    """So the limit of KV that waits to be written holds for what encodes it, too."""
+    program = """
+        from pathlib import Path
+        import torch
+        from ragboost.chunk_cache.store.files import encode
+        from tests.chunk_cache.store.chunks import make_chunk
+
+        def kib(name):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+        chunk = make_chunk(num_tokens=300_000)  # 82 MiB
+        encode("a", make_chunk())
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from now on
+        before = kib("VmRSS")
+        size = len(encode("a", chunk))
+        print((kib("VmHWM") - before) * 1024 / size)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.5
 
 
 @given(st.integers(0, len(WHOLE) - 1))

@@ -3,14 +3,16 @@
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ragboost.chunk_cache.store.remote import check_address, join_remote
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk, same
 from tests.eventually import DEADLINE_S, eventually
 from tests.fakes import mooncake
@@ -153,6 +155,36 @@ def test_a_killed_part_of_mooncake_is_a_miss(mooncake_store: MooncakeServer, kil
     store.put("b", make_chunk())
     assert store.get("b") is not None, "from memory"
     store.close()
+
+
+@pytest.mark.process
+def test_engines_that_use_one_value_at_once_are_no_failure(mooncake_store: MooncakeServer) -> None:
+    """Replicas compute the same documents at the same time; a failing store would be left alone."""
+    chunks = {f"{number}": make_chunk(number, num_tokens=4000) for number in range(30)}
+    at_once = threading.Barrier(3)
+    places = [join_remote(mooncake_store.url) for _ in range(3)]
+    assert places[0] is not None
+    places[0].save("first", make_chunk())
+
+    def use(number: int) -> list[str]:
+        place, failures = places[number], list[str]()
+        assert place is not None
+        for key, chunk in chunks.items():
+            at_once.wait(DEADLINE_S)
+            try:
+                found = None if place.save(key, chunk) and number else place.load(key)
+            except StoreUnavailableError as error:
+                failures.append(str(error))
+            else:
+                assert found is None or same(found, chunk)
+        return failures
+
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(use, range(3))] == [[], [], []]
+    assert all(same(places[0].load(key), chunk) for key, chunk in chunks.items())
+    for place in places:
+        assert place is not None
+        place.close()
 
 
 def test_an_address_is_of_a_known_store() -> None:

@@ -60,6 +60,17 @@ def test_heads_are_divided_among_ranks_and_other_names_are_read(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    "fields", [{"kv_lora_rank": 512}, {"layer_types": ["linear_attention", "full_attention", {}]}]
+)
+def test_no_size_is_told_of_models_whose_chunks_are_not_reused(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    path = config_file(tmp_path, **fields)
+    with pytest.raises(ConfigError, match="not stored"):
+        corpus_sizes(path, documents=1, tokens=1, dtype="float16")
+
+
+@pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"num_hidden_layers": true}', '{"num_hidden_layers": -1}']
 )
 def test_a_file_that_is_no_configuration_is_one_sentence(tmp_path: Path, text: str) -> None:

@@ -196,6 +196,7 @@ def test_errors_have_the_right_class(served: Served) -> None:
         ({"guided_json": {}}, "guided_json"),
         ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
         ({"cache_salt": ""}, "cache_salt"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
     ],
 )  # fmt: skip
@@ -277,6 +278,44 @@ def test_lone_surrogates_in_names_and_settings_are_a_400(served: Served, fields:
     reply = httpx.post(f"{served.url}/v1/chat/completions", content=body)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"]
+
+
+@pytest.mark.parametrize("field", [b'"tools"', b'"documents"', b'"chat_template_kwargs"'])
+def test_a_field_that_is_nested_too_deeply_for_the_template_is_a_400(
+    served: Served, field: bytes
+) -> None:
+    nested = b'{"a":' * 900 + b"1" + b"}" * 900
+    value = nested if b"kwargs" in field else b"[" + nested + b"]"
+    body = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1,' + field + b":" + value
+    reply = httpx.post(f"{served.url}/v1/chat/completions", content=body + b"}")
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ 1 / 0 }}", "the chat template failed"),
+        ("{{ messages[0].content.x.y }}", "the chat template failed"),
+        ("{{ '' }}", "messages has no tokens"),
+        ("{% if %}", "the chat template failed"),
+        ("{% for i in range(999999999) %}x{% endfor %}", "the chat template failed"),
+    ],
+)
+def test_a_chat_template_that_fails_is_a_400(
+    served: Served, monkeypatch: pytest.MonkeyPatch, template: str, problem: str
+) -> None:
+    monkeypatch.setattr(served.app.state.loaded.tokenizer._tokenizer, "chat_template", template)
+    with pytest.raises(openai.BadRequestError, match=problem):
+        ask(served, "x")
+
+
+def test_tokens_beyond_the_models_vocabulary_are_a_400(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.app.state.service.prompts, "_vocab_size", 20)
+    with pytest.raises(openai.BadRequestError, match=r"messages has token \d+ .* ends at 20"):
+        ask(served, "x")
 
 
 def test_unknown_routes_and_large_bodies_have_the_same_error_shape(served: Served) -> None:

@@ -392,3 +392,25 @@ def test_a_store_that_cannot_load_ahead_does_not_end_the_engine(
     monkeypatch.setattr(TieredStore, "prefetch", out_of_memory)
     assert Request(engine, parts_of([1, 2]), reuse=approx()).sources() == (0, 0, 0, 112)
     assert engine.is_healthy
+
+
+def test_kv_of_weights_that_were_changed_in_place_is_not_reused_after_a_reset() -> None:
+    loaded = load_model(SETTINGS)
+    prompt = parts_of([1, 2])
+    with running(loaded, SETTINGS) as engine:
+        Request(engine, prompt, reuse=approx()).finish()
+        wait_for_chunks(engine, 2)
+        engine.reset_prefix_cache().result()
+        stored = Request(engine, prompt, reuse=approx()).sources()
+        with torch.no_grad():
+            loaded.runner.model.get_input_embeddings().weight.mul_(-1.5)
+        engine.reset_prefix_cache().result()
+
+        renewed = Request(engine, prompt, reuse=approx())
+        sources = renewed.sources()
+        engine.reset_prefix_cache().result()
+        plain = Request(engine, prompt.token_ids).tokens()
+
+    assert stored[0] + stored[1] > 0
+    assert sources[:3] == (0, 0, 0)
+    assert renewed.submitted.token_ids[len(prompt.token_ids) :] == plain

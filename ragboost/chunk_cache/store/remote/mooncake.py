@@ -12,6 +12,8 @@ _BUFFER_BYTES = 256 << 20  # of the client, for values on their way
 _TIMEOUT_S = 2.0
 _NOT_FOUND, _NO_ROOM, _INVALID = -704, -200, -600
 _LEASED = -706
+_OTHER_WRITER, _UNFINISHED = -601, -703  # another client writes the value at this moment
+_NOT_KEPT = (_NO_ROOM, _INVALID, _LEASED, _OTHER_WRITER, _NOT_FOUND)  # evicted while it is written
 _DEFAULTS = {"metadata": "P2PHANDSHAKE", "protocol": "tcp", "device": "", "host": ""}
 
 
@@ -47,20 +49,18 @@ class MooncakeDriver:
         return found == 1
 
     def get(self, name: str, *, max_bytes: int) -> bytearray | None:
-        size = int(self._store.get_size(name))
-        if size == _NOT_FOUND or size > min(max_bytes, self.max_bytes):
-            return None
-        buffer = self._store.get_buffer(name) if size > 0 else None  # the client's own memory
-        value = bytearray(b"" if buffer is None else memoryview(buffer))
-        if not value:
-            raise StoreUnavailableError(f"Mooncake: error {size}, or a pool that does not answer")
-        return value
+        for _ in range(2):  # a value that another client replaces at this moment cannot be read
+            size = int(self._store.get_size(name))
+            if size in (_NOT_FOUND, _UNFINISHED) or size > min(max_bytes, self.max_bytes):
+                return None
+            buffer = self._store.get_buffer(name) if size > 0 else None  # the client's own memory
+            if buffer is not None and (value := bytearray(memoryview(buffer))):
+                return value
+        raise StoreUnavailableError(f"Mooncake: error {size}, or a pool that does not answer")
 
     def put(self, name: str, value: bytes) -> bool:
         status = int(self._store.upsert(name, value))
-        if status in (_NO_ROOM, _INVALID):
-            return False
-        if status not in (0, _LEASED):
+        if status != 0 and status not in _NOT_KEPT:
             raise StoreUnavailableError(f"Mooncake: error {status}")
         return status == 0
 
