@@ -104,7 +104,7 @@ def replay(sections: dict[str, Any], steps: list[Step]) -> Iterator[Sent]:
             client.says_history = True  # from now on: its turns are no longer the session's
         elif step.user and not client.says_history and not booster.turns(step.user):
             client.turns = []  # the session was dropped, and the conversation begins anew
-        history = set(client.labels()) if client.says_history else None
+        history = client.labels() if client.says_history else None
         context = booster.boost("q", step.documents, session=step.user, history=history)
         yield Sent(context, client.labels(), step, booster)
         if step.fails and history is None:
