@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ragboost.chunk_cache.core.loading import load, load_tokenizer
+from ragboost.chunk_cache.core.loading import find_tokenizer, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.store.influence import Order
@@ -44,7 +44,7 @@ def run(
     for alpha in alphas:
         if alpha < 0.0:
             raise ChunkCacheError(f"--alpha must not be negative, got {alpha}")
-    cases = read_cases(data, tokenizer=load_tokenizer(model))
+    cases = read_cases(data, tokenizer=find_tokenizer(model))
     if len(cases) <= warm_up:
         raise ChunkCacheError(
             f"--warm-up {warm_up} leaves no case of {len(cases)} to tune on; give more data"
