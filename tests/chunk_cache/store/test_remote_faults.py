@@ -103,6 +103,7 @@ def test_a_store_that_is_too_small_evicts_and_that_is_counted(kind: str) -> None
         for key, chunk in chunks.items():
             store.put(key, chunk)
             store.flush()
+        num_stored = store.stats()[-1].entries or 0  # a store may have no room while it evicts
         found = {key: load(store, key) for key in ["nowhere", *chunks]}
         loads = store.stats()[-1].loads
         store.close()
@@ -110,7 +111,13 @@ def test_a_store_that_is_too_small_evicts_and_that_is_counted(kind: str) -> None
     kept = {key for key, chunk in found.items() if chunk is not None}
     assert 0 < len(kept) < len(chunks)
     assert all(same(found[key], chunks[key]) for key in kept)  # type: ignore[arg-type]
-    assert loads == {"loaded": len(kept), "evicted": len(chunks) - len(kept), "absent": 1}
+    assert loads == {
+        "loaded": len(kept),
+        "evicted": num_stored - len(kept),
+        "absent": 1 + len(chunks) - num_stored,
+    }
+    if kind == "redis":
+        assert num_stored == len(chunks)
 
 
 @pytest.mark.process
