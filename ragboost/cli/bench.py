@@ -55,9 +55,10 @@ def trace(
     from ragboost.evaluation.traces import read_trace
 
     requests = read_trace(file, limit=limit)
-    key = SecretStr(api_key(key_env)) if api_key(key_env) else None
+    key = api_key(key_env)
+    secret = SecretStr(key) if key else None
     try:
-        settings = BackendSettings(url=endpoint, read_timeout_s=timeout, api_key=key)
+        settings = BackendSettings(url=endpoint, read_timeout_s=timeout, api_key=secret)
     except ValueError:
         raise ConfigError(
             f"--endpoint must begin with http:// or https:// and a host, got {endpoint!r}"

@@ -22,7 +22,7 @@ _BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """What asking will cost, before the first request."""
+    """Requests, tokens and money that a run takes, told before its first request."""
 
     num_prompts: int  # distinct prompts of all arms
     num_known: int  # those answered by earlier runs

@@ -52,6 +52,7 @@ class Messages:
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._has_numbers = settings.formats.numbers == "label"
         # Hashes of texts without documents: those of a history that is resent are searched once.
+        # Two sets, not a `BoundedMap`: threads that parse share them without a lock.
         self._plain: set[int] = set()
         self._older_plain: set[int] = set()
 

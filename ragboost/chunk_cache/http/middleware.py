@@ -8,6 +8,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -349,8 +350,9 @@ class ReuseMiddleware(ABC):
         except ExactError as reason:
             await refuse(send, RequestError(f"the prompt cannot be read: {reason}"))
             return
-        spans = [*found.spans, *[None] * len(positions)][: len(positions)]
-        chunks = [[*found.tokens[span[0] : span[1]]] if span else [] for span in spans]
+        # The search may end early.
+        spans = [span for _, span in zip_longest(positions, found.spans)]
+        chunks = [[*found.tokens[slice(*span)]] if span else [] for span in spans]
         names = [] if is_public else self.namespace(fields)
         answer = await self._ask_store(options, chunks, tenant, names)
         await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})

@@ -8,6 +8,7 @@ from typing import Any
 
 from ragboost.formats.groups import DocumentBlock, TextGroup, hint_name, text_of
 from ragboost.formats.text.spans import check_number
+from ragboost.jsonl import json_value
 
 _LISTS = ("results", "documents", "passages", "chunks", "hits", "matches")
 _NAMES = ("title", "source", "url", "id")
@@ -30,10 +31,7 @@ def find(text: str) -> list[TextGroup]:
 
 def _list_start(text: str) -> int:
     """Return the offset of an object's only list of results; -1 if there is none."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return -1
+    fields = json_value(text)
     names = [name for name in _LISTS if isinstance(fields, dict) and name in fields]
     if len(names) != 1 or text.count(f'"{names[0]}"') != 1:
         return -1
