@@ -16,9 +16,10 @@ from ragboost.hosted.breakpoints import (
     choose_breakpoints,
     expected_gain,
 )
-from ragboost.hosted.prompt_blocks import PromptBlock, decode_message, prompt_blocks
+from ragboost.hosted.prompt_blocks import PromptBlock, prompt_blocks
 from ragboost.hosted.receipts import find_price
 from ragboost.hosted.reuse_table import ReuseTable
+from ragboost.rewriting.json_body import decode_message
 from ragboost.wires.body import Path, at_path, put
 from ragboost.wires.providers import PROMPT_CACHES, MarkStyle, PromptCache
 from ragboost.wires.registry import CONTENTS

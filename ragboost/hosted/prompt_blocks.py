@@ -8,8 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from msgspec import Raw
-
+from ragboost.rewriting.json_body import decode_message
 from ragboost.wires.body import has_cache_mark, message_field
 from ragboost.wires.providers import UNMARKED_TYPES
 from ragboost.wires.registry import ANY, CONTENTS
@@ -64,10 +63,6 @@ def prompt_blocks(fields: Mapping[str, Any], *, seed: bytes) -> list[PromptBlock
         end += len(data)
         blocks.append(PromptBlock(piece.place, key, end, piece.kind, piece.can_end))
     return blocks
-
-
-def decode_message(message: Any) -> Any:
-    return json.loads(bytes(message)) if isinstance(message, Raw) else message
 
 
 def _pieces(fields: Mapping[str, Any], field: str, messages: list[Any]) -> Iterator[_Piece]:

@@ -6,10 +6,9 @@ Knows bodies as they are sent, and contexts. Does not know which backends reuse 
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from ragboost.context import Context, render_document
 from ragboost.formats.ragboost_object import FIELD, GRAPH
+from ragboost.rewriting.json_body import decode_message
 from ragboost.wires.body import question_field
 from ragboost.wires.registry import CONTENTS
 
@@ -79,10 +78,7 @@ def _text(fields: Mapping[str, Any], message: int | None) -> str:
         prompt = fields.get(question_field(fields))
         return prompt if isinstance(prompt, str) else ""
     field = question_field(fields)
-    value = fields[field][message]
-    if isinstance(value, msgspec.Raw):
-        value = msgspec.json.decode(value)
-    content = value.get(CONTENTS[field])
+    content = decode_message(fields[field][message]).get(CONTENTS[field])
     if isinstance(content, str):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content or ()]

@@ -200,6 +200,16 @@ class JsonBody:
             raise MalformedBodyError(str(error)) from None
 
 
+def decode_message(message: Any) -> Any:
+    """Decode a message that is encoded, with all that a body may hold; return any other as it is."""
+    if not isinstance(message, msgspec.Raw):
+        return message
+    try:
+        return _FAST_DECODER.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return json.loads(bytes(message))
+
+
 def _num_openers(raw: bytes) -> int:
     """Count the characters `{` and `[`, which differ in one bit; ten times faster than `count`."""
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) | 0x20 == ord("{")))

@@ -4,16 +4,15 @@ The new message depends on it and those before it alone, so that a resent histor
 reference is unambiguous: first and last words and length occur once in the result that it names.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec import Raw
 
 from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
+from ragboost.rewriting.json_body import decode_message
 from ragboost.tokens import num_bytes
 from ragboost.wires.body import Path, put
 from ragboost.wires.registry import ANY
@@ -79,8 +78,7 @@ def _find_texts(messages: Sequence[Any]) -> Iterator[_Text]:
 
 
 def _results(message: Any) -> Iterator[tuple[Path, Any]]:
-    if isinstance(message, Raw):  # rewritten before, and never changed again
-        message = _decode(message)
+    message = decode_message(message)  # an encoded one was rewritten, and is never changed again
     if not isinstance(message, dict):
         return
     name = _named(message, _ITEMS)
@@ -106,13 +104,6 @@ def _is_text(part: Any) -> bool:
         and part.get("type") in _TEXT_TYPES
         and isinstance(part.get("text"), str)
     )
-
-
-def _decode(message: Raw) -> Any:
-    try:
-        return msgspec.json.decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # such as lone surrogates
-        return json.loads(bytes(message))
 
 
 class _Rendering:

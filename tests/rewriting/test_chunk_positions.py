@@ -142,6 +142,21 @@ def test_where_it_is_configured_any_backend_is_supported(
         assert any(passage in text for passage in TEXTS)
 
 
+@pytest.mark.parametrize("odd", [b'"\\ud800"', b"NaN", b"1e400"])
+def test_a_message_with_what_only_engines_read_has_positions(
+    engine: FakeEngine, start_proxy: Callable[..., ProxyServer], odd: bytes
+) -> None:
+    proxy = start_proxy(backend={"reuse_chunks": True})
+    body = SHAPES["ragboost_object"]
+    body = {**body, "messages": [{"role": "user", "content": "Which part?", "name": "ODD"}]}
+    raw = msgspec.json.encode(body).replace(b'"ODD"', odd)
+
+    answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
+
+    assert answer.status_code == 200, answer.text
+    assert len(engine.completions[0].json["ragboost"]["chunks"]) in (3, 4)
+
+
 def test_documents_in_texts_are_reused_without_being_ordered(
     engine: FakeEngine, start_proxy: Callable[..., ProxyServer]
 ) -> None:
