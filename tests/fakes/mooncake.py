@@ -96,7 +96,8 @@ class MooncakeServer:
         path = _program(program)
         assert path is not None, "see missing()"
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen([path, *options], cwd=self._folder, **quiet)
+        # A session gets its own share of a busy processor, as each engine's does.
+        return subprocess.Popen([path, *options], cwd=self._folder, start_new_session=True, **quiet)
 
 
 def _kill(process: subprocess.Popen[bytes] | None) -> None:

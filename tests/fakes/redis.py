@@ -50,6 +50,7 @@ class RedisServer:
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # its own share of a busy processor, as each engine's
         )
         eventually(self._is_listening, ignoring=(OSError,))
 

@@ -70,6 +70,28 @@ def test_a_value_of_another_type_is_a_miss_and_is_replaced(
         assert same(tier.load("a"), make_chunk())
 
 
+def test_what_two_ranks_store_first_in_an_empty_store_is_found(
+    redis_server: RedisServer, tier: RemoteTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look for the generation, find none and begin one, of which the later counts."""
+    other = join_remote(redis_server.url)
+    assert other is not None
+    put = tier._driver.put
+
+    def put_after_the_other(name: str, value: bytes) -> bool:
+        monkeypatch.undo()
+        assert other.load("a") is None
+        return put(name, value)
+
+    monkeypatch.setattr(tier._driver, "put", put_after_the_other)
+    assert tier.load("a") is None
+    tier.save("a", make_chunk(1))
+    other.save("b", make_chunk(2))
+    assert same(tier.load("b"), make_chunk(2))
+    assert same(other.load("a"), make_chunk(1))
+    other.close()
+
+
 def test_a_value_that_changes_while_it_is_read_is_a_whole_one_or_none(tier: RemoteTier) -> None:
     first, second = (make_chunk(seed, num_tokens=20_000, num_layers=3) for seed in (1, 2))
     tier.save("a", first)

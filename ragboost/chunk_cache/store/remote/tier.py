@@ -3,6 +3,7 @@ a generation that the store keeps: emptying it begins another, and if it is lost
 nothing removed is ever found. Knows files and keys. Does not know a protocol."""
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -99,7 +100,8 @@ class RemoteTier:
                 value = self._driver.get(name, max_bytes=_MAX_GENERATION_BYTES) or b""
                 is_valid = value.isalnum() and value.isascii()
                 self._generation = value.decode() if is_valid else self._new_generation()
-                self._read_at = now
+                # Another process may begin one at the same moment: the store names the last.
+                self._read_at = now if is_valid else -math.inf
             return self._generation
 
     def _new_generation(self) -> str:
