@@ -56,6 +56,17 @@ def settings_page() -> str:
             for item in get_args(holder.annotation):
                 if isinstance(item, type) and issubclass(item, BaseModel):
                     lines += ["", *_fields(item)]
+    from ragboost.chunk_cache.core.settings import EngineChunkSettings
+
+    lines += [
+        "",
+        "## Chunk reuse in engines",
+        "",
+        "`[engine.chunks]` of the embedded engine; in vLLM and SGLang `name=value` behind "
+        "[`python -m ragboost.chunk_cache`](../chunk-cache.md#use-it).",
+        "",
+        *_fields(EngineChunkSettings),
+    ]
     return "\n".join(lines) + "\n"
 
 

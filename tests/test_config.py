@@ -181,6 +181,11 @@ def test_repr_shows_what_was_changed() -> None:
     assert repr(Settings()) == "Settings()"
     settings = Settings.model_validate({"ordering": {"keep_last": 2}})
     assert repr(settings) == "Settings(ordering=OrderingSettings(keep_last=2))"
+    engine = Settings.model_validate(
+        {"engine": {"chunks": {"remote": "redis://user:secret@host:1"}}}
+    )
+    assert "secret" not in repr(engine)
+    assert "redis://host:1" in repr(engine)
 
 
 def test_delimiters_are_a_list_of_tables() -> None:

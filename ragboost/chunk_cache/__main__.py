@@ -1,9 +1,7 @@
-"""Write an engine's configuration for chunk reuse where only `ragboost` itself is installed.
+"""Write an engine's configuration for chunk reuse, in the environment of the engine.
 
-    python -m ragboost.chunk_cache vllm reuse=approx --config reuse.yaml
-    python -m ragboost.chunk_cache vllm reuse=approx    # prints the flags
-
-As `ragboost engine-flags`, which needs more packages.
+python -m ragboost.chunk_cache vllm reuse=approx --config reuse.yaml
+python -m ragboost.chunk_cache vllm reuse=approx    # prints the flags
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The commands `engine-flags`, `eval-reuse`, `calibrate` and `precompute`: chunk reuse."""
+"""The commands `eval-reuse`, `calibrate` and `precompute`: chunk reuse."""
 
 import json
 from dataclasses import asdict
@@ -11,34 +11,10 @@ from ragboost.cli.options import AS_JSON, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
 from ragboost.context import render_document
-from ragboost.errors import RagBoostError, RequestError, import_extra
+from ragboost.errors import RequestError, import_extra
 from ragboost.types import Document
 
 _DEVICE: str = typer.Option("cpu", help="Where the model runs.")
-
-
-def engine_flags(
-    engine: str = typer.Argument(..., metavar="vllm|sglang", help="The engine."),
-    settings: list[str] = typer.Argument(
-        None, metavar="[NAME=VALUE]...", help="Settings of chunk reuse in the engine."
-    ),
-) -> None:
-    """Print the flags that switch chunk reuse on in your own engine.
-
-    \b
-    ragboost engine-flags vllm reuse=approx
-
-    A file for the engine's --config, also where only `ragboost` is installed:
-    python -m ragboost.chunk_cache vllm reuse=approx --config reuse.yaml
-    """
-    try:
-        import_extra("torch", extra="engine")
-        from ragboost.chunk_cache.flags import engine_flags
-
-        typer.echo(engine_flags(engine, settings or []))
-    except RagBoostError:
-        typer.echo("--ragboost-flags-failed")  # a shell line cannot go on without the flags
-        raise
 
 
 def eval_reuse(

@@ -107,7 +107,7 @@ def engine(
 
     The built-in model has random weights: its answers are meaningless. Every setting can also be
     given in ./ragboost.toml, another --config FILE, or the environment, for example as
-    RAGBOOST_ENGINE__REUSE.
+    RAGBOOST_ENGINE__BLOCK_SIZE.
 
     \b
     ragboost engine                                   # the built-in model, on port 8000

@@ -1,7 +1,7 @@
 """Settings of the embedded engine, and of the cache events of other engines."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
@@ -68,59 +68,10 @@ class EngineSettings(Section):
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )
-    reuse: Literal["off", "exact", "approx"] = Field(
-        "exact",
-        description="Reuse the KV of chunks that are not a prefix. off: never; exact: only for "
-        "requests that ask for it; approx: for all requests that do not ask for exact results.",
-    )
-    reuse_policy: str = Field(
-        "anchored",
-        description="Policy that selects the reused tokens to recompute, unless a request names "
-        "one.",
-    )
-    reuse_ratio: float = Field(
-        0.15,
-        ge=0,
-        le=1,
-        description="Share of reused tokens to recompute, unless a request gives one; 1 is a full "
-        "prefill. Raise it for accuracy, lower it for speed.",
-    )
-    reuse_calibration: Path | None = Field(
-        None,
-        description="File of `ragboost calibrate`, which decides `reuse_policy` and `reuse_ratio` "
-        "for the model. None: those settings do.",
-    )
-    reuse_attention: Literal["auto", "dense", "tiled", "varlen"] = Field(
-        "auto",
-        description="Attention of the passes that select tokens and compute chunks. auto: tiled; "
-        "varlen is for GPUs.",
-    )
-    reuse_prepared: Literal["measures", "kv"] = Field(
-        "measures",
-        description="What `ragboost precompute` leaves of a document behind its neighbours: "
-        "measures, or kv as well, which is reused rather than that computed alone.",
-    )
-    reuse_capacity_bytes: int = Field(
-        1 << 30, ge=1, description="Memory on the model's device for the KV of stored chunks."
-    )
-    reuse_directory: Path | None = Field(
-        None,
-        description="Directory for the KV of stored chunks beyond memory, kept across restarts; "
-        "several engines may share it. None: no disk tier.",
-    )
-    reuse_disk_bytes: int = Field(
-        64 << 30, ge=1, description="Largest size of `reuse_directory`, for all engines together."
-    )
-    reuse_remote: SecretStr | None = Field(
-        None,
-        description="Remote store for the KV of stored chunks, shared by several engines: "
-        "redis://[[USER]:PASSWORD@]HOST:PORT or mooncake://HOST:PORT. None: none.",
-    )
-    reuse_host_bytes: int = Field(
-        8 << 30,
-        ge=1,
-        description="Host memory for the KV of stored chunks, if the model is on a GPU and "
-        "`reuse_directory` is set.",
+    chunks: dict[str, Any] = Field(
+        {},
+        description="Settings of chunk reuse, see below; without `fill`, `granularity`, "
+        "`public_key` and `step_tokens`.",
     )
     graph_attention: Literal["auto", "dependency", "subgraphs", "self"] = Field(
         "auto",

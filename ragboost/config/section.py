@@ -20,7 +20,7 @@ class Section(BaseModel):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, info in type(self).model_fields.items():
             if (value := getattr(self, name)) != info.default:
-                yield name, hide_login(value) if isinstance(value, str) else value
+                yield name, hide_login(str(value)) if isinstance(value, str | dict) else value
 
 
 def hide_login(text: str) -> str:

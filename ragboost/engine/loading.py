@@ -9,14 +9,11 @@ import torch
 
 from ragboost.cache_events import Event
 from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load_tokenizer
-from ragboost.chunk_cache.core.options import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.selection import POLICIES
-from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import find_model
 from ragboost.engine import builtin
@@ -34,6 +31,7 @@ from ragboost.graph.depcache import DepCache
 logger = logging.getLogger(__name__)
 
 _OPTION = "engine.model"
+_OF_OTHER_ENGINES = frozenset({"fill", "granularity", "public_key", "step_tokens"})
 TUNED = "ragboost_dependency"
 """Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
 
@@ -62,7 +60,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         model, tokenizer = _from_directory(settings)
         name = find_model(settings.model).resolve().name
     model = model.to(_device(settings))
-    adapter, refusal = _adapter(model, settings)
+    adapter, refusal = _adapter(model)
     runner = ModelRunner(model, max_length=settings.max_model_len)
     if adapter is not None:
         adapter.install()  # after the runner has set its own attention for ordinary forwards
@@ -100,11 +98,6 @@ def make_engine(
             f"engine.capacity_tokens must be at least engine.block_size ({settings.block_size}), "
             f"got {settings.capacity_tokens}"
         )
-    if settings.reuse_policy not in POLICIES:
-        raise ConfigError(
-            f"engine.reuse_policy must be one of {', '.join(POLICIES)}, "
-            f"got {settings.reuse_policy!r}"
-        )
     store = PrefixStore(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
@@ -123,10 +116,8 @@ def make_engine(
     return Engine(scheduler, max_waiting=settings.max_waiting, publish=publish)
 
 
-def _adapter(model: Any, settings: EngineSettings) -> tuple[ModelAdapter | None, str | None]:
+def _adapter(model: Any) -> tuple[ModelAdapter | None, str | None]:
     """Return the adapter for chunk reuse, or why there is none. The model has its own attention."""
-    if settings.reuse == "off":
-        return None, "engine.reuse is off"
     try:
         adapter = ModelAdapter(model)
         measured = self_test(adapter)
@@ -166,40 +157,28 @@ def _graph_attention(
     return mode, reason, depcache
 
 
+def chunk_settings(settings: EngineSettings) -> EngineChunkSettings:
+    """Return the settings of chunk reuse. Raises `ConfigError`."""
+    if foreign := _OF_OTHER_ENGINES & settings.chunks.keys():
+        raise ConfigError(f"engine.chunks.{min(foreign)} is a setting of vLLM and SGLang only")
+    try:
+        return EngineChunkSettings.read(settings.chunks)
+    except ConfigError as error:
+        raise ConfigError(f"engine.chunks: {error}") from None
+
+
 def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> ChunkFiller | None:
+    chunks = chunk_settings(settings)
     if adapter is None:
         return None
-    fastest, is_cpu = settings.reuse_capacity_bytes, adapter.device.type == "cpu"
-    directory, remote = settings.reuse_directory, settings.reuse_remote
-    places = EngineChunkSettings(
-        host_bytes=fastest if is_cpu else settings.reuse_host_bytes,
-        accelerator_bytes=0 if is_cpu else fastest,
-        directory="" if directory is None else str(directory),
-        disk_bytes=settings.reuse_disk_bytes,
-        remote="" if remote is None else remote.get_secret_value(),
-    )
+    chunks.check_model(adapter)
     try:
-        store = places.make_store(adapter.device)
+        store = chunks.make_store(adapter.device)
+        has_prepared = chunks.prepared == "kv"
+        reuse = ChunkReuse(adapter, store, backend=chunks.backend, has_prepared=has_prepared)
     except (ChunkCacheError, OSError) as error:
-        raise ConfigError(f"engine.reuse_directory: {error}") from error
-    # No measurement on a GPU says that another backend is faster there.
-    backend = "tiled" if settings.reuse_attention == "auto" else settings.reuse_attention
-    if settings.reuse_calibration is not None:
-        Calibration.read(settings.reuse_calibration).check(adapter)
-    has_prepared = settings.reuse_prepared == "kv"
-    return ChunkFiller(ChunkReuse(adapter, store, backend=backend, has_prepared=has_prepared))
-
-
-def reuse_options(settings: EngineSettings) -> ReuseOptions:
-    """Return policy and ratio of requests that do not give them."""
-    if settings.reuse_calibration is None:
-        return ReuseOptions(settings.reuse_policy, settings.reuse_ratio)
-    if beside := sorted({"reuse_policy", "reuse_ratio"} & settings.model_fields_set):
-        raise ConfigError(
-            f"engine.reuse_calibration decides engine.{beside[0]}: set one of them only"
-        )
-    chosen = Calibration.read(settings.reuse_calibration)
-    return ReuseOptions(chosen.policy, chosen.ratio)
+        raise ConfigError(f"engine.chunks: {error}") from error
+    return ChunkFiller(reuse)
 
 
 def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:

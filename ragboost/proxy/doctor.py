@@ -320,7 +320,7 @@ class _Examination:
             fix = "change that if you want chunk reuse; all else works without it"
             self._add(check, "advice", found, fix=fix)
         elif self._engine:
-            self._add(check, "ok", "off; `ragboost engine-flags` says how to switch it on")
+            self._add(check, "ok", "off; `python -m ragboost.chunk_cache` says how to switch it on")
 
     async def _store_blocks(self, request_id: str) -> None:
         """Send a prompt that the engine has not cached, under an id for its events."""

@@ -20,7 +20,7 @@ def loaded() -> LoadedModel:
 
 
 def settings_for(directory: Path) -> EngineSettings:
-    return SETTINGS.model_copy(update={"reuse_directory": directory})
+    return SETTINGS.model_copy(update={"chunks": {"directory": str(directory)}})
 
 
 def filled(loaded: LoadedModel, directory: Path) -> None:
@@ -85,5 +85,5 @@ def test_a_directory_that_cannot_be_used_is_told_by_the_setting(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(ConfigError, match=r"engine\.reuse_directory: .* cannot hold chunk files"):
+    with pytest.raises(ConfigError, match=r"engine\.chunks: .* cannot hold chunk files"):
         make_engine(loaded, settings_for(file))

@@ -266,7 +266,7 @@ def test_a_block_longer_than_shared_prefixes_is_named(
             "advice",
             "refused: the engine has not checked itself yet",
         ),
-        (None, "ok", "off; `ragboost engine-flags`"),
+        (None, "ok", "off; `python -m ragboost.chunk_cache`"),
     ],
 )
 def test_chunk_reuse_is_on_off_or_refused_with_a_sentence(

@@ -27,35 +27,70 @@ _ON_ACCELERATORS: Mapping[str, Any] = MappingProxyType({"granularity": 16, "back
 
 
 class EngineChunkSettings(Fields):
-    # `approx`: also requests that do not ask for it reuse chunks; `exact`: they do not
-    reuse: Literal["exact", "approx"] = "exact"
-    # capacity of the store in host memory, with what waits there to be written elsewhere
-    host_bytes: int = Field(4 * _GIB, ge=1)
-    # secret with which `ragboost precompute --public` stores documents for all tenants; empty: none
-    public_key: str = Field("", repr=False)
-    # what `ragboost precompute` leaves of a document behind its neighbours: `measures`, or `kv` as
-    # well (FusionRAG eq. 10), which is reused rather than that computed alone
-    prepared: Literal["measures", "kv"] = "measures"
-    # capacity of the store in the engine's device, before host memory
-    accelerator_bytes: int = Field(0, ge=0)
-    directory: str = ""  # folder of the store's disk tier; empty for none
-    # remote store that several engines may share, such as redis://HOST:6379 or
-    # mooncake://HOST:50051; empty for none
-    remote: str = Field("", repr=False)  # it may hold a password
-    disk_bytes: int = Field(64 * _GIB, ge=1)  # capacity of the disk tier
-    # `faster`: prompts are filled where this takes less time than to compute them, as measured in
-    # this engine (with one rank); `always`: wherever enough is stored
-    fill: Literal["faster", "always"] = "faster"
-    eviction: str = "heat"  # eviction policy of the store: heat or lru
-    policy: PolicyName = DEFAULT_POLICY  # selection for requests that do not name one
-    ratio: Ratio = DEFAULT_RATIO
-    calibration: str = ""  # file of `ragboost calibrate`, instead of `policy` and `ratio`
-    granularity: int = Field(1, ge=1)  # tokens per block of the selection; on an accelerator 16
-    # maximum tokens that reuse computes in one step of the engine, beside the scheduler's own; 0:
-    # as many as the scheduler's. A prompt that needs more is filled over several steps
-    step_tokens: int = 0
-    # attention backend of the recomputation, see `BACKENDS`; on an accelerator `varlen`
-    backend: str = "tiled"
+    reuse: Literal["exact", "approx"] = Field(
+        "exact", description="Of requests that do not say: computed exactly, or reusing chunks."
+    )
+    policy: PolicyName = Field(
+        DEFAULT_POLICY,
+        description="Selects the reused tokens to recompute, unless a request names a policy.",
+    )
+    ratio: Ratio = Field(
+        DEFAULT_RATIO,
+        description="Share of reused tokens to recompute, unless a request gives one; 1 is a full "
+        "prefill. Raise it for accuracy, lower it for speed.",
+    )
+    calibration: str = Field(
+        "", description="File of `ragboost calibrate`, instead of `policy` and `ratio`."
+    )
+    host_bytes: int = Field(
+        4 * _GIB,
+        ge=1,
+        description="Host memory for stored KV, with what waits there to be written elsewhere.",
+    )
+    accelerator_bytes: int = Field(
+        0, ge=0, description="Memory of the engine's device for stored KV, before host memory."
+    )
+    directory: str = Field(
+        "",
+        description="Folder of the disk tier, kept across restarts; several engines may share it.",
+    )
+    disk_bytes: int = Field(64 * _GIB, ge=1, description="Capacity of the disk tier.")
+    remote: str = Field(
+        "",
+        repr=False,  # it may hold a password
+        description="Store that several engines may share: redis://[[USER]:PASSWORD@]HOST:PORT or "
+        "mooncake://HOST:PORT.",
+    )
+    eviction: str = Field("heat", description="Eviction policy of the store: heat or lru.")
+    prepared: Literal["measures", "kv"] = Field(
+        "measures",
+        description="What `ragboost precompute` leaves of a document behind its neighbours: "
+        "measures, or kv as well (FusionRAG eq. 10), which is reused rather than that computed "
+        "alone.",
+    )
+    public_key: str = Field(
+        "",
+        repr=False,
+        description="Secret with which `ragboost precompute` stores documents for all tenants.",
+    )
+    fill: Literal["faster", "always"] = Field(
+        "faster",
+        description="faster: a prompt is filled where that takes less time than to compute it, as "
+        "measured in this engine (with one rank); always: wherever enough is stored.",
+    )
+    step_tokens: int = Field(
+        0,
+        description="Most tokens that reuse computes in one step, beside the scheduler's own; "
+        "longer prompts are filled over several. 0: as many as the scheduler.",
+    )
+    granularity: int = Field(
+        1, ge=1, description="Tokens per block of the selection; in vLLM and SGLang on a GPU 16."
+    )
+    backend: str = Field(
+        "tiled",
+        description="Attention of the recomputation: dense, tiled or varlen; in vLLM and SGLang on "
+        "a GPU varlen.",
+    )
 
     @classmethod
     def read(

@@ -211,4 +211,4 @@ def _text(
 {table(checked)}
 
 {said}
-{chosen[0]} at {chosen[1]:g} is in {out}: engine.reuse_calibration (vLLM, SGLang: calibration)."""
+{chosen[0]} at {chosen[1]:g} is in {out}, for `calibration` of chunk reuse."""

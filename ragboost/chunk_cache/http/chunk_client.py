@@ -57,8 +57,8 @@ class ChunkClient:
             facts = self._send("/chunk_reuse", None)
         except BackendStatusError as error:
             raise ConfigError(
-                f"{self._url} does not reuse chunks: start it with the flags that `ragboost "
-                f"engine-flags vllm` prints ({error})"
+                f"{self._url} does not reuse chunks: start it with the flags that `python -m "
+                f"ragboost.chunk_cache vllm` prints ({error})"
             ) from None
         if not facts.get("is_possible"):
             raise ConfigError(f"{self._url} cannot reuse chunks: {facts.get('refusal')}")

@@ -10,13 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.config import EngineSettings
 from ragboost.engine.http import responses as replies
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.routes import ROUTES
 from ragboost.engine.http.sse import ClientLeftError
-from ragboost.engine.loading import load_model, make_engine, reuse_options
+from ragboost.engine.loading import chunk_settings, load_model, make_engine
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
 
@@ -31,11 +30,7 @@ def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
     service = CompletionService(
         engine,
         loaded,
-        reuse=ReuseDefaults(
-            is_approx=settings.reuse == "approx",
-            options=reuse_options(settings),
-            refusal=loaded.reuse_refusal,
-        ),
+        reuse=chunk_settings(settings).reuse_defaults(refusal=loaded.reuse_refusal),
         default_max_tokens=settings.default_max_tokens,
         max_body_bytes=settings.max_body_bytes,
     )

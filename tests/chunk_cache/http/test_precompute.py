@@ -210,7 +210,7 @@ def test_an_engine_that_cannot_reuse_chunks_says_why(engine: FakeEngine, url: st
 def test_a_server_without_chunk_reuse_is_told_apart() -> None:
     with (
         serve_in_thread(Starlette()) as url,
-        pytest.raises(ConfigError, match="engine-flags vllm"),
+        pytest.raises(ConfigError, match=r"python -m ragboost\.chunk_cache vllm"),
     ):
         ChunkClient(url).check()
 

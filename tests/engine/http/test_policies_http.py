@@ -23,8 +23,8 @@ QUIET = {"kv_events_endpoint": None, "kv_events_replay_endpoint": None}
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[str]:
-    app = create_engine_app(SETTINGS.model_copy(update={**QUIET, **settings}))
+def serving(**chunks: Any) -> Iterator[str]:
+    app = create_engine_app(SETTINGS.model_copy(update={**QUIET, "chunks": chunks}))
     with serve_in_thread(app) as url:
         yield url
 
@@ -51,7 +51,7 @@ def sources(response: httpx.Response) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", ["dense", "tiled", "varlen"])
 def test_selection_runs_with_any_attention(name: str) -> None:
-    with serving(reuse_attention=name) as url:
+    with serving(backend=name) as url:
         post(url, [0, 1, 2], "approx")
         assert sources(post(url, [2, 0, 1], {"policy": "gradual", "ratio": 0.25})) == (
             (20, 90, 30, 12)
@@ -59,9 +59,9 @@ def test_selection_runs_with_any_attention(name: str) -> None:
 
 
 def test_chunks_on_disk_are_loaded_by_the_next_server(tmp_path: Path) -> None:
-    with serving(reuse_directory=tmp_path) as url:
+    with serving(directory=str(tmp_path)) as url:
         post(url, [0, 1, 2], "approx")
-    with serving(reuse_directory=tmp_path) as url:
+    with serving(directory=str(tmp_path)) as url:
         assert sources(post(url, [2, 0, 1], {"policy": "epic", "ratio": 0.25})) == (20, 90, 30, 12)
 
 
@@ -72,7 +72,7 @@ def test_a_corpus_that_is_stored_is_not_computed_again(tmp_path: Path) -> None:
     given = ["--corpus", str(corpus), "--top-n", "0", "--json"]
     computed = []
     for _ in range(2):
-        with serving(reuse_directory=tmp_path / "kv") as url:
+        with serving(directory=str(tmp_path / "kv")) as url:
             done = CliRunner().invoke(app, ["precompute", *given, "--engine", url])
             assert done.exit_code == 0, done.output
             metrics = httpx.get(f"{url}/metrics").text.splitlines()
@@ -93,7 +93,7 @@ def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_resta
     near = tmp_path / "near.jsonl"
     near.write_text("".join(f'{{"id": {n}, "neighbours": [{(n + 1) % 3}]}}\n' for n in range(3)))
     given = ["--corpus", str(corpus), "--neighbours", str(near), "--template", "{text}", "--json"]
-    settings = {"reuse_directory": directory, "reuse_prepared": prepared}
+    settings = {"directory": str(directory), "prepared": prepared}
 
     with serving(**settings) as url:
         done = CliRunner().invoke(app, ["precompute", *given, "--engine", url])

@@ -14,7 +14,7 @@ from ragboost.chunk_cache.selection.calibration import Calibration, shape_digest
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.engine.builtin import build_tokenizer
-from ragboost.engine.loading import load_model, make_engine
+from ragboost.engine.loading import load_model
 from ragboost.errors import ConfigError
 from ragboost.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
@@ -262,7 +262,9 @@ def test_a_model_without_reuse_serves_and_says_why(
     config = GPT2Config(vocab_size=4096, n_embd=32, n_layer=2, n_head=2, n_positions=256)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
-    app = create_engine_app(EngineSettings(model=tmp_path, num_threads=1, reuse="approx"))
+    app = create_engine_app(
+        EngineSettings(model=tmp_path, num_threads=1, chunks={"reuse": "approx"})
+    )
     assert "chunks cannot be reused with this model: GPT2LMHeadModel" in caplog.text
     with serve_in_thread(app) as url:
         body: dict[str, Any] = {"prompt": "Hello you", "max_tokens": 2}
@@ -301,23 +303,35 @@ def test_a_calibration_decides_policy_and_ratio_for_its_model_alone(tmp_path: Pa
     Calibration(shape=shape_digest(loaded.adapter), policy="mean-layers", ratio=0.25).write(
         path, expected={}
     )
-    settings = SETTINGS.model_copy(update={"reuse_calibration": path})
+    settings = SETTINGS.model_copy(update={"chunks": {"calibration": str(path)}})
 
     with serve_in_thread(create_engine_app(settings)) as url:
         said = httpx.get(f"{url}/chunk_reuse").json()
 
     assert (said["policy"], said["ratio"]) == ("mean-layers", 0.25)
-    both = EngineSettings(**{**settings.model_dump(), "reuse_ratio": 0.3})
-    with pytest.raises(ConfigError, match=r"reuse_calibration decides engine\.reuse_"):
+    both = settings.model_copy(update={"chunks": {**settings.chunks, "ratio": 0.3}})
+    with pytest.raises(ConfigError, match=r"engine\.chunks: `calibration` decides `ratio`"):
         create_engine_app(both)
     Calibration(shape="of another model", policy="epic", ratio=0.25).write(path, expected={})
     with pytest.raises(ConfigError, match="made for another model"):
         create_engine_app(settings)
 
 
-def test_settings_of_reuse() -> None:
-    off = load_model(SETTINGS.model_copy(update={"reuse": "off"}))
-    assert off.reuse_refusal == "engine.reuse is off"
-    assert make_engine(off, SETTINGS).chunk_filler is None
-    with pytest.raises(ConfigError, match=r"engine\.reuse_policy must be one of full, reuse"):
-        make_engine(off, SETTINGS.model_copy(update={"reuse_policy": "best"}))
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("policy", "best", r"engine\.chunks: policy must be one of full, reuse"),
+        ("ratio", 2, r"engine\.chunks: ratio must be less than or equal to 1"),
+        ("backend", "fast", r"engine\.chunks: unknown attention backend 'fast'"),
+        ("directroy", "kv", r"engine\.chunks: directroy is unknown"),
+        (
+            "public_key",
+            "secret",
+            r"engine\.chunks\.public_key is a setting of vLLM and SGLang only",
+        ),
+    ],
+)
+def test_a_setting_of_reuse_that_is_refused(name: str, value: Any, problem: str) -> None:
+    settings = SETTINGS.model_copy(update={"chunks": {name: value}})
+    with pytest.raises(ConfigError, match=problem):
+        create_engine_app(settings)

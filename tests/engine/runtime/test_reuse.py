@@ -308,7 +308,7 @@ def test_abort_frees_everything_at_any_stage(loaded: LoadedModel, is_cold: bool)
 
 def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel) -> None:
     bytes_per_token = loaded.runner.layout.bytes_per_token
-    settings = SETTINGS.model_copy(update={"reuse_capacity_bytes": 110 * bytes_per_token})
+    settings = SETTINGS.model_copy(update={"chunks": {"host_bytes": 110 * bytes_per_token}})
     engine = make_engine(loaded, settings)
     engine.start()
     Request(engine, parts_of([1, 2, 3]), reuse=approx()).finish()
