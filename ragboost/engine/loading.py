@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.selection import POLICIES
 from ragboost.chunk_cache.selection.calibration import Calibration
 from ragboost.config import EngineSettings
-from ragboost.config.model_directory import find_model
+from ragboost.config.model_directory import find_model, model_name
 from ragboost.engine import builtin
 from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
@@ -59,8 +60,9 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         tokenizer: Any = builtin.build_tokenizer()
         name = f"ragboost-{settings.builtin_size}"
     else:
-        model, tokenizer = _from_directory(settings)
-        name = find_model(settings.model).resolve().name
+        path = find_model(settings.model)
+        model, tokenizer = _from_directory(path, settings)
+        name = model_name(path)
     model = model.to(_device(settings))
     adapter, refusal = _adapter(model, settings)
     runner = ModelRunner(model, max_length=settings.max_model_len)
@@ -202,9 +204,7 @@ def reuse_options(settings: EngineSettings) -> ReuseOptions:
     return ReuseOptions(chosen.policy, chosen.ratio)
 
 
-def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:
-    assert settings.model is not None, "no model directory"
-    path = find_model(settings.model)
+def _from_directory(path: Path, settings: EngineSettings) -> tuple[Any, Any]:
     if not (path / "config.json").is_file():
         raise ConfigError(f"engine.model: {path} is not a model directory (it has no config.json)")
     model = load_causal_lm(path, dtype=_dtype(settings), option=_OPTION)
