@@ -21,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragboost.chunk_cache.fields import read_fields
+from ragboost.config.model_directory import find_model
 from ragboost.engine.loading import TUNED
 from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.graph.conversation import PromptWriter
@@ -55,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True, help="model directory")
+    parser.add_argument("--model", type=Path, required=True, help="name or directory")
     parser.add_argument("--data", type=Path, required=True, help="JSONL file of questions")
     parser.add_argument("--out", type=Path, required=True, help="output directory")
     parser.add_argument(
@@ -74,9 +75,10 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=True)
+    directory = find_model(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     dtype = getattr(torch, args.dtype)
-    model = AutoModelForCausalLM.from_pretrained(args.model, local_files_only=True, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=dtype)
     model.to(args.device).train()
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     examples = read_examples(args.data, tokenizer, end=end)

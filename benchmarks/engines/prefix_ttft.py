@@ -24,7 +24,7 @@ HITS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, help="model directory; default: the built-in model")
+    parser.add_argument("--model", type=Path, help="name or directory; default: the built-in model")
     parser.add_argument("--tokens", type=int, default=4000, help="prompt length")
     parser.add_argument("--repeats", type=int, default=7, help="repeats per hit length")
     parser.add_argument("--num-threads", type=int, default=1, help="compute threads")

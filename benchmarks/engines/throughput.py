@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from ragboost.config.model_directory import find_model, model_name
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import EngineServer, made_model, missing
 
@@ -61,7 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, help="model directory; default: a random tiny Llama")
+    parser.add_argument(
+        "--model", type=Path, help="name or directory; default: a random tiny Llama"
+    )
     parser.add_argument("--only", choices=SERVERS, action="append", help="servers to measure")
     parser.add_argument("--prompt-words", type=int, default=700, help="words of a prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to generate")
@@ -70,12 +73,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; always JSON")
     args = parser.parse_args()
     exit_on_sigterm()
-    model = (args.model or made_model("embedded", "tiny")).resolve()
+    model = find_model(args.model or made_model("embedded", "tiny")).resolve()
     results: dict[str, Any] = {}
     for name in args.only or SERVERS:
         reason = _missing(name)
         results[name] = reason or measure(name, model, args)
-    print(json.dumps({"model": model.name, "prompt_words": args.prompt_words, **results}))
+    print(json.dumps({"model": model_name(model), "prompt_words": args.prompt_words, **results}))
 
 
 def _missing(name: str) -> str | None:

@@ -104,7 +104,7 @@ def measure(model: Path, *, questions: int, conversations: int, seed: int) -> di
                     part,
                     Path(folder),
                     url=url,
-                    model=model.name,
+                    model=app.state.loaded.name,
                     options=options,
                     settings={ORDER_TEMPLATE: WORDS.order_template},
                 )
@@ -205,7 +205,7 @@ def lines(results: Mapping[str, Any], *, metric: str) -> list[str]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--model", type=Path, action="append", help="model directory, repeatable; default: both"
+        "--model", type=Path, action="append", help="name or directory, repeatable; default: both"
     )
     parser.add_argument("--questions", type=int, default=600, help="single questions")
     parser.add_argument("--conversations", type=int, default=200, help="of three turns")

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import typer
 
+from ragboost.config.model_directory import find_model
+
 app = typer.Typer(help="Stored chunks of chunk reuse.", no_args_is_help=True)
 
 _GIB = 1 << 30
@@ -17,7 +19,9 @@ def _chunks() -> None:
 
 @app.command()
 def size(
-    model: Path = typer.Option(..., help="Directory of the model, or its config.json."),
+    model: Path = typer.Option(
+        ..., metavar="MODEL", help="Directory or name of the model, or its config.json."
+    ),
     documents: int = typer.Option(..., min=1, help="Number of documents."),
     tokens: int = typer.Option(512, min=1, help="Tokens of a document, on average."),
     dtype: str = typer.Option("bfloat16", help="Of the engine's KV cache."),
@@ -27,7 +31,8 @@ def size(
     """Print the bytes of a corpus in each place, by the model's configuration."""
     from ragboost.chunk_cache.store.sizes import corpus_sizes
 
-    sizes = corpus_sizes(model, documents=documents, tokens=tokens, dtype=dtype, ranks=ranks)
+    found = find_model(model, only="config.json")
+    sizes = corpus_sizes(found, documents=documents, tokens=tokens, dtype=dtype, ranks=ranks)
     if as_json:
         typer.echo(json.dumps(sizes._asdict()))
         return

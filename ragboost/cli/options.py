@@ -17,6 +17,11 @@ PROGRESS: bool | None = typer.Option(
 CONFIG: Path | None = typer.Option(
     None, "--config", metavar="FILE", help="TOML file of settings; by default ./ragboost.toml."
 )
+MODEL: Path = typer.Option(
+    ...,
+    metavar="MODEL",
+    help="Directory of a Hugging Face causal LM, its name on the hub, or that of a fetched one.",
+)
 CORPUS: Path | None = typer.Option(
     None, metavar="FILE.jsonl", help="JSONL of the documents that `doc_ids` refer to."
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
-from ragboost.cli.options import AS_JSON, PROGRESS, check_paths
+from ragboost.cli.options import AS_JSON, MODEL, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
 from ragboost.context import render_document
@@ -18,7 +18,7 @@ _DEVICE: str = typer.Option("cpu", help="Where the model runs.")
 
 
 def eval_reuse(
-    model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
+    model: Path = MODEL,
     data: Path = typer.Option(
         ...,
         metavar="FILE.jsonl",
@@ -68,7 +68,7 @@ def eval_reuse(
 
 
 def calibrate(
-    model: Path = typer.Option(..., metavar="DIRECTORY", help="Of a Hugging Face causal LM."),
+    model: Path = MODEL,
     data: Path = typer.Option(..., metavar="FILE.jsonl", help="Prompts as for eval-reuse."),
     out: Path = typer.Option(
         Path("calibration.json"), help="The file that engines read; run again to go on with it."

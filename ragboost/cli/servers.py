@@ -30,7 +30,7 @@ def serve(
     ),
     host: str | None = setting("proxy.host", metavar="ADDRESS"),
     port: int | None = setting("proxy.port"),
-    model: Path | None = setting("engine.model", metavar="DIRECTORY"),
+    model: Path | None = setting("engine.model", metavar="MODEL"),
     insecure: bool | None = switch("proxy.insecure", "--insecure"),
     shadow: bool | None = switch("proxy.shadow", "--shadow"),
     access_log: bool | None = switch("proxy.access_log", "--access-log"),
@@ -89,7 +89,7 @@ def _in_front_of_engine(settings: Settings, url: str) -> Settings:
 
 
 def engine(
-    model: Path | None = setting("engine.model", metavar="DIRECTORY"),
+    model: Path | None = setting("engine.model", metavar="MODEL"),
     host: str | None = setting("engine.host", metavar="ADDRESS"),
     port: int | None = setting("engine.port"),
     served_model_name: str | None = setting("engine.served_model_name"),
@@ -111,7 +111,7 @@ def engine(
 
     \b
     ragboost engine                                   # the built-in model, on port 8000
-    ragboost engine --model ./Qwen3-0.6B --port 8001
+    ragboost engine --model Qwen/Qwen3-0.6B --port 8001
     """
     flags = {f"engine.{name}": value for name, value in locals().items() if name != "config"}
     config = config or settings_file()

@@ -13,8 +13,9 @@ class EngineSettings(Section):
 
     model: Path | None = Field(
         None,
-        description="Directory of a Hugging Face causal LM, or the name of a fetched one, such as "
-        "smollm2-135m; None: a small built-in model.",
+        description="Directory of a Hugging Face causal LM, its name on the hub, such as "
+        "Qwen/Qwen3-0.6B, or that of a fetched one, such as smollm2-135m; None: a small built-in "
+        "model.",
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
@@ -29,7 +30,8 @@ class EngineSettings(Section):
         "request waits.",
     )
     served_model_name: str | None = Field(
-        None, description="Name of the model in the API; None: the name of its directory."
+        None,
+        description="Name of the model in the API; None: that on the hub, or of the directory.",
     )
     builtin_size: Literal["small", "tiny"] = Field(
         "small", description="Size of the built-in model; tiny is for tests."

@@ -87,8 +87,8 @@ class TokenSettings(Section):
 
     tokenizer: Path | None = Field(
         None,
-        description="A tokenizer.json, or a model directory with one, to count documents with in "
-        "the background; needs the extra tokens. None: ask the backend.",
+        description="A tokenizer.json, or a model that has one, its directory or name, to count "
+        "documents with in the background; needs the extra tokens. None: ask the backend.",
     )
     ask_backend: bool = Field(
         True,

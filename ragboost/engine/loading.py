@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
-from ragboost.config.model_directory import find_model
+from ragboost.config.model_directory import find_model, model_name
 from ragboost.engine import builtin
 from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
@@ -57,8 +58,9 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         tokenizer: Any = builtin.build_tokenizer()
         name = f"ragboost-{settings.builtin_size}"
     else:
-        model, tokenizer = _from_directory(settings)
-        name = find_model(settings.model).resolve().name
+        path = find_model(settings.model)
+        model, tokenizer = _from_directory(path, settings)
+        name = model_name(path)
     model = model.to(_device(settings))
     adapter, refusal = _adapter(model)
     runner = ModelRunner(model, max_length=settings.max_model_len)
@@ -181,9 +183,7 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
     return ChunkFiller(reuse)
 
 
-def _from_directory(settings: EngineSettings) -> tuple[Any, Any]:
-    assert settings.model is not None, "no model directory"
-    path = find_model(settings.model)
+def _from_directory(path: Path, settings: EngineSettings) -> tuple[Any, Any]:
     if not (path / "config.json").is_file():
         raise ConfigError(f"engine.model: {path} is not a model directory (it has no config.json)")
     model = load_causal_lm(path, dtype=_dtype(settings), option=_OPTION)

@@ -61,6 +61,9 @@ def _run(reference: "weakref.ref[TokenCounter]", encode: Encode) -> None:
 def load_tokenizer(path: Path) -> Encode:
     """Load a `tokenizer.json`, or a directory's, as a function from texts to token ids."""
     tokenizers: Any = import_extra("tokenizers", extra="tokens")
+    from ragboost.config.model_directory import find_model  # loads pydantic
+
+    path = find_model(path, only=_FILE)
     file = path / _FILE if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(

@@ -35,6 +35,7 @@ from ragboost.chunk_cache.selection.calibration import (
     shape_digest,
 )
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.config.model_directory import model_name
 from ragboost.errors import ChunkCacheError
 
 DEFAULT: Arm = (DEFAULT_POLICY, DEFAULT_RATIO)
@@ -173,7 +174,7 @@ def run(
     is_kept = best == DEFAULT or gain.mean > gain.error or max_cost is not None
     chosen = best if is_kept else DEFAULT
     expected = {
-        "model": model.resolve().name,
+        "model": model_name(model),
         "prompts": [asdict(summary) for summary in checked],
         "gain": gain.mean,
         "gain_error": gain.error,
