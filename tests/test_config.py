@@ -110,7 +110,7 @@ def test_a_value_of_another_shape_is_named_in_the_words_of_the_file(
     _toml(text)
 
     with pytest.raises(ConfigError, match=message):
-        load_settings()
+        load_settings({"proxy.port": 0})
 
 
 @pytest.mark.parametrize("host", ["a..b", "a b", "a\0", "\u2028a", "a" * 300])
@@ -198,9 +198,9 @@ def test_delimiters_are_a_list_of_tables() -> None:
 
 
 def test_delimiters_with_an_unknown_key_are_refused() -> None:
-    _toml('[[formats.delimiters]]\nname = "kb"\nstart = "<<"\nstop = ">>"\n')
+    _toml('[[formats.delimiters]]\nname = "kb"\nstart = "<<"\nend = ">>"\nstop = ">>"\n')
 
-    with pytest.raises(ConfigError, match=r"formats\.delimiters"):
+    with pytest.raises(ConfigError, match=r"formats\.delimiters\.0\.stop: unknown setting"):
         load_settings()
 
 
@@ -209,7 +209,42 @@ def test_a_list_in_the_environment_that_is_not_json_is_explained(
 ) -> None:
     monkeypatch.setenv("RAGBOOST_PROXY__API_KEYS", "secret")
 
-    with pytest.raises(ConfigError, match=r"environment: .*must be JSON") as caught:
+    with pytest.raises(ConfigError, match=r"RAGBOOST_PROXY__API_KEYS: .*must be JSON") as caught:
         load_settings()
 
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[backends]]\nurl = "http://a"\napikey = "secret"\n', "backends.0.apikey: unknown"),
+        ('[[backends]]\nname = "a"\napi_key = "secret"\n', "backends.0.url: is missing"),
+        ("[engine_hooks]\nreport_key = ['secret']\n", "engine_hooks.report_key: "),
+    ],
+)
+def test_an_error_shows_no_key(text: str, message: str) -> None:
+    _toml(text)
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_settings()
+
+    assert "secret" not in str(caught.value)
+
+
+def test_variables_of_others_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {  # of Kubernetes' services `ragboost` and `ragboost-redis`
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT_HTTP": "8080",
+        "PORT": "tcp://10.0.0.1:8080",
+        "PORT_8080_TCP_PROTO": "tcp",
+        "REDIS_SERVICE_PORT": "6379",
+        "REDIS_PORT": "tcp://10.0.0.2:6379",
+    }.items():
+        monkeypatch.setenv(f"RAGBOOST_{name}", value)
+    monkeypatch.setenv("RAGBOOST_PUBLIC_KEY", "of `ragboost precompute`")
+    assert load_settings() == Settings()
+
+    monkeypatch.setenv("RAGBOOST_PORT", "8080")
+    with pytest.raises(ConfigError, match=r"RAGBOOST_PORT\); did you mean 'proxy.port'"):
+        load_settings()

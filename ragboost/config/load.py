@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,16 @@ from ragboost.errors import ConfigError
 
 TOML_NAME = "ragboost.toml"
 ENV_PREFIX = "RAGBOOST_"
+# Variables that are no settings: an option of `ragboost precompute`, and those by which Kubernetes
+# tells pods of a service called `ragboost`, or `ragboost-redis`: RAGBOOST_PORT=tcp://10.0.0.1:8080.
+_OTHERS = re.compile(
+    r"PUBLIC_KEY=.*|([A-Z0-9]+_)*(SERVICE_(HOST|PORT)\w*=.*|PORT_\d+_\w+=.*|PORT=\w+://.*)",
+    flags=re.DOTALL,
+)
 _SHAPES = {
     "dict_type": "must be a table",
     "extra_forbidden": "unknown setting",
+    "missing": "is missing",
     "model_type": "must be a table",
     "tuple_type": "must be a list",
 }
@@ -51,7 +59,8 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, toml: Path | None =
     except ValidationError as error:
         raise ConfigError(_explain(error, origin)) from None
     except SettingsError as error:
-        raise ConfigError(f"environment: {error}; lists and tables must be JSON") from None
+        names = " or ".join(_variables_with(getattr(error.__cause__, "doc", None)))
+        raise ConfigError(f"{names}: lists and tables must be JSON, such as '[\"a\"]'") from None
 
 
 def settings_file() -> Path | None:
@@ -97,8 +106,8 @@ def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
     for source in sources:
         for section, values in source.items():
             known = merged.get(section)
-            if isinstance(known, dict) and isinstance(values, dict):
-                values = {**known, **values}
+            if known is not None and isinstance(values, dict):
+                values = {**known, **values} if isinstance(known, dict) else known
             merged[section] = values
     return merged
 
@@ -106,9 +115,14 @@ def _merged(*sources: Mapping[str, Any]) -> dict[str, Any]:
 def _environ_paths() -> dict[str, str]:
     return {
         name.removeprefix(ENV_PREFIX).lower().replace("__", "."): name
-        for name in os.environ
+        for name, value in os.environ.items()
         if name.startswith(ENV_PREFIX)
+        and not _OTHERS.fullmatch(f"{name.removeprefix(ENV_PREFIX)}={value}")
     }
+
+
+def _variables_with(value: str | None) -> list[str]:
+    return [name for name in _environ_paths().values() if os.environ[name] == value]
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,11 +150,14 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
     lines = []
     for problem in error.errors():
         parts = [str(part) for part in problem["loc"]]
-        path = ".".join(parts if parts[0] in ("backends", "prices") else parts[:2])
-        found = origin.get(path) or origin.get(parts[0])
+        path, section = ".".join(parts[:2]), parts[0]
+        found = origin.get(path) or origin.get(section)
         source = f" (from {found})" if found else ""
-        is_secret = any(part.startswith("api_key") for part in parts)
-        given = "" if is_secret else f", got {hide_login(repr(problem['input']))}"
+        if section in ("backends", "prices") or path == "formats.delimiters":
+            path = ".".join(parts)
+        # An unknown key may be a misspelt one of a secret; of a missing one the input is its table.
+        hides = problem["type"] in ("extra_forbidden", "missing") or "key" in path
+        given = "" if hides else f", got {hide_login(repr(problem['input']))}"
         message = _SHAPES.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
         lines.append(f"{path}: {message}{given}{source}")
     return "; ".join(lines)
