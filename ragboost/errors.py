@@ -30,6 +30,7 @@ Grouped by who can fix the cause::
 import json
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 
 class RagBoostError(Exception):
@@ -48,6 +49,7 @@ class RequestError(RagBoostError):
     """Invalid input from a client."""
 
     status = 400  # HTTP status of the proxy's response
+    retry_after_s: int | None = None  # when to try again
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -140,6 +142,11 @@ class StoreUnavailableError(ChunkCacheError):
 
 class UnsupportedModelError(ChunkCacheError):
     """The model's attention does not allow KV reuse."""
+
+
+def error_object(message: str, *, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 _JSON_TYPES = {

@@ -88,6 +88,11 @@ class Document:
         return self.key[:8]
 
 
+def encodable(text: str) -> str:
+    """Return a text for a tokenizer: lone surrogates, which none accepts, become `?`."""
+    return text.encode("utf-8", "replace").decode()
+
+
 KEY_OF = attrgetter("key")
 """Of a document, for `map`: requests have dozens."""
 

@@ -6,12 +6,14 @@ A length counted too late for one request is used for the next.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.discovery import EngineClient
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.jsonl import json_value
 from ragboost.tokens import TokenCounter, Wanted
+from ragboost.types import encodable
 
 TOKENIZE_PATH = "/tokenize"
 _POLL_S = 0.2
@@ -67,8 +69,9 @@ class BackendTokenizer:
         return True
 
     async def _ids(self, engine: EngineClient, model: str, wanted: Wanted) -> list[int] | None:
-        text = wanted.text.encode("utf-8", "replace").decode()
-        body = {"prompt": text, "add_special_tokens": False, **({"model": model} if model else {})}
+        body: dict[str, Any] = {"prompt": encodable(wanted.text), "add_special_tokens": False}
+        if model:
+            body["model"] = model
         answer = await engine.fetch(TOKENIZE_PATH, body=json.dumps(body).encode())
         if answer is None:
             return None

@@ -201,7 +201,7 @@ class JsonBody:
 
 
 def decode_message(message: Any) -> Any:
-    """Decode a message that is encoded, whatever a body may hold; return others as they are."""
+    """Decode a message that is encoded, as a body is decoded; return any other as it is."""
     if not isinstance(message, msgspec.Raw):
         return message
     try:

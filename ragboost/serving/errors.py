@@ -2,6 +2,8 @@
 
 import msgspec
 
+from ragboost.errors import error_object
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -22,6 +24,5 @@ _TYPES = {
 
 
 def error_body(status: int, message: str, *, param: str | None = None) -> bytes:
-    """Render `{"error": {"message", "type", "param", "code"}}`."""
-    error = {"message": message, "type": _TYPES.get(status, "internal_error")}
-    return msgspec.json.encode({"error": {**error, "param": param, "code": str(status)}})
+    kind = _TYPES.get(status, "internal_error")
+    return msgspec.json.encode(error_object(message, kind=kind, code=str(status), param=param))

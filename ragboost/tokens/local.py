@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragboost.errors import ConfigError, import_extra
 from ragboost.tokens.counter import TokenCounter
+from ragboost.types import encodable
 
 if TYPE_CHECKING:
     from ragboost.config import TokenSettings
@@ -81,8 +82,7 @@ def load_tokenizer(path: Path) -> Encode:
     tokenizer.no_padding()
 
     def encode(texts: list[str]) -> list[list[int]]:
-        clean = [text.encode("utf-8", "replace").decode() for text in texts]
-        found = tokenizer.encode_batch(clean, add_special_tokens=False)
+        found = tokenizer.encode_batch(list(map(encodable, texts)), add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     return encode

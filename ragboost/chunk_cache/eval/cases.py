@@ -9,7 +9,7 @@ from ragboost.chunk_cache.core.loading import TEMPLATE_ERRORS
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.errors import RequestError, show
 from ragboost.jsonl import read_objects
-from ragboost.types import as_documents
+from ragboost.types import as_documents, encodable
 
 SYSTEM = "Answer the question from the documents, in as few words as possible."
 _DOCUMENTS = "{ragboost: the documents}"  # their place, while a chat template writes the rest
@@ -78,19 +78,15 @@ def _case(row: dict[str, Any], where: str, tokenizer: Any | None) -> Case:
         raise RequestError(f"{where}: system must be a text, got {show(system)}")
 
     def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(_clean(text), add_special_tokens=False))
+        return tuple(tokenizer.encode(encodable(text), add_special_tokens=False))
 
     chunks = []
     for document in as_documents(documents, where=f"{where}: documents"):
         title = f"{document.title}\n" if document.title else ""
         chunks.append(ids(f"{title}{document.text}\n\n"))
-    before, after = _frame(tokenizer, _clean(system or SYSTEM), question)
+    before, after = _frame(tokenizer, encodable(system or SYSTEM), question)
     answers = _answers(row, where)
     return Case(before, tuple(chunks), ids(after), task=task, answers=answers, where=where)
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()  # no tokenizer accepts lone surrogates
 
 
 def _ids(value: Any, where: str, *, other: str = "") -> tuple[int, ...]:

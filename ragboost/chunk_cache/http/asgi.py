@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, error_object
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -66,9 +66,14 @@ async def respond(send: Send, status: int, fields: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def refusal(error: RequestError) -> dict[str, Any]:
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    code = getattr(error, "code", "invalid_value")
+    return error_object(str(error), kind=kind, code=code, param=error.param)
+
+
 async def refuse(send: Send, error: RequestError) -> None:
-    fields = {"message": str(error), "type": "invalid_request_error", "param": error.param}
-    await respond(send, error.status, {"error": {**fields, "code": "invalid_value"}})
+    await respond(send, error.status, refusal(error))
 
 
 def read_json(data: bytes) -> dict[str, Any] | None:

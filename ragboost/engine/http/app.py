@@ -10,14 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragboost.chunk_cache.http.asgi import refusal
 from ragboost.config import EngineSettings
-from ragboost.engine.http import responses as replies
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.routes import ROUTES
 from ragboost.engine.http.sse import ClientLeftError
 from ragboost.engine.loading import chunk_settings, load_model, make_engine
 from ragboost.engine.runtime.kv_events import EventPublisher
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, error_object
 
 
 def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
@@ -88,7 +88,7 @@ def _error(status: int, body: dict[str, Any], **headers: str) -> Response:
 async def _refused(_request: Request, problem: Exception) -> Response:
     assert isinstance(problem, RequestError), problem
     headers = {"retry-after": "1"} if problem.status == 503 else {}
-    return _error(problem.status, replies.request_error(problem), **headers)
+    return _error(problem.status, refusal(problem), **headers)
 
 
 async def _client_left(_request: Request, _problem: Exception) -> Response:
@@ -97,9 +97,9 @@ async def _client_left(_request: Request, _problem: Exception) -> Response:
 
 async def _http_error(_request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException), problem
-    body = replies.error(problem.detail, kind="invalid_request_error", code="not_found")
+    body = error_object(problem.detail, kind="invalid_request_error", code="not_found")
     return _error(problem.status_code, body)
 
 
 async def _failed(_request: Request, _problem: Exception) -> Response:
-    return _error(500, replies.error("internal error", kind="server_error", code="internal_error"))
+    return _error(500, error_object("internal error", kind="server_error", code="internal_error"))

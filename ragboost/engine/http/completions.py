@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.chunk_cache.fields import read_fields
-from ragboost.engine.http import responses as replies
+from ragboost.chunk_cache.http.asgi import refusal
 from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
@@ -182,7 +182,7 @@ async def _events(
     except ApiError as problem:
         if piece is None:
             raise  # nothing was sent yet: an ordinary error response
-        yield sse.event(replies.request_error(problem))
+        yield sse.event(refusal(problem))
         return
     finally:
         await pieces.aclose()

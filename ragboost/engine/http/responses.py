@@ -1,4 +1,4 @@
-"""Build OpenAI response objects: completions, stream chunks, usage, errors."""
+"""Build OpenAI response objects: completions, stream chunks, usage."""
 
 import time
 import uuid
@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.usage import with_report
-from ragboost.errors import RequestError
 
 Kind = Literal["chat", "text"]
 
@@ -19,19 +18,6 @@ class TextPiece(NamedTuple):
     completion_tokens: int
     cached_tokens: int  # prompt tokens served from exact cached KV
     origins: TokenOrigins | None = None  # of the prompt, if it reuses chunks or has a graph
-
-
-def error(message: str, *, kind: str, param: str | None = None, code: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def request_error(problem: RequestError) -> dict[str, Any]:
-    return error(
-        str(problem),
-        kind="server_error" if problem.status >= 500 else "invalid_request_error",
-        param=problem.param,
-        code=getattr(problem, "code", "invalid_value"),
-    )
 
 
 class ResponseBuilder:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ragboost.chunk_cache.core.loading import TEMPLATE_ERRORS
 from ragboost.errors import RequestError
+from ragboost.types import encodable
 
 _MAX_PENDING_TOKENS = 8  # a character has at most 4 bytes, so at most 4 byte-level tokens
 
@@ -19,9 +20,8 @@ class ChatTokenizer:
         tokenizer("ready", add_special_tokens=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`; lone surrogates, which no tokenizer accepts, become `?`."""
-        clean = text.encode("utf-8", "replace").decode()
-        ids = self._tokenizer(clean, add_special_tokens=add_special_tokens, verbose=False)
+        options = {"add_special_tokens": add_special_tokens, "verbose": False}
+        ids = self._tokenizer(encodable(text), **options)
         return list(ids["input_ids"])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -85,19 +85,10 @@ class RequestContext:
     def query(self) -> QueryParams:
         return QueryParams(self.scope["query_string"])
 
-    async def send_error(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        retry_after_s: int | None = None,
-    ) -> None:
+    async def send_error(self, status: int, message: str, **fields: Any) -> None:
+        """Send an error of the proxy's own; `fields` are those of `error_response`."""
         self.status = status
-        headers = {"x-request-id": self.request_id}
-        if retry_after_s is not None:
-            headers["retry-after"] = str(retry_after_s)
-        response = error_response(status, message, param=param, headers=headers)
+        response = error_response(status, message, request_id=self.request_id, **fields)
         await response(self.scope, self.receive, self.send)
 
     async def start_response(self, status: int, headers: RawHeaders, *, is_held: bool) -> None:

@@ -1,6 +1,6 @@
 """Respond with the proxy's own errors, in OpenAI's shape; the backend's are relayed unchanged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -12,10 +12,18 @@ from ragboost.serving.errors import error_body
 
 
 def error_response(
-    status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    request_id: str = "",
+    retry_after_s: int | None = None,
 ) -> Response:
+    headers = {"x-request-id": request_id} if request_id else {}
+    if retry_after_s is not None:
+        headers["retry-after"] = str(retry_after_s)
     body = error_body(status, message, param=param)
-    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+    return Response(body, status, headers=headers, media_type="application/json")
 
 
 def invalid_request(errors: Sequence[Any]) -> RequestError:
@@ -27,11 +35,13 @@ def invalid_request(errors: Sequence[Any]) -> RequestError:
 
 async def on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), error
-    request_id = request.headers.get("x-request-id") or new_request_id()
-    headers = {"x-request-id": request_id}
-    if (retry_after_s := getattr(error, "retry_after_s", None)) is not None:
-        headers["retry-after"] = str(retry_after_s)
-    return error_response(error.status, str(error), param=error.param, headers=headers)
+    return error_response(
+        error.status,
+        str(error),
+        param=error.param,
+        request_id=request.headers.get("x-request-id") or new_request_id(),
+        retry_after_s=error.retry_after_s,
+    )
 
 
 async def on_internal_error(_request: Request, _error: Exception) -> Response:

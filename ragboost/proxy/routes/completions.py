@@ -74,9 +74,8 @@ class Passthrough:
             await self._answer(exchange)
         except RequestError as error:
             exchange.outcome = "refused"
-            retry_after_s = getattr(error, "retry_after_s", None)
             await exchange.send_error(
-                error.status, str(error), param=error.param, retry_after_s=retry_after_s
+                error.status, str(error), param=error.param, retry_after_s=error.retry_after_s
             )
         except ClientDisconnectedError:
             exchange.outcome = "client_left"
