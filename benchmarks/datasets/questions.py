@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from benchmarks.datasets.loaders import FORMATS, QuestionFormat, question_format, recognised
 from benchmarks.datasets.pools import Pools, RawQuestion, chunked
 from ragboost.errors import RequestError
-from ragboost.evaluation.loading import MAX_SHOWN, parse_records, read_corpus, read_records
+from ragboost.evaluation.loading import MAX_SHOWN, parse_records, read_records
 from ragboost.evaluation.questions import text_of
-from ragboost.types import Document
+from ragboost.types import Document, as_document
 
 
 class ConvertedQuestions(NamedTuple):
@@ -118,8 +118,20 @@ def _fill(pools: Pools, path: Path) -> None:
             return False
         return True
 
-    for document in read_corpus(_records(path), skip=add):
-        pools.add("", document.text, title=document.title or "", id=str(document.id))
+    position = 0
+    for where, row in _records(path):
+        try:
+            if isinstance(row, RequestError):
+                raise row
+            if add(row):
+                continue
+            document = as_document(row)
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None
+        name = str(position) if document.id is None else document.id
+        name = name if isinstance(name, str) else json.dumps(name)
+        pools.add("", document.text, title=document.title or "", id=name)
+        position += 1
 
 
 def main() -> None:

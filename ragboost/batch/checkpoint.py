@@ -4,11 +4,12 @@ Three files grow beside the output under temporary names. After each window a fo
 they are and where the next window begins.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple, Self
+
+from pydantic import TypeAdapter
 
 from ragboost.batch.catalog import FILE_START, FilePlace
 from ragboost.batch.summary import BatchSummary
@@ -24,15 +25,23 @@ class Checkpoint(NamedTuple):
     summary: BatchSummary  # of the windows before
 
 
+class _State(NamedTuple):
+    fingerprint: str  # of the job
+    sizes: list[int]  # of the growing files
+    checkpoint: Checkpoint
+
+
+_STATE = TypeAdapter(_State)
+
+
 def checkpoint_path(output: Path) -> Path:
     return output.with_name(f".{output.name}.checkpoint")
 
 
 def last_checkpoint(output: Path) -> Checkpoint | None:
     """Return where an interrupted job would go on; None if there is none."""
-    path = checkpoint_path(output)
-    state = _read_json(path)
-    return None if state is None else _checkpoint(state, path)
+    state = _read(checkpoint_path(output))
+    return None if state is None else state.checkpoint
 
 
 class GrowingFiles:
@@ -78,14 +87,9 @@ class GrowingFiles:
         for file in self.files:
             file.flush()
             os.fsync(file.fileno())
-        state = {
-            "fingerprint": self._fingerprint,
-            "place": checkpoint.place,
-            "sizes": [file.tell() for file in self.files],
-            "summary": checkpoint.summary.as_json(),
-        }
+        state = _State(self._fingerprint, [file.tell() for file in self.files], checkpoint)
         temporary = self._state.with_name(f"{self._state.name}.tmp")
-        temporary.write_text(json.dumps(state))
+        temporary.write_bytes(_STATE.dump_json(state))
         temporary.replace(self._state)
 
     def finish(self, summary: BatchSummary, *, source: Path, is_strict: bool) -> None:
@@ -103,51 +107,33 @@ class GrowingFiles:
         self._state.unlink(missing_ok=True)
 
     def _read_state(self) -> list[int] | None:
-        state = _read_json(self._state)
+        state = _read(self._state)
         if state is None:
             return None
-        checkpoint = _checkpoint(state, self._state)
-        try:
-            sizes: list[int] = list(map(int, state["sizes"]))
-        except (TypeError, ValueError, KeyError) as error:
-            raise _unreadable(self._state, error) from None
-        if state.get("fingerprint") != self._fingerprint:
+        if state.fingerprint != self._fingerprint:
             raise RequestError(
                 f"{self._state} is of a job with another input, other settings or other options: "
                 "repeat these, or start without --resume"
             )
-        for path, size in zip(self._parts, sizes, strict=True):
+        for path, size in zip(self._parts, state.sizes, strict=True):
             if not path.exists() or path.stat().st_size < size:
                 raise RequestError(f"{path} is incomplete: start without --resume")
-        self.checkpoint = checkpoint
-        return sizes
+        self.checkpoint = state.checkpoint
+        return state.sizes
 
     def _close(self) -> None:
         for file in self.files:
             file.close()
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> _State | None:
     try:
-        state = json.loads(path.read_text())
+        return _STATE.validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
-    if not isinstance(state, dict):
-        raise _unreadable(path, TypeError("not an object"))
-    return state
-
-
-def _checkpoint(state: dict[str, Any], path: Path) -> Checkpoint:
-    try:
-        return Checkpoint(FilePlace(*state["place"]), BatchSummary.from_json(state["summary"]))
-    except (TypeError, ValueError, KeyError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> RequestError:
-    return RequestError(f"cannot read {path}: {error!r}; delete it")
+        reason = error.strerror if isinstance(error, OSError) else "not the state of a batch job"
+        raise RequestError(f"cannot read {path}: {reason}; delete it") from None
 
 
 def _open_at(path: Path, size: int) -> BinaryIO:

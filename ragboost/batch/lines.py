@@ -17,7 +17,7 @@ from ragboost.errors import RequestError, json_type, show
 from ragboost.formats import Format, FoundDocuments, find_format, make_formats
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
 from ragboost.jsonl import decode
-from ragboost.retrieval.corpus import Corpus
+from ragboost.retrieval.corpus import Corpus, find_documents
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import prompt_prefix
 from ragboost.rewriting.recorded_request import RecordedRequest
@@ -111,7 +111,7 @@ class LineParser:
             raise RequestError(f"id must be a JSON scalar, got {_show(value, 'id')}", param="id")
         field = "doc_ids" if "doc_ids" in value else "documents"
         if field == "doc_ids":
-            documents = self._find(value["doc_ids"])
+            documents = find_documents(self._corpus, value["doc_ids"])
         else:
             documents = tuple(as_documents(value.get("documents", [])))
         return BatchLine(
@@ -141,22 +141,6 @@ class LineParser:
             write=lambda _: value,
             tokens=record.doc_tokens,
         )
-
-    def _find(self, doc_ids: Any) -> tuple[Document, ...]:
-        if not isinstance(doc_ids, list):
-            raise RequestError(f"doc_ids must be a list, got {json_type(doc_ids)}", param="doc_ids")
-        if self._corpus is None and doc_ids:
-            raise RequestError("doc_ids need a corpus: give it with --corpus", param="doc_ids")
-        documents = []
-        for i, doc_id in enumerate(doc_ids):
-            where = f"doc_ids[{i}]"
-            if isinstance(doc_id, list | dict):
-                raise RequestError(f"{where} must be a JSON scalar", param=where)
-            document = self._corpus.find(doc_id) if self._corpus is not None else None
-            if document is None:
-                raise RequestError(f"{where}: {show(doc_id)} is not in the corpus", param=where)
-            documents.append(document)
-        return tuple(documents)
 
 
 def kept(context: Context) -> list[int]:

@@ -1,6 +1,5 @@
 """The counts and predictions of a batch job, added up over its windows."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -57,14 +56,6 @@ class BatchSummary:
                 "prompt_tokens": rate.prompt_tokens,
             }
         return fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "BatchSummary":
-        rates = {
-            name: HitRate(fields[name]["cached_tokens"], fields[name]["prompt_tokens"])
-            for name in ("before", "after")
-        }
-        return cls(**{**fields, **rates})
 
 
 def _sum(*rates: HitRate) -> HitRate:

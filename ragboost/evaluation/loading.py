@@ -4,7 +4,6 @@
 
 `doc_ids` refer to a corpus; `conversation_id` makes turns. Malformed records are skipped."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 from ragboost.errors import RequestError, json_type
 from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.jsonl import Line, decode, read_lines
+from ragboost.retrieval.corpus import Corpus, find_documents
 from ragboost.rewriting.recorded_request import RecordedRequest
-from ragboost.types import Document, as_document, as_documents
+from ragboost.types import as_documents
 
 MAX_SHOWN = 3
 _EXPECTED = (
@@ -38,8 +38,8 @@ def load_questions(
     path: Path, *, corpus: Path | None = None, limit: int | None = None
 ) -> LoadedQuestions:
     """Read a file: JSON Lines, also gzipped, or JSON, with the `corpus` of its `doc_ids`."""
-    by_id = {} if corpus is None else {d.id: d for d in read_corpus(read_records(corpus))}
-    parsed, problems = parse_records(read_records(path), lambda row: [_question(row, by_id)])
+    found = None if corpus is None else Corpus.read(corpus)
+    parsed, problems = parse_records(read_records(path), lambda row: [_question(row, found)])
     if not parsed:
         reason = f": {problems[0]}" if problems else ""
         raise RequestError(f"{path} has no valid question{reason}")
@@ -47,7 +47,7 @@ def load_questions(
     return LoadedQuestions(questions, len(problems), tuple(problems[:MAX_SHOWN]))
 
 
-def _question(row: Mapping[str, Any], by_id: Mapping[Any, Document]) -> EvalQuestion:
+def _question(row: Mapping[str, Any], corpus: Corpus | None) -> EvalQuestion:
     if RecordedRequest.of(row) is not None:
         raise RequestError(_RECORDED)
     if not (row.keys() & {"question", "query"} and row.keys() & {"documents", "doc_ids"}):
@@ -57,12 +57,7 @@ def _question(row: Mapping[str, Any], by_id: Mapping[Any, Document]) -> EvalQues
     if "documents" in row:
         documents = tuple(as_documents(row["documents"]))
     else:
-        names = [str(name) for name in row["doc_ids"]]
-        if missing := [name for name in names if name not in by_id]:
-            raise RequestError(
-                f"doc_ids names {missing[0]!r}, which is not in --corpus", param="doc_ids"
-            )
-        documents = tuple(by_id[name] for name in names)
+        documents = find_documents(corpus, row["doc_ids"])
     if not documents:
         raise RequestError("documents must not be empty", param="documents")
     session = row.get("conversation_id", row.get("session"))
@@ -95,25 +90,6 @@ def parse_records(
         except (AttributeError, KeyError, TypeError) as error:
             problems.append(f"{where}: a field is missing or of another type: {error!r}")
     return parsed, problems
-
-
-def read_corpus(
-    records: Iterable[tuple[str, Any]], *, skip: Callable[[Any], bool] = lambda row: False
-) -> Iterator[Document]:
-    """Yield the documents of a corpus, without an id named by position; any error ends it."""
-    position = 0
-    for where, row in records:
-        try:
-            if isinstance(row, RequestError):
-                raise row
-            if skip(row):
-                continue
-            document = as_document(row)
-        except RequestError as error:
-            raise RequestError(f"{where}: {error}") from None
-        name = str(position) if document.id is None else document.id
-        yield replace(document, id=name if isinstance(name, str) else json.dumps(name))
-        position += 1
 
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:

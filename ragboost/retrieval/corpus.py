@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
-from ragboost.errors import RequestError
+from ragboost.errors import RequestError, json_type, show
 from ragboost.jsonl import decode, read_lines
 from ragboost.types import Document, DocumentId, as_document
 
@@ -54,6 +54,24 @@ class Corpus(Sequence[Document]):
 
     def __len__(self) -> int:
         return len(self._documents)
+
+
+def find_documents(corpus: Corpus | None, doc_ids: Any) -> tuple[Document, ...]:
+    """Return the documents of a JSON list of ids. Raises `RequestError`."""
+    if not isinstance(doc_ids, list):
+        raise RequestError(f"doc_ids must be a list, got {json_type(doc_ids)}", param="doc_ids")
+    if corpus is None and doc_ids:
+        raise RequestError("doc_ids need a corpus: give it with --corpus", param="doc_ids")
+    documents = []
+    for i, doc_id in enumerate(doc_ids):
+        where = f"doc_ids[{i}]"
+        if isinstance(doc_id, list | dict):
+            raise RequestError(f"{where} must be a JSON scalar", param=where)
+        document = corpus.find(doc_id) if corpus is not None else None
+        if document is None:
+            raise RequestError(f"{where}: {show(doc_id)} is not in the corpus", param=where)
+        documents.append(document)
+    return tuple(documents)
 
 
 def _id_key(document_id: DocumentId) -> object:

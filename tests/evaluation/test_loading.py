@@ -26,7 +26,7 @@ def test_plain_lines_name_documents_of_a_corpus(tmp_path: Path) -> None:
     loaded = load_questions(write(tmp_path / "q.jsonl", *rows), corpus=corpus)
 
     assert [d.text for d in loaded.questions[0].documents] == ["two", "one"]
-    assert "doc_ids names 'b', which is not in --corpus" in loaded.problems[0]
+    assert 'doc_ids[0]: "b" is not in the corpus' in loaded.problems[0]
 
 
 def test_malformed_lines_are_skipped_counted_and_named(tmp_path: Path) -> None:
