@@ -102,6 +102,7 @@ def test_an_unknown_section_is_an_error(text: str) -> None:
         ("proxy = 5\n", r"proxy: must be a table, got 5 \(from ragboost\.toml\)"),
         ('[formats]\nnumbers = []\ndelimiters = "x"\n', r"formats\.delimiters: must be a list"),
         ('[[backends]]\nurl = "http://a"\nuri = 1\n', r"backends\.0\.uri: unknown setting"),
+        ('[engine_hooks]\nendpoint = "a:1"\n', r"endpoint: must begin with tcp.*, got 'a:1'"),
     ],
 )
 def test_a_value_of_another_shape_is_named_in_the_words_of_the_file(
@@ -221,6 +222,9 @@ def test_a_list_in_the_environment_that_is_not_json_is_explained(
         ('[[backends]]\nurl = "http://a"\napikey = "secret"\n', "backends.0.apikey: unknown"),
         ('[[backends]]\nname = "a"\napi_key = "secret"\n', "backends.0.url: is missing"),
         ("[engine_hooks]\nreport_key = ['secret']\n", "engine_hooks.report_key: "),
+        ('[proxy]\napi_keys = ["secret", [""]]\n', "proxy.api_keys: has an empty key"),
+        ('[proxy]\napi_keys = ["secret "]\n', "proxy.api_keys: must be one line without"),
+        ('[backend]\napi_key = "secret\\n"\n', "backend.api_key: must be one line without"),
     ],
 )
 def test_an_error_shows_no_key(text: str, message: str) -> None:

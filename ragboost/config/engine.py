@@ -1,9 +1,9 @@
 """Settings of the embedded engine, and of the cache events of other engines."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
 
@@ -102,17 +102,26 @@ class EngineSettings(Section):
     kv_events_topic: str = Field("", description="Topic of the event messages.")
 
 
+def _check_zmq_address(value: str) -> str:
+    if not value.startswith(("tcp://", "ipc://")):
+        raise ValueError("must begin with tcp:// or ipc://")
+    return value
+
+
+_ZmqAddress = Annotated[str, AfterValidator(_check_zmq_address)]
+
+
 class EngineHookSettings(Section):
     """Cache events of the backend's engine."""
 
-    endpoint: str | None = Field(
+    endpoint: _ZmqAddress | None = Field(
         None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
     )
     discover: bool = Field(
         True,
         description="Ask each backend for the address of its KV events and the size of its cache.",
     )
-    replay_endpoint: str | None = Field(
+    replay_endpoint: _ZmqAddress | None = Field(
         None, description="ZeroMQ address for replays of past events, if `endpoint` is set."
     )
     topic: str = Field("", description="Prefix of the topics to subscribe to; empty: all.")

@@ -46,6 +46,28 @@ def public_url(url: BaseUrl) -> str:
     return f"{parts.scheme}://{host}{port}{path}"
 
 
+def _check_key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("must be one line without white space around it")
+    return key
+
+
+def _check_client_keys(keys: "_ClientKeys") -> "_ClientKeys":
+    if any(not _check_key(key).get_secret_value() for key in _all_keys(keys)):
+        raise ValueError("has an empty key")
+    return keys
+
+
+def _all_keys(keys: "_ClientKeys") -> list[SecretStr]:
+    return [key for team in keys for key in (team if isinstance(team, tuple) else (team,))]
+
+
+ApiKey = Annotated[SecretStr, AfterValidator(_check_key)]
+_Team = Annotated[tuple[SecretStr, ...], Field(min_length=1)]
+_ClientKeys = tuple[SecretStr | _Team, ...]
+
+
 class BackendSettings(Section):
     """The upstream OpenAI-compatible server."""
 
@@ -71,7 +93,7 @@ class BackendSettings(Section):
         description="Seconds to wait for the next byte of a response. Raise it if non-streaming "
         "responses take longer.",
     )
-    api_key: SecretStr | None = Field(
+    api_key: ApiKey | None = Field(
         None, description="API key for the backend; None: forward the client's."
     )
     api_key_file: Path | None = Field(
@@ -118,7 +140,7 @@ class ReplicaSettings(Section):
     name: str | None = Field(
         None, min_length=1, description="Name in headers, metrics and logs; None: host and port."
     )
-    api_key: SecretStr | None = Field(None, description="API key for this backend.")
+    api_key: ApiKey | None = Field(None, description="API key for this backend.")
     max_concurrency: int | None = Field(
         None, ge=1, description="Completions that run on this backend at a time."
     )
@@ -204,9 +226,6 @@ class LogSettings(Section):
     )
 
 
-_Team = Annotated[tuple[SecretStr, ...], Field(min_length=1)]
-
-
 class ProxySettings(Section):
     """The OpenAI-compatible server."""
 
@@ -260,7 +279,7 @@ class ProxySettings(Section):
         description="Tenants kept, one per model and cache salt; the least recently used are "
         "dropped.",
     )
-    api_keys: tuple[SecretStr | _Team, ...] = Field(
+    api_keys: Annotated[_ClientKeys, AfterValidator(_check_client_keys)] = Field(
         (),
         description="API keys of which clients must send one; empty: no key is required. Each has "
         'context indexes of its own; keys in an inner list, as in ["a", ["b", "c"]], share theirs.',
@@ -307,6 +326,11 @@ class ProxySettings(Section):
     tracing: bool = Field(
         False, description="Record OpenTelemetry spans of completions; needs the extra otel."
     )
+
+    @property
+    def client_keys(self) -> list[SecretStr]:
+        """The keys of all teams."""
+        return _all_keys(self.api_keys)
 
     @property
     def has_keys(self) -> bool:

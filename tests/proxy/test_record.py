@@ -16,6 +16,7 @@ from ragboost.errors import ConfigError, RequestError
 from ragboost.evaluation.loading import load_questions
 from ragboost.evaluation.traces import read_trace
 from ragboost.hosted.lint import lint_log
+from ragboost.proxy.app import create_app
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.wires.usage import Usage
@@ -128,10 +129,10 @@ def test_a_disk_that_is_full_within_a_line_costs_no_line_of_another_proxy(
 
 
 def test_a_path_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path / "no" / "log.jsonl", max_bytes=1000, count=lambda *_: None)
+    settings = Settings.model_validate({"proxy": {"record": tmp_path / "no" / "log.jsonl"}})
 
     with pytest.raises(ConfigError, match=r"proxy\.record: cannot write .* No such file"):
-        log.open()
+        create_app(settings)
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 2**53])

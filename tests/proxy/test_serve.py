@@ -249,6 +249,7 @@ def test_a_model_without_the_embedded_engine_is_refused() -> None:
     [
         ({"session": {"store": "sqlite", "path": "/missing/x.db"}}, "session.path: cannot use"),
         ({"tokens": {"tokenizer": "/missing"}}, "tokens.tokenizer: /missing/?.* does not exist"),
+        ({"session": {"url": "redis://10.0.0.1"}}, 'needs session.store = "redis", got .memory'),
     ],
 )
 @pytest.mark.parametrize("workers", [1, 2])

@@ -70,7 +70,7 @@ class RequestLog:
     """A log of at most `max_bytes`: the file, and the one before it with the suffix `.1`.
 
     `count` is called, also from the writing thread, with `written` or `dropped` and a number of
-    lines.
+    lines. A ConfigError is raised if the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, count: Callable[[str, int], None]) -> None:
@@ -85,15 +85,13 @@ class RequestLog:
         self._is_closed = False
         self._changed = threading.Condition()  # never held while a file is written
         self._thread = threading.Thread(target=self._run, name="ragboost-record", daemon=True)
-
-    def open(self) -> None:
-        """Start to write; a ConfigError is raised if the file cannot be opened."""
         try:
             self._open()
         except OSError as error:
-            raise ConfigError(
-                f"proxy.record: cannot write {self._path}: {error.strerror}"
-            ) from None
+            raise ConfigError(f"proxy.record: cannot write {path}: {error.strerror}") from None
+
+    def open(self) -> None:
+        """Start to write."""
         self._thread.start()
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ class _ReportKey:
 
     def __init__(self, settings: Settings) -> None:
         key = settings.engine_hooks.report_key
-        if key is not None and key in settings.proxy.api_keys:
+        if key is not None and key in settings.proxy.client_keys:
             raise ConfigError(f"{_SETTING} is also in proxy.api_keys: choose another key")
         self._keys = None if key is None else ApiKeys([key])
         self._is_open = not settings.proxy.has_keys

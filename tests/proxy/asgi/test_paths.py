@@ -103,6 +103,12 @@ def test_no_other_path_reaches_the_backend(
     assert engine.requests == []
 
 
+def test_a_base_url_without_v1_is_named(guarded: ProxyServer, engine: FakeEngine) -> None:
+    assert b"403 Forbidden" in (answer := send(guarded, "/chat/completions"))
+    assert b"base URL lacks /v1" in answer
+    assert engine.requests == []
+
+
 def test_the_operator_may_allow_further_paths(start_proxy: Start, engine: FakeEngine) -> None:
     allowed = ["/v1/load_lora_adapter", "/flush_cache/"]
     proxy = start_proxy(proxy={"forwarded_paths": allowed})

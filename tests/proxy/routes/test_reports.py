@@ -70,8 +70,12 @@ async def test_without_any_key_reports_are_accepted_from_the_same_machine_only(
     assert [await report_from(host) for host in ("10.0.0.7", "fe80::1", "")] == [403] * 3
 
 
-def test_a_key_that_clients_have_is_refused_at_the_start(engine: FakeEngine) -> None:
-    settings = proxy_settings(engine.url, proxy=CLIENTS, engine_hooks={"report_key": "client"})
+@pytest.mark.parametrize("keys", [["client"], [["another", "client"]]])
+def test_a_key_that_clients_have_is_refused_at_the_start(
+    engine: FakeEngine, keys: list[str | list[str]]
+) -> None:
+    clients = {"api_keys": keys}
+    settings = proxy_settings(engine.url, proxy=clients, engine_hooks={"report_key": "client"})
     with pytest.raises(ConfigError, match="choose another key"):
         create_app(settings)
 
