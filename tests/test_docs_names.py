@@ -135,6 +135,15 @@ def test_the_tests_that_a_page_names_exist(page: str) -> None:
         ), f"{path}::{function}"
 
 
+@pytest.mark.parametrize("page", [name for name in names(PAGES) if name != "CHANGELOG.md"])
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    for path in re.findall(
+        r"`((?:ragboost|research|deploy|examples|scripts|docs)/[\w./-]+)`", text
+    ):
+        assert (ROOT / path).exists(), path
+
+
 def test_every_failure_of_the_matrix_names_its_test() -> None:
     page = (ROOT / "docs" / "reference" / "failures.md").read_text("utf-8")
     rows = re.findall(r"^\| (?!what |---)(.*) \|$", page, flags=re.MULTILINE)

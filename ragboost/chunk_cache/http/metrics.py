@@ -12,9 +12,9 @@ _PREFIX = "ragboost_chunk_"
 # By the field of a place's state; each has the label `tier`.
 _GAUGES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "entries": ("store_entries", "Stored chunks, by place."),
-        "size_bytes": ("store_bytes", "Bytes of stored chunks, by place that says so."),
-        "capacity_bytes": ("store_capacity_bytes", "Capacity of a place."),
+        "entries": ("store_entries", "Stored chunks, by tier."),
+        "size_bytes": ("store_bytes", "Bytes of stored chunks, by tier that says so."),
+        "capacity_bytes": ("store_capacity_bytes", "Capacity of a tier in bytes."),
     }
 )
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -27,18 +27,18 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "prompt_tokens": ("Prompt tokens of requests with chunks, by origin.", ("origin",)),
         "store_hits": ("Look-ups that found a chunk in memory.", ()),
         "store_misses": (
-            "Look-ups that did not, by reason: absent, loading, not_loaded.",
+            "Look-ups of chunks that were not in memory: absent, loading, not_loaded.",
             ("reason",),
         ),
         "store_loads": (
-            "Chunks that a place was asked for: loaded, absent, evicted (once known there), "
+            "Chunks that a tier was asked for: loaded, absent, evicted (once known there), "
             "failed; or would have been: slower than computing, unavailable.",
             ("tier", "outcome"),
         ),
-        "store_load_seconds": ("Time of loading from a place.", ("tier",)),
-        "store_evictions": ("Chunks evicted from a place, by this engine.", ("tier",)),
+        "store_load_seconds": ("Time of loading chunks from a tier.", ("tier",)),
+        "store_evictions": ("Chunks evicted from a tier, by this engine.", ("tier",)),
         "store_fills": ("Prompts filled from stored chunks.", ()),
-        "store_fill_seconds": ("Time of filling them, recomputation included.", ()),
+        "store_fill_seconds": ("Time of filling prompts, recomputation included.", ()),
     }
 )
 

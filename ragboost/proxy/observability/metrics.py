@@ -179,7 +179,7 @@ class Metrics:
         )
         self._broken_tokens = self._counters(
             "ragboost_cache_break_tokens_total",
-            "Prompt tokens that would have been cached without these, estimated.",
+            "Prompt tokens that would have been cached without cache breaks, estimated.",
             ("cause",),
         )
         self._passage_bytes = self._plain_counter(
@@ -195,7 +195,7 @@ class Metrics:
         )
         self._compared_cached_tokens = self._counters(
             "ragboost_compared_cached_prompt_tokens_total",
-            "Of these, predicted as cached in the client's order (sent) and that sent (boosted).",
+            "Compared document tokens predicted as cached: in the client's order, and boosted.",
             ("order",),
         )
         self._shadow_dropped_tokens = self._plain_counter(
@@ -211,14 +211,14 @@ class Metrics:
         )
         self._arm_cached_tokens = counters(
             "ragboost_arm_cached_prompt_tokens_total",
-            "Of these, tokens that backends reported as read from the prefix cache.",
+            "Of the prompt tokens of an arm, those that backends read from the prefix cache.",
         )
         self._arm_cost = counters(
             "ragboost_arm_prompt_cost_total", "Cost of these prompts, for models with a price."
         )
         self._arm_ttft = self._histograms(
             "ragboost_arm_time_to_first_token_seconds",
-            "Time from such a request's head to the first byte of the response's body.",
+            "Time from the head of a request of an arm to the first byte of its response's body.",
             ("arm",),
             buckets=_SECONDS,
         )
