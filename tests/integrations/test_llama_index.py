@@ -20,7 +20,6 @@ from ragboost import Booster, Settings
 from ragboost.config import HintSettings
 from ragboost.integrations.llama_index import (
     BoostChatEngine,
-    BoostNodeRetriever,
     BoostPostprocessor,
     by_relevance,
     extra_body,
@@ -189,18 +188,12 @@ def test_the_events_of_a_reranker_are_emitted() -> None:
     assert texts(end.nodes) == ["lease", "pets", "parking"]
 
 
-async def test_the_retriever_boosts_what_another_one_finds() -> None:
-    retriever = BoostNodeRetriever(Shelf())
-    retriever.retrieve("first")
+async def test_nodes_are_boosted_once_also_without_blocking() -> None:
+    boost = BoostPostprocessor()
+    await boost.apostprocess_nodes(nodes(*FIRST), query_str="first")
+    found = await boost.apostprocess_nodes(nodes(*SECOND), query_str="second")
 
-    assert texts(await retriever.aretrieve("second")) == ["lease", "pets", "parking"]
-
-
-def test_nodes_are_boosted_once() -> None:
-    retriever = BoostNodeRetriever(Shelf())
-    retriever.retrieve("first")
-    found = retriever.retrieve("second")
-
+    assert texts(found) == ["lease", "pets", "parking"]
     assert BoostPostprocessor().postprocess_nodes(found) == found
 
 

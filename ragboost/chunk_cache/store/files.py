@@ -14,11 +14,11 @@ from types import MappingProxyType
 from typing import Annotated, Any, BinaryIO, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from ragboost.chunk_cache.store.chunk import KV, ChunkKV
-from ragboost.chunk_cache.store.influence import Influence
+from ragboost.chunk_cache.store.influence import STRICT, Influence
 from ragboost.chunk_cache.store.keys import LAYOUT_VERSION
 from ragboost.errors import ChunkCacheError
 
@@ -79,24 +79,12 @@ def encode(key: str, chunk: ChunkKV) -> bytes:
 
 
 _Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
-_STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class _InfluenceFields(BaseModel):
-    model_config = _STRICT
-
-    context: tuple[str, ...]
-    inter: tuple[float, ...]
-    a: Annotated[float, Field(ge=0)]
-    b: Annotated[float, Field(ge=0)]
-    order: tuple[_Count, ...]
-    peak_order: tuple[_Count, ...]
 
 
 class _ChunkFields(BaseModel):
     """The fields of `ChunkKV`, and the tensors by name with shape and dtype, under one checksum."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     key: str
     dtype: Literal["float64", "float32", "float16", "bfloat16"]
@@ -105,7 +93,7 @@ class _ChunkFields(BaseModel):
     regime: str
     length: _Count
     sensitivity: tuple[float, ...] | None
-    influence: _InfluenceFields | None
+    influence: Influence | None
     exact_after: str | None
     compute_s: Annotated[float, Field(ge=0)] | None
     layers: tuple[_Count, ...] = Field(min_length=1)
@@ -174,7 +162,7 @@ class ChunkFile:
 
     def chunk(self, layers: tuple[KV, ...]) -> ChunkKV:
         fields = self._fields
-        sensitivity, influence = fields.sensitivity, fields.influence
+        sensitivity = fields.sensitivity
         return ChunkKV(
             tokens=fields.tokens,
             base=fields.base,
@@ -182,7 +170,7 @@ class ChunkFile:
             regime=fields.regime,
             length=fields.length,
             sensitivity=None if sensitivity is None else torch.tensor(sensitivity),
-            influence=None if influence is None else Influence(**dict(influence)),
+            influence=fields.influence,
             exact_after=fields.exact_after,
             compute_s=fields.compute_s,
         )

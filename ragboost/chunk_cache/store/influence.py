@@ -5,9 +5,13 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
 
 from ragboost.errors import ChunkCacheError
+
+STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 Order = Literal["mass", "peak", "change"]
 """The measure of a token's dependence on other chunks: its total attention to them, as in the
@@ -68,13 +72,16 @@ class Influence:
     """Attention of a chunk to its context without the system prompt, averaged over heads and layers
     (Cache-Craft eq. 3-5, 9, 10)."""
 
+    __pydantic_config__ = STRICT  # for the chunk files
     # names of the preceding chunks when its KV was computed, in order; empty if the KV was computed
     # without them, even if their influence was measured
     context: tuple[str, ...]
     inter: tuple[float, ...]  # summed attention of its tokens to each of them
-    a: float  # inter-attention per pair of tokens, summed over chunks (eq. 9)
+    a: Annotated[
+        float, Field(ge=0)
+    ]  # inter-attention per pair of tokens, summed over chunks (eq. 9)
     # intra-attention to earlier tokens of the chunk, divided by its squared length (eq. 10)
-    b: float
+    b: Annotated[float, Field(ge=0)]
     order: tuple[int, ...]  # its tokens by descending inter-attention; ties by position
     # its tokens by the highest attention weight of any head in any layer to a token of another
     # chunk, descending

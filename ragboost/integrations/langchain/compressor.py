@@ -27,8 +27,3 @@ class BoostCompressor(BaseDocumentCompressor):
         self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[LangChainDocument]:
         return boosted_documents(self.booster, query, documents)
-
-    async def acompress_documents(
-        self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
-    ) -> Sequence[LangChainDocument]:
-        return boosted_documents(self.booster, query, documents)

@@ -7,11 +7,9 @@ import_extra("llama_index.core", extra="llama-index")
 from ragboost.integrations.llama_index.chat_engine import BoostChatEngine
 from ragboost.integrations.llama_index.nodes import by_relevance, extra_body
 from ragboost.integrations.llama_index.postprocessor import BoostPostprocessor
-from ragboost.integrations.llama_index.retriever import BoostNodeRetriever
 
 __all__ = [
     "BoostChatEngine",
-    "BoostNodeRetriever",
     "BoostPostprocessor",
     "by_relevance",
     "extra_body",

@@ -37,8 +37,3 @@ class BoostPostprocessor(BaseNodePostprocessor):
         boosted = boosted_nodes(self.booster, query.query_str, nodes)
         _dispatcher.event(ReRankEndEvent(nodes=boosted))
         return boosted
-
-    async def _apostprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        return self._postprocess_nodes(nodes, query_bundle)
