@@ -1,4 +1,4 @@
-"""A mapping bounded by number of entries, total size and age, evicting by last use."""
+"""Mappings that are bounded, evicting by last use: exactly, or by halves."""
 
 import time
 from collections import OrderedDict
@@ -102,3 +102,33 @@ class BoundedMap(Generic[K, V]):
     def _evict(self) -> None:
         _, (_, size, _) = self._entries.popitem(last=False)
         self.size -= size
+
+
+class Generations(Generic[K, V]):
+    """A mapping in two halves, for what would be used less than keeping its order costs.
+
+    newer  | what was used since the last turn |  when it is full, it becomes the older half, and
+    older  | what was used before              |  what the older one held is forgotten
+
+    The owner writes to `newer`, and calls `turn` when that is full. Threads may share it without a
+    lock: what one adds while another one turns may be forgotten early.
+    """
+
+    __slots__ = ("newer", "older")
+
+    def __init__(self) -> None:
+        self.newer: dict[K, V] = {}
+        self.older: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self.newer) + sum(key not in self.newer for key in self.older)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.newer or key in self.older
+
+    def get(self, key: K) -> V | None:
+        value = self.newer.get(key)
+        return self.older.get(key) if value is None else value
+
+    def turn(self) -> None:
+        self.older, self.newer = self.newer, {}

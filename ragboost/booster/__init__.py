@@ -2,6 +2,7 @@
 
 from ragboost.booster.booster import Booster, Session
 from ragboost.booster.planning import Planned
+from ragboost.booster.residency import UsageTotals
 from ragboost.booster.session_state import (
     CarriedDocuments,
     MemorySessions,
@@ -10,7 +11,6 @@ from ragboost.booster.session_state import (
     SessionStore,
     Turn,
 )
-from ragboost.booster.usage import UsageTotals
 
 __all__ = [
     "Booster",

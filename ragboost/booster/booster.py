@@ -8,17 +8,16 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose, drop_dear_hint
-from ragboost.booster.conversations import StoredConversations
 from ragboost.booster.planning import LivePlanner, Planned, plan_offline
-from ragboost.booster.residency import Residency
+from ragboost.booster.residency import Residency, UsageReports, UsageTotals
 from ragboost.booster.session_state import (
     CarriedDocuments,
     MemorySessions,
     SessionState,
     SessionStore,
+    StoredConversations,
     Turn,
 )
-from ragboost.booster.usage import UsageReports, UsageTotals
 from ragboost.config import Settings
 from ragboost.context import Context, Plan
 from ragboost.errors import RequestError

@@ -6,9 +6,11 @@ State is plain data: keys, labels and lengths, no texts. Does not know prompts, 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import NamedTuple, Protocol
 
 from ragboost.bounded_map import BoundedMap
+from ragboost.context import Context
 from ragboost.types import Document
 
 
@@ -213,3 +215,35 @@ class MemorySessions:
 
     def remove(self, session_id: str) -> bool:
         return self._states.pop(session_id) is not None
+
+
+class StoredConversations:
+    """The part of a Booster that looks after its stored conversations."""
+
+    sessions: SessionStore
+    _lock: RLock
+
+    def turns(self, session_id: str) -> tuple[Turn, ...]:
+        """Return a conversation's remembered turns, oldest first; empty if it is unknown."""
+        with self._lock:
+            state = self.sessions.get(session_id)
+            return tuple(state.turns) if state else ()
+
+    def rollback(self, context: Context) -> None:
+        """Remove a turn that was not sent, and all later ones of its session.
+
+        Otherwise a later turn would refer to documents that the model never received. Does nothing
+        for a context without a session. Not needed if `history` is passed to `boost`.
+        """
+        if context.session is None:
+            return
+        with self._lock:
+            state = self.sessions.get(context.session)
+            if state is not None:
+                state.rollback(context.turn)
+                self.sessions.put(state)
+
+    def forget(self, session_id: str) -> bool:
+        """Remove a conversation; return False if it is unknown."""
+        with self._lock:
+            return self.sessions.remove(session_id)

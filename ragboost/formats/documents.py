@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 
+from ragboost.bounded_map import Generations
 from ragboost.context import Context
 from ragboost.errors import RagBoostError
 from ragboost.types import KEY_OF, Document, DocumentLike, as_documents
@@ -97,19 +98,17 @@ def find_format(
 class DocumentPool:
     """The documents of the latest texts, so that a text is not hashed again. Thread-safe.
 
-    Exact: found by the whole text. Holds two generations: a text that is used moves to the newer
-    one, and when that has half of the bytes, the older one is dropped.
+    Exact: found by the whole text.
     """
 
     def __init__(self, *, max_bytes: int = 32 * 1024 * 1024) -> None:
-        self._max_new_bytes = max_bytes // 2
-        self._new: dict[str, Document] = {}
-        self._old: dict[str, Document] = {}
-        self._new_bytes = 0
+        self._max_newer_bytes = max_bytes // 2
+        self._newer_bytes = 0
+        self._known: Generations[str, Document] = Generations()
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._new) + sum(text not in self._new for text in self._old)
+        return len(self._known)
 
     def of(self, text: str) -> Document:
         """Return the document that is this text.
@@ -117,22 +116,23 @@ class DocumentPool:
         Raises:
             InvalidDocumentError: the text is blank.
         """
-        document = self._new.get(text)
+        document = self._known.newer.get(text)
         if document is None:
-            document = self._old.get(text) or Document(text)
+            document = self._known.older.get(text) or Document(text)
             self._keep(document)
         return document
 
     def of_all(self, texts: Sequence[str]) -> tuple[Document, ...]:
         """Return the documents that are these texts; see `of`."""
-        known = tuple(map(self._new.get, texts))
+        known = tuple(map(self._known.newer.get, texts))
         return known if all(known) else tuple(map(self.of, texts))  # type: ignore[return-value]
 
     def all_of(self, values: Sequence[DocumentLike], *, where: str) -> tuple[Document, ...]:
         """Convert a list of values from a caller; see `as_documents`."""
         if type(values) is not list:
             return tuple(as_documents(values, where=where))
-        if set(map(type, values)) == {str} and all(known := tuple(map(self._new.get, values))):
+        newer = self._known.newer
+        if set(map(type, values)) == {str} and all(known := tuple(map(newer.get, values))):
             return known  # type: ignore[return-value]  # all are documents
         found = [self._find(value) if type(value) is str else value for value in values]
         documents = tuple(as_documents(found, where=where))
@@ -142,18 +142,19 @@ class DocumentPool:
         return documents
 
     def _find(self, text: str) -> DocumentLike:
-        document = self._new.get(text)
-        if document is None and (document := self._old.get(text)) is not None:
+        document = self._known.newer.get(text)
+        if document is None and (document := self._known.older.get(text)) is not None:
             self._keep(document)
         return text if document is None else document
 
     def _keep(self, document: Document) -> None:
         text = document.text
         size = text.__sizeof__() + _DOCUMENT_BYTES
-        if size > self._max_new_bytes:
+        if size > self._max_newer_bytes:
             return
         with self._lock:
-            if self._new_bytes + size > self._max_new_bytes:
-                self._old, self._new, self._new_bytes = self._new, {}, 0
-            if self._new.setdefault(text, document) is document:
-                self._new_bytes += size
+            if self._newer_bytes + size > self._max_newer_bytes:
+                self._known.turn()
+                self._newer_bytes = 0
+            if self._known.newer.setdefault(text, document) is document:
+                self._newer_bytes += size

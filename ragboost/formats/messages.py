@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ragboost.bounded_map import Generations
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats.content_blocks import find_blocks, find_file_search_results, has_citations
@@ -52,9 +53,7 @@ class Messages:
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._has_numbers = settings.formats.numbers == "label"
         # Hashes of texts without documents: those of a history that is resent are searched once.
-        # Two sets, not a `BoundedMap`: threads that parse share them without a lock.
-        self._plain: set[int] = set()
-        self._older_plain: set[int] = set()
+        self._plain: Generations[int, None] = Generations()
 
     def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
         if not self._settings.formats.in_text:
@@ -147,14 +146,14 @@ class Messages:
         registered, key = self._settings.formats.delimiters, 0
         if "\n" in text:  # the search of any other is as fast
             key = hash((text, is_tool))
-            if key in self._plain:
+            if key in self._plain.newer:
                 return []
-        is_known = key in self._older_plain
+        is_known = key in self._plain.older
         groups = [] if is_known else find_groups(text, registered=registered, is_tool=is_tool)
         if key and not groups:
-            self._plain.add(key)
-            if len(self._plain) >= _MAX_PLAIN:
-                self._plain, self._older_plain = set(), self._plain
+            self._plain.newer[key] = None
+            if len(self._plain.newer) >= _MAX_PLAIN:
+                self._plain.turn()
         return groups
 
     def _is_leading(self, place: _Place) -> bool:

@@ -1,9 +1,6 @@
 """A run of documents in the tree that several context indexes share; see `PrefixDirectory`."""
 
-from collections.abc import Hashable, Sequence
-from operator import eq
-
-from ragboost.errors import ContextIndexError
+from collections.abc import Hashable
 
 
 class Branch:
@@ -40,19 +37,3 @@ class Branch:
         self.documents, self.parent = documents[count:], upper
         upper.children[documents[count]] = self
         return upper
-
-
-def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
-    """Count the leading documents that `run` and `documents[at:]` share."""
-    is_equal = list(map(eq, run, documents[at : at + len(run)]))
-    return len(is_equal) if all(is_equal) else is_equal.index(False)
-
-
-def check_sequence(documents: Sequence[Hashable], tokens: Sequence[int]) -> None:
-    """Check that documents are distinct, and their lengths as many and at least 1."""
-    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
-        raise ContextIndexError(
-            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
-        )
-    if len(set(documents)) < len(documents):
-        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")

@@ -9,10 +9,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.errors import ContextIndexError
-from ragboost.index.branch import check_sequence, common_length
 from ragboost.index.directory import PrefixDirectory
 from ragboost.index.eviction import EvictionForecast, EvictionQueue, TokenAges
-from ragboost.index.node import Node, RetiredTree, unlink_all
+from ragboost.index.node import Node, RetiredTree, check_sequence, common_length, unlink_all
 
 Documents = Sequence[Hashable]
 Tokens = Sequence[int]

@@ -9,10 +9,11 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from ragboost.bounded_map import Generations
 from ragboost.errors import ContextIndexError
-from ragboost.index.branch import Branch, common_length
+from ragboost.index.branch import Branch
 from ragboost.index.clearings import Clearings
-from ragboost.index.node import RetiredTree, unlink_all
+from ragboost.index.node import RetiredTree, common_length, unlink_all
 
 # Documents, in all and distinct, after which those of earlier sequences begin to be forgotten.
 _RECENT_PER_INDEX = 720
@@ -37,10 +38,8 @@ class PrefixDirectory:
         self.max_visits = max_visits
         self._tick = 1
         self._clearings = Clearings()
-        # By document, the indexes that were sent it: of the last documents, and of as many before.
-        self._recent: dict[Hashable, int] = {}
-        self._earlier: dict[Hashable, int] = {}
-        self._num_recent = 0
+        self._recent: Generations[Hashable, int] = Generations()  # the indexes sent a document
+        self._num_recent = 0  # documents sent since its last turn
         self._members = 0
         self.retired: list[RetiredTree] = []  # of its indexes, which take them apart
 
@@ -105,26 +104,27 @@ class PrefixDirectory:
 
     def recent(self, documents: Sequence[Hashable]) -> list[int]:
         """Return for each document the indexes that were lately sent it, wherever it stood."""
-        recent, earlier = self._recent.get, self._earlier.get
-        return [recent(document, 0) | earlier(document, 0) for document in documents]
+        newer, older = self._recent.newer.get, self._recent.older.get
+        return [newer(document, 0) | older(document, 0) for document in documents]
 
     def note(self, documents: Sequence[Hashable], bit: int) -> None:
         """Note that an index is sent these documents."""
         self._members |= bit
         self._num_recent += len(documents)
         max_recent = _RECENT_PER_INDEX * self._members.bit_count()
-        if self._num_recent > max_recent or len(self._recent) > _MAX_RECENT:
-            self._recent, self._earlier, self._num_recent = {}, self._recent, 0
-        recent = self._recent
+        if self._num_recent > max_recent or len(self._recent.newer) > _MAX_RECENT:
+            self._recent.turn()
+            self._num_recent = 0
+        recent = self._recent.newer
         for document in documents:
             recent[document] = recent.get(document, 0) | bit
 
     def forget(self, bit: int) -> None:
         """Forget what an index was lately sent: its backend is gone."""
         self._members &= ~bit
-        self._recent, self._earlier = (
+        self._recent.newer, self._recent.older = (
             {document: others for document, members in sent.items() if (others := members & ~bit)}
-            for sent in (self._recent, self._earlier)
+            for sent in (self._recent.newer, self._recent.older)
         )
 
     def add(self, above: Branch, documents: Sequence[Hashable], bit: int) -> Branch:

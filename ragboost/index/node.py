@@ -3,7 +3,8 @@
 Knows its place in the tree. Does not know tokenizers, caches or its users.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from operator import eq
 from typing import NamedTuple, Optional
 
 from ragboost.errors import ContextIndexError
@@ -177,3 +178,19 @@ def unlink_all(nodes: list[Node]) -> None:
     """Take trees apart: parents and children refer to each other."""
     while nodes:
         nodes += nodes.pop().unlink()
+
+
+def common_length(run: tuple[Hashable, ...], documents: Sequence[Hashable], at: int) -> int:
+    """Count the leading documents that `run` and `documents[at:]` share."""
+    is_equal = list(map(eq, run, documents[at : at + len(run)]))
+    return len(is_equal) if all(is_equal) else is_equal.index(False)
+
+
+def check_sequence(documents: Sequence[Hashable], tokens: Sequence[int]) -> None:
+    """Check that documents are distinct, and their lengths as many and at least 1."""
+    if len(documents) != len(tokens) or min(tokens, default=1) < 1:
+        raise ContextIndexError(
+            f"{len(documents)} documents need as many lengths of at least 1, got {tokens!r}"
+        )
+    if len(set(documents)) < len(documents):
+        raise ContextIndexError(f"a sequence needs distinct documents, got {documents!r}")

@@ -7,9 +7,8 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ragboost.index.branch import common_length
 from ragboost.index.eviction import TokenAges
-from ragboost.index.node import Node
+from ragboost.index.node import Node, common_length
 
 Steps = list[tuple[int, int]]  # as in `IndexEntry.path`
 

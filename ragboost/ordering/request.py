@@ -34,8 +34,7 @@ class OrderPolicy:
 
 class Order(NamedTuple):
     permutation: tuple[int, ...]  # positions in the relevance order
-    num_matched: int  # leading documents that the cache holds, the last perhaps in part
-    cached_tokens: int  # resident tokens of these
+    cached_tokens: int  # leading tokens that the cache holds
 
 
 def order_documents(
@@ -74,7 +73,7 @@ def order_documents(
         *[position[document] for document in tail],
         *range(keep - 1, -1, -1),
     )
-    order = Order(permutation, len(match.documents), match.cached_tokens)
+    order = Order(permutation, match.cached_tokens)
     if keep:  # the kept ones may be cached behind the others
         order = _measured(index, documents, permutation)
     if order.cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
@@ -99,4 +98,5 @@ def _by_relevance(num: int, keep: int) -> tuple[int, ...]:
 def _measured(
     index: ContextIndex, documents: Sequence[Hashable], permutation: tuple[int, ...]
 ) -> Order:
-    return Order(permutation, *index.cached_prefix([documents[i] for i in permutation]))
+    cached = index.cached_prefix([documents[i] for i in permutation])
+    return Order(permutation, cached.cached_tokens)

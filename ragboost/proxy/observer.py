@@ -13,9 +13,8 @@ from ragboost.hosted.lint.causes import PrefixBreak
 from ragboost.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
-from ragboost.proxy.threads import run_bytes
 from ragboost.proxy.upstream.relay import UpstreamRequest
-from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.rewriting.parsed_request import ParsedRequest, run_bytes
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
 from ragboost.wires.body import num_instructions
 

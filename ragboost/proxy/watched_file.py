@@ -1,20 +1,59 @@
-"""Read small files again when they change: mounted secrets, and lists of backends."""
+"""Look again at what changes outside: mounted secrets, lists of backends. A look may hang."""
 
 import asyncio
 import logging
 import os
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from threading import Thread
+from typing import Generic, Protocol, TypeVar
 
 from ragboost.errors import ConfigError
-from ragboost.proxy.threads import HangingCall
 
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 1024 * 1024
 _TIMEOUT_S = 10.0
+
+T = TypeVar("T")
+
+
+class HangingCall(Generic[T]):
+    """A call that may never return, such as a look at a file of a file system that hangs.
+
+    Runs in a thread of its own, of which there is never a second, and which ends with the process.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._result: asyncio.Future[T] | None = None  # that has not been read
+
+    async def result(self, *, timeout_s: float) -> T:
+        """Call, unless an earlier call has not been read, and return what it returned or raise
+        what it raised.
+
+        Raises:
+            TimeoutError: it has not returned; what it returns later is for the next time.
+        """
+        if self._result is None:
+            self._result = asyncio.get_running_loop().create_future()
+            Thread(target=self._run, args=(self._result,), daemon=True).start()
+        await asyncio.wait([self._result], timeout=timeout_s)
+        if not self._result.done():
+            raise TimeoutError
+        result, self._result = self._result, None
+        return result.result()
+
+    def _run(self, result: "asyncio.Future[T]") -> None:
+        try:
+            end = partial(result.set_result, self._call())
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            end = partial(result.set_exception, error)
+        with suppress(RuntimeError):  # the event loop has ended
+            result.get_loop().call_soon_threadsafe(end)
 
 
 class WatchedFile:

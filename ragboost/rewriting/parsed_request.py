@@ -3,11 +3,12 @@
 Knows JSON bodies, raw headers and the documents' shapes. Does not know backends.
 """
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
@@ -31,7 +32,7 @@ from ragboost.wires.registry import ANY
 SESSION_HEADER = b"x-ragboost-session"
 _MAX_SESSION_NAME = 256
 # Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
-LARGE_BYTES = 256 * 1024
+_LARGE_BYTES = 256 * 1024
 _MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
 # A blank line in a JSON text, without which nothing is unmarked; some write it as \u000a twice.
 _PARAGRAPHS = re.compile(rb"\\n\\n|\\u000[aA]")
@@ -42,6 +43,8 @@ _SESSION_HEADERS = frozenset({SESSION_HEADER, *_OTHER_HEADERS})
 _OTHER_FIELDS = ("session_id", *ANY.stored)
 # The users of an application may share its credentials; these fields tell them apart.
 _END_USER = ("user", "safety_identifier")
+
+T = TypeVar("T")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
     TooManyDocumentsError: "too_many_documents",
@@ -96,7 +99,7 @@ class ParsedRequest:
     def is_large(self) -> bool:
         """Rewriting it takes too long for an event loop."""
         num = len(self.found.documents) if self.found is not None else 0
-        return num > _MANY_DOCUMENTS or len(self.body.raw) > LARGE_BYTES
+        return num > _MANY_DOCUMENTS or len(self.body.raw) > _LARGE_BYTES
 
     @property
     def opening(self) -> int | None:
@@ -204,6 +207,11 @@ def parse_request(
     except UnknownShapeError as error:
         request.bypass = Bypass.of(error)
     return request
+
+
+async def run_bytes(work: Callable[[], T], num_bytes: int, *, max_bytes: int = _LARGE_BYTES) -> T:
+    """Do work on a body, in a thread if that has more than `max_bytes`."""
+    return await asyncio.to_thread(work) if num_bytes > max_bytes else work()
 
 
 def _session_name(

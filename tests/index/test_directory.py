@@ -231,7 +231,7 @@ def test_recent_documents_are_bounded() -> None:
     directory = PrefixDirectory()
     for at in range(40):
         directory.note([f"{at} {number}" for number in range(10_000)], 1)
-    assert len(directory._recent) + len(directory._earlier) <= 2 * 60_000
+    assert len(directory._recent.newer) + len(directory._recent.older) <= 2 * 60_000
 
 
 def test_a_directory_is_freed_without_the_garbage_collector() -> None:

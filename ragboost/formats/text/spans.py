@@ -44,12 +44,6 @@ def strip(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def is_blank(text: str, start: int, end: int) -> bool:
-    """Return True if there is only white space between two offsets."""
-    between = text[start:end]
-    return not between or between.isspace()
-
-
 def code_fences(text: str) -> list[int]:
     return list(finds(text, _FENCE, 0, len(text))) if _FENCE[0] in text else []
 

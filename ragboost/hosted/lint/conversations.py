@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from ragboost.bounded_map import BoundedMap
+from ragboost.bounded_map import BoundedMap, Generations
 from ragboost.hosted.lint.prompt import PROMPTS, PromptPart, common_length
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.wires.body import has_cache_mark, num_instructions, tool_name
@@ -84,10 +84,8 @@ class LastPrompts:
         self._last: BoundedMap[int, SeenPrompt] = BoundedMap(
             max_entries=max_prompts, max_size=max_size
         )
-        # Numbers of conversations by key, the latest last, in two generations: when the newer one
-        # is full, it becomes the older, which is dropped.
-        self._by_key: dict[int, tuple[int, ...]] = {}
-        self._by_old_key: dict[int, tuple[int, ...]] = {}
+        # Numbers of conversations by key, the latest last.
+        self._by_key: Generations[int, tuple[int, ...]] = Generations()
         self._max_keys = max_prompts * _KEYS_PER_PROMPT // 2
         # The last conversation that each owner began, with the keys of its head. Most begin alike:
         # the keys lead to it only when one comes with another head.
@@ -190,7 +188,7 @@ class LastPrompts:
         return keys, None
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
-        by_key = self._by_key
+        by_key = self._by_key.newer
         if self._is_new(keys):
             by_key.update(dict.fromkeys(keys, (number,)))
         else:
@@ -199,13 +197,14 @@ class LastPrompts:
                 others = [other for other in numbers if other != number and other in self._last]
                 by_key[key] = (*others, number)[-_MAX_SHARED:]
         if len(by_key) >= self._max_keys:
-            self._by_key, self._by_old_key = {}, by_key
+            self._by_key.turn()
 
     def _numbers(self, key: int) -> tuple[int, ...]:
-        return self._by_key.get(key) or self._by_old_key.get(key) or ()
+        return self._by_key.get(key) or ()
 
     def _is_new(self, keys: Sequence[int]) -> bool:
-        return self._by_key.keys().isdisjoint(keys) and self._by_old_key.keys().isdisjoint(keys)
+        newer, older = self._by_key.newer.keys(), self._by_key.older.keys()
+        return newer.isdisjoint(keys) and older.isdisjoint(keys)
 
 
 class _Search:

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from typing import Any
 
+from ragboost.bounded_map import Generations
 from ragboost.context import Context
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import RequestContext
@@ -21,16 +22,12 @@ def short_name(key: str) -> str:
 
 
 class RecentRequests:
-    """A bounded memory of finished completions, and of the labels of documents.
-
-    When half of the labels are new, those not used since the last such time are dropped.
-    """
+    """A bounded memory of finished completions, and of the labels of documents."""
 
     def __init__(self, *, max_requests: int = MAX_RECENT, max_labels: int = 20_000) -> None:
         self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=max_requests)
         self._max_new_labels = max_labels // 2
-        self._labels: dict[str, str] = {}
-        self._older_labels: dict[str, str] = {}
+        self._labels: Generations[str, str] = Generations()
 
     def of_team(self, team: str) -> list[dict[str, Any]]:
         """Return the completions of a team's API keys as JSON values, latest first."""
@@ -38,7 +35,7 @@ class RecentRequests:
 
     def label(self, key: str) -> str:
         """Return the label of a document in prompts, or digits of its key while it is unknown."""
-        return self._labels.get(key) or self._older_labels.get(key) or short_name(key)
+        return self._labels.get(key) or short_name(key)
 
     def add(
         self,
@@ -76,10 +73,10 @@ class RecentRequests:
     def _orders(self, context: Context) -> tuple[list[str], list[str]]:
         after = [label[:_MAX_LABEL] for label in context.labels]
         keys = list(map(KEY_OF, context.documents))
-        if len(self._labels) + len(keys) > self._max_new_labels:
-            self._older_labels, self._labels = self._labels, {}
+        if len(self._labels.newer) + len(keys) > self._max_new_labels:
+            self._labels.turn()
         # A request may have more documents than labels are kept.
-        self._labels.update(zip(keys[: self._max_new_labels], after, strict=False))
+        self._labels.newer.update(zip(keys[: self._max_new_labels], after, strict=False))
         if -1 not in context.positions:
             before = list(map(after.__getitem__, context.positions))
             return before[:_MAX_DOCUMENTS], after[:_MAX_DOCUMENTS]

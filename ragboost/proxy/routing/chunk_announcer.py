@@ -15,12 +15,11 @@ from ragboost.errors import BackendError, RagBoostError
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hints import label_documents
 from ragboost.proxy.routing.admission import Admission
-from ragboost.proxy.threads import run_bytes
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, run_bytes
 from ragboost.rewriting.rewriter import Rewriting
 
 _MAX_IN_FLIGHT = 8  # for each backend; further ones are dropped

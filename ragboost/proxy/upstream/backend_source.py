@@ -10,8 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from ragboost.config import Settings
 from ragboost.config.proxy import BaseUrl
 from ragboost.errors import ConfigError
-from ragboost.proxy.threads import HangingCall
-from ragboost.proxy.watched_file import Refreshable, WatchedFile
+from ragboost.proxy.watched_file import HangingCall, Refreshable, WatchedFile
 
 logger = logging.getLogger(__name__)
 
