@@ -26,7 +26,8 @@ TESTS = Path(__file__).parent
 # Tests that start processes of their own, or run whole benchmarks, examples and demonstrations.
 PROCESS_TESTS = (
     *("benchmarks", "demo", "deploy", "research", "integrations"),
-    *("test_docs.py", "test_examples.py", "test_extras.py", "proxy/test_doctor.py"),
+    *("test_docs.py", "test_examples.py", "test_extras.py", "test_hub_models.py"),
+    "proxy/test_doctor.py",
 )
 
 

@@ -233,7 +233,6 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("command", ["eval-reuse", "calibrate"])
 def test_commands_read_a_cached_model_by_its_name(cached: Path, command: str) -> None:
     (cached / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
@@ -248,7 +247,6 @@ def test_commands_read_a_cached_model_by_its_name(cached: Path, command: str) ->
         assert written["expected"]["model"] == str(NAME)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("command", [["engine"], ["serve", "--embedded"]])
 def test_a_cached_model_is_served_under_its_name_on_the_hub(
     cached: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
