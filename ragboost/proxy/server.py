@@ -84,7 +84,7 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
     """
     proxy = settings.proxy
     bind(proxy.host, proxy.port).close()  # shared sockets would join another proxy's port
-    with TemporaryDirectory(prefix="ragboost-") as folder, ExitStack() as sockets:
+    with _temporary_folder() as folder, ExitStack() as sockets:
         first = sockets.enter_context(bind(proxy.host, proxy.port, is_shared=True))
         port = first.getsockname()[1]
         listeners = [first]
@@ -100,6 +100,15 @@ def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] |
             drain_s=proxy.drain_s,
         )
         supervisor.run(on_ready=partial(_log_address, settings, first), on_stop=sockets.close)
+
+
+def _temporary_folder() -> TemporaryDirectory[str]:
+    try:
+        return TemporaryDirectory(prefix="ragboost-")
+    except OSError as error:
+        raise ConfigError(
+            f"proxy.workers need a folder for temporary files: {error.strerror}; set TMPDIR"
+        ) from None
 
 
 def _shared_settings(settings: Settings, folder: Path) -> Settings:

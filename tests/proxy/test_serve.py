@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -258,6 +259,15 @@ def test_a_file_of_the_settings_that_is_missing_is_said_before_the_first_request
 ) -> None:
     settings = Settings.model_validate({"proxy": {"port": 0, "workers": workers}, **sections})
     with pytest.raises(ConfigError, match=message):
+        serve(settings)
+
+
+def test_workers_without_a_folder_for_temporary_files_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/missing")
+    settings = Settings.model_validate({"proxy": {"port": 0, "workers": 2}})
+    with pytest.raises(ConfigError, match=r"proxy\.workers need a folder .* set TMPDIR"):
         serve(settings)
 
 
