@@ -44,7 +44,8 @@ class RagboostObject:
         question = find_question(body)
         if question is None:
             raise RequestError(
-                f"{FIELD}.documents needs a user message with text, or a prompt that is one string",
+                f"{FIELD}.documents needs a user message with text in `messages`, or a `prompt` "
+                "that is one string; in other fields mark the documents in the text",
                 param=question_field(body),
             )
         return FoundDocuments(question[0], documents, question[1])

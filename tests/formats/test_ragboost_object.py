@@ -57,3 +57,9 @@ def test_the_error_names_the_document_and_the_field() -> None:
     with pytest.raises(RequestError) as caught:
         SHAPE.extract(body)
     assert caught.value.param == "ragboost.documents[1].score"
+
+
+def test_a_body_into_which_documents_cannot_be_written_is_told_the_other_way() -> None:
+    body = {"input": [{"role": "user", "content": "why?"}], "ragboost": {"documents": ["a", "b"]}}
+    with pytest.raises(RequestError, match="in other fields mark the documents in the text"):
+        SHAPE.extract(body)
