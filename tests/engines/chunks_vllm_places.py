@@ -58,7 +58,7 @@ def run(
     if not is_in_memory:
         store.forget()
     store.speeds._compute_s = 1.0  # a token: loading is worth it, and waiting
-    store.speeds._load_s = None
+    store.speeds._loads.clear()
     tokens, positions = prompts.prompt([2, 0, 1])
     core.add_request(
         "running", {"prompt_token_ids": prompts.tokens(64)}, engine.sampling(max_tokens=RUNNING)
@@ -98,7 +98,8 @@ def check_aborted(engine: ReuseLLM, prompts: Prompts, gate: Gate) -> dict[str, A
     core, store = engine.llm.llm_engine, scheduler._library.store
     engine.llm.reset_prefix_cache()
     store.forget()
-    store.speeds._compute_s, store.speeds._load_s = 1.0, None
+    store.speeds._compute_s = 1.0
+    store.speeds._loads.clear()
     tokens, positions = prompts.prompt([1, 0])
     name = core.add_request(
         "aborted", {"prompt_token_ids": tokens}, engine.sampling(positions, ratio=0.0)

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -30,11 +30,20 @@ _MAX_KNOWN = 1 << 18
 
 
 class ChunkLoad:
-    """KV of one chunk (of 0 tokens: unknown) on its way into memory. Requests wait until
-    `wait_until`, rather than compute it."""
+    """KV of one chunk (of 0 tokens: unknown) on its way into memory, with those of the keys
+    `beside`. Requests wait until `wait_until`, rather than compute it."""
 
-    def __init__(self, key: str, num_tokens: int, *, wait_until: float) -> None:
-        self.key, self.num_tokens, self.wait_until = key, num_tokens, wait_until
+    def __init__(
+        self,
+        key: str,
+        num_tokens: int,
+        *,
+        beside: Collection[str],
+        wait_until: float,
+        latest: float,
+    ) -> None:
+        self.key, self.num_tokens, self.beside = key, num_tokens, beside
+        self.wait_until, self.latest = wait_until, latest
         self.is_cancelled = False  # the result is not needed any more and is dropped
         self.has_ended = threading.Event()
         self.chunk: ChunkKV | None = None
@@ -195,16 +204,18 @@ class BackgroundTier:
         self.tier.close()
 
     def _load(self, loads: Sequence[ChunkLoad]) -> None:
-        begin, num_tokens, ended = time.perf_counter(), 0, 0
+        seconds, num_tokens, ended = 0.0, 0, 0
         try:
             for load in loads:
+                begin, has_failed = time.perf_counter(), False
                 chunk = self._find(load.key)  # computed meanwhile
                 if chunk is None and not load.is_cancelled and self.is_available:
-                    chunk = self._read(load.key)
+                    chunk, has_failed = self._read(load.key)
                     num_tokens += 0 if chunk is None else len(chunk.tokens)
                 ended += 1
                 self._done(load, chunk)
-            seconds = time.perf_counter() - begin  # only that of all of them is meaningful
+                if not has_failed:  # of failures the breaker knows
+                    seconds += time.perf_counter() - begin
             if num_tokens:
                 self.speeds.loaded(num_tokens, seconds)
             elif asked := sum(load.num_tokens for load in loads):
@@ -213,11 +224,12 @@ class BackgroundTier:
             for load in loads[ended:]:
                 self._done(load, None)
 
-    def _read(self, key: str) -> ChunkKV | None:
+    def _read(self, key: str) -> tuple[ChunkKV | None, bool]:
+        """Return KV, and True if the place has failed."""
         with self._lock:
             num_clears = self._num_clears
             if num_clears != self._num_cleared or key in self._removed:
-                return None
+                return None, False
         chunk, has_answered, begin = None, False, time.perf_counter()
         with self._asking():
             chunk = self.tier.load(key)
@@ -228,13 +240,13 @@ class BackgroundTier:
             self.outcomes[outcome] += 1
             self.load_seconds += time.perf_counter() - begin
             if num_clears != self._num_clears or key in self._removed:
-                return None
+                return None, not has_answered
             if chunk is None:
                 self.version += key in self._known
                 self._known.pop(key)
             else:
                 self._known.put(key, None)
-        return chunk
+        return chunk, not has_answered
 
     def _write(self, key: str, chunk: ChunkKV, is_new: bool) -> None:
         with self._lock:

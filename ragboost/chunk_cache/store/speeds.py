@@ -1,48 +1,63 @@
 """Measured speeds of loading and computing KV, per token."""
 
 import threading
+from collections import deque
+from statistics import median_low
 
 _WEIGHT = 0.2
-_RETRY_EVERY = 32
+_NUM_LOADS, _LEAST_LOADS = 5, 4
+_MOST_REFUSED = 32
 _SHORT_S = 0.05  # a search that nobody minds
 
 
 class Speeds:
-    """Moving averages (EWMA) of the seconds of loading and computing. Thread-safe."""
+    """Seconds per token: of computing a moving average (EWMA), of loading the median of the last
+    loads, which one pause of a place does not change. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._load_s: float | None = None  # per token
+        self._loads: deque[float] = deque(maxlen=_NUM_LOADS)
         self._compute_s: float | None = None
-        self._num_refused = 0
+        self._num_refused, self._num_to_refuse = 0, 1
 
     def loaded(self, num_tokens: int, seconds: float) -> None:
-        with self._lock:
-            self._load_s = _mix(self._load_s, seconds / max(1, num_tokens))
+        self._note(seconds / max(1, num_tokens))
 
     def missed(self, num_tokens: int, seconds: float) -> None:
         """Note a search that found none of so many tokens: a slow one counts as a load."""
-        with self._lock:
-            per_token = seconds / max(1, num_tokens)
-            if seconds > _SHORT_S and self._compute_s is not None and per_token > self._compute_s:
-                self._load_s = _mix(self._load_s, per_token)
+        compute_s = self.compute_s(num_tokens)
+        if seconds > _SHORT_S and compute_s is not None and seconds > compute_s:
+            self._note(seconds / max(1, num_tokens))
 
     def computed(self, num_tokens: int, seconds: float) -> None:
+        per_token = seconds / max(1, num_tokens)
         with self._lock:
-            self._compute_s = _mix(self._compute_s, seconds / max(1, num_tokens))
+            old = self._compute_s
+            self._compute_s = per_token if old is None else old + _WEIGHT * (per_token - old)
 
     def compute_s(self, num_tokens: int) -> float | None:
         """Return the expected seconds to compute; None before the first prefill."""
         return None if self._compute_s is None else num_tokens * self._compute_s
 
     def is_worth_loading(self) -> bool:
-        """Return False if loading is slower than computing; every 32nd time True, to retry."""
+        """Return False if loading is slower than computing; True to retry after 1, 2, 4 ... 32
+        such answers."""
         with self._lock:
-            if self._load_s is None or self._compute_s is None or self._load_s <= self._compute_s:
+            if not self._is_slow():
+                self._num_refused, self._num_to_refuse = 0, 1
                 return True
             self._num_refused += 1
-            return self._num_refused % _RETRY_EVERY == 0
+            if self._num_refused <= self._num_to_refuse:
+                return False
+            self._num_refused, self._num_to_refuse = 0, min(_MOST_REFUSED, 2 * self._num_to_refuse)
+            return True
 
+    def _note(self, load_s: float) -> None:
+        with self._lock:
+            if self._is_slow() and self._compute_s is not None and load_s <= self._compute_s:
+                self._loads.clear()  # it is fast again
+            self._loads.append(load_s)
 
-def _mix(old: float | None, new: float) -> float:
-    return new if old is None else old + _WEIGHT * (new - old)
+    def _is_slow(self) -> bool:
+        is_known = self._compute_s is not None and len(self._loads) >= _LEAST_LOADS
+        return is_known and median_low(self._loads) > (self._compute_s or 0.0)

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TypedDict
@@ -24,8 +24,8 @@ from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.speeds import Speeds
 
 MIN_WAIT_S, MAX_WAIT_S = 0.05, 5.0
-"""Bounds of the time for which a request waits for its chunks: as long as computing them would
-take, and the greatest while that is not known."""
+"""Bounds of the time for which a request waits for its chunks: as long as computing those that have
+not arrived would take, since the last one has; the greatest while that is not known."""
 MISS_S = 1.0
 """Seconds for which a chunk that was nowhere is not looked for again."""
 CLOSE_S = 30.0
@@ -85,6 +85,7 @@ class TieredStore:
             for number, (size, place) in enumerate([*places, (host_bytes, torch.device("cpu"))])
         ]
         self._lock = threading.RLock()
+        self._load_ended = threading.Condition(self._lock)
         self._loads: dict[str, ChunkLoad] = {}
         self._missed: BoundedMap[str, float] = BoundedMap(max_entries=_MAX_MISSED)  # until when
         self._tiers: list[BackgroundTier] = []
@@ -208,6 +209,12 @@ class TieredStore:
         with self._lock:
             return key in self._loads
 
+    def wait_for_load(self, *, timeout_s: float) -> None:
+        """Wait until one of the loads under way has ended, if there are any."""
+        with self._lock:
+            if self._loads:
+                self._load_ended.wait(timeout_s)
+
     def clear(self) -> None:
         with self._lock:  # no load may begin in between
             self.forget()
@@ -310,12 +317,28 @@ class TieredStore:
                 tier.write(key, chunk)
 
     def _start(self, chunks: Mapping[str, int]) -> None:
-        compute_s = self._tiers[0].speeds.compute_s(sum(chunks.values()))
-        wait_s = MAX_WAIT_S if compute_s is None else min(MAX_WAIT_S, max(MIN_WAIT_S, compute_s))
-        until = self._clock() + wait_s
-        loads = [ChunkLoad(key, count, wait_until=until) for key, count in chunks.items()]
+        now = self._clock()
+        until, latest = now + self._wait_s(sum(chunks.values())), now + MAX_WAIT_S
+        loads = [
+            ChunkLoad(key, count, beside=chunks.keys(), wait_until=until, latest=latest)
+            for key, count in chunks.items()
+        ]
         self._loads.update((load.key, load) for load in loads)
         self._ask(loads, 0)
+
+    def _wait_s(self, num_tokens: int) -> float:
+        compute_s = self._tiers[0].speeds.compute_s(num_tokens)
+        return MAX_WAIT_S if compute_s is None else min(MAX_WAIT_S, max(MIN_WAIT_S, compute_s))
+
+    def _prolong(self, keys: Collection[str]) -> None:
+        """After one more has arrived, let requests wait for what is left for as long as computing
+        that takes from now on."""
+        now = self._clock()
+        loads = [self._loads[key] for key in keys if key in self._loads]
+        left = [load for load in loads if now < load.wait_until]
+        until = now + self._wait_s(sum(load.num_tokens for load in left))
+        for load in left:
+            load.wait_until = min(load.latest, max(load.wait_until, until))
 
     def _ask(self, loads: Sequence[ChunkLoad], first: int) -> None:
         """Load chunks from the first place from number `first` on that is worth it and answers."""
@@ -348,6 +371,9 @@ class TieredStore:
                     is_there = self._place(load.key, chunk, is_pinned=True)
                 if not is_there:
                     self._missed.put(load.key, self._clock() + MISS_S)
+                elif chunk is not None:
+                    self._prolong(load.beside)
+            self._load_ended.notify_all()
         load.end(chunk)
 
     def _await(self, key: str) -> ChunkKV | None:

@@ -42,6 +42,10 @@ else:
 
 logger = logging.getLogger(__name__)
 
+LOAD_PAUSE_S = 0.01
+"""Seconds for which a rank in an idle engine waits for a load to end before it reports to the
+scheduler, which asks again at once. Else both spin, beside the threads that load."""
+
 
 class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped here
     """The platform's worker, which gives the connector a filler once the cache is allocated."""
@@ -225,6 +229,9 @@ class RankFiller(BlockFiller):
         if work.wanted:
             self.library.store.prefetch({self._own(key): n for key, n in work.wanted.items()})
             self._loading |= work.wanted.keys()
+        is_idle = not (work.num_tokens or work.fills or self._paced)
+        if is_idle and self._loading and not self._ended_loads():
+            self._store.wait_for_load(timeout_s=LOAD_PAUSE_S)
         fills = [self._with_kv(fill) for fill in work.fills]
         super().fill_step(replace(work, fills=[fill for fill in fills if fill is not None]))
         self._store.forget([self._own(key) for key in work.dropped])
@@ -255,14 +262,16 @@ class RankFiller(BlockFiller):
 
     def _note_loads(self) -> None:
         """Report the loads that have ended, or take longer than computing."""
-        for key in list(self._loading):
-            if not self._store.is_loading([self._own(key)]):
-                self._loading.discard(key)
-                kv = self._store.get(self._own(key))
-                if kv is None:
-                    self._report.absent.add(key)
-                else:
-                    self._report.loaded[ListedChunk.of(key, kv)] = 1
+        for key in self._ended_loads():
+            self._loading.discard(key)
+            kv = self._store.get(self._own(key))
+            if kv is None:
+                self._report.absent.add(key)
+            else:
+                self._report.loaded[ListedChunk.of(key, kv)] = 1
+
+    def _ended_loads(self) -> list[str]:
+        return [key for key in self._loading if not self._store.is_loading([self._own(key)])]
 
     def _with_kv(self, fill: PromptFill) -> PromptFill | None:
         """Return a filling with this rank's KV in its plan; None if it fails on a rank."""

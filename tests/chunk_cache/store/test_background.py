@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.store import background
+from ragboost.chunk_cache.store import background, tiered
+from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.store.workers import Breaker
 from tests.chunk_cache.store.chunks import make_chunk, same
@@ -63,6 +65,35 @@ def test_a_place_that_was_hung_is_asked_again_later(place: HungPlace) -> None:
     store.prefetch({"a": 6})
 
     eventually(lambda: store.get("a") is not None)
+    store.close()
+
+
+def test_a_request_waits_for_what_is_left_while_its_chunks_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OneByOne(HungPlace):
+        def load(self, key: str) -> ChunkKV | None:
+            may_arrive[key].wait()
+            return make_chunk()
+
+    monkeypatch.setattr(tiered, "MAX_WAIT_S", 5.0)
+    now, speeds, chunks = [0.0], Speeds(), {"a": 6, "b": 6, "c": 6}
+    may_arrive = {key: threading.Event() for key in chunks}
+    speeds.computed(6, 1.0)
+    store = TieredStore(remote=OneByOne(), waits=False, clock=lambda: now[0])
+    store._tiers[0].speeds = speeds
+    store.prefetch(chunks)
+    now[0] = 2.9  # computing all three takes three seconds
+    may_arrive["a"].set()
+    eventually(lambda: store.get("a") is not None)
+    now[0] = 4.8
+    assert store.is_loading(["b"]), "two more take two seconds from then on"
+    may_arrive["b"].set()
+    eventually(lambda: store.get("b") is not None)
+    assert store.is_loading(["c"])
+    now[0] = 5.1
+    assert not store.is_loading(["c"]), "not longer than five seconds in all"
+    may_arrive["c"].set()
     store.close()
 
 

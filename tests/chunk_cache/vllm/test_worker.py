@@ -1,6 +1,7 @@
 """The worker's part of a step, without vLLM: its modules are stand-ins."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,7 +11,11 @@ import torch
 
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.ranks import ONE_RANK
-from ragboost.chunk_cache.vllm.data import PromptFill, StepWork
+from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.vllm.data import PromptFill, RankReport, StepWork
+from tests.chunk_cache.store.chunks import make_chunk
+from tests.chunk_cache.store.places import HungPlace
+from tests.eventually import DEADLINE_S
 
 _NAMES = {
     "vllm": (),
@@ -71,6 +76,30 @@ def filler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield Filler()
     for name in _OURS:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def place() -> Iterator[HungPlace]:
+    hung = HungPlace()
+    yield hung
+    hung.may_answer.set()
+
+
+@pytest.fixture
+def rank(filler: Any, place: HungPlace) -> Any:
+    """The filler of one of several ranks, whose chunks are in a place that hangs."""
+    from ragboost.chunk_cache.vllm.worker import RankFiller
+
+    class Rank(type(filler), RankFiller):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self._store = TieredStore(remote=place, waits=False)
+            identity = SimpleNamespace(model="m")
+            self.library = SimpleNamespace(store=self._store, identity=identity)
+            self._generation = self._reported_generation = 0
+            self._report, self._loading = RankReport(), set()
+
+    return Rank()
 
 
 def fill(
@@ -143,3 +172,32 @@ def test_beside_another_connector_reuse_stays_off_with_that_reason(
         assert connector.find_connector() is found
 
     assert (alone.off_reason, beside.off_reason) == (None, "several_connectors")
+
+
+def test_a_step_without_tokens_ends_when_a_chunk_has_been_loaded(
+    rank: Any, place: HungPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else ranks and scheduler spin, beside the threads that load."""
+    from ragboost.chunk_cache.vllm import worker
+
+    def step() -> None:
+        rank.fill_step(StepWork(wanted={"a": 6}))
+        reports.append(rank.take_report())
+
+    reports: list[RankReport | None] = []
+    monkeypatch.setattr(worker, "LOAD_PAUSE_S", DEADLINE_S)
+    place.chunks["a-0"] = make_chunk()
+    thread = threading.Thread(target=step, daemon=True)
+    thread.start()
+    assert place.was_asked.acquire(timeout=DEADLINE_S)
+    place.may_answer.set()
+    thread.join(DEADLINE_S)
+    assert [[chunk.key for chunk in report.loaded] for report in reports if report] == [["a"]]
+
+
+def test_a_step_of_running_requests_waits_for_no_load(
+    rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank._store, "wait_for_load", None)
+    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
+    assert rank.take_report() is None
