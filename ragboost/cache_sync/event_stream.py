@@ -162,7 +162,7 @@ class EventStream:
         else:
             name = "num_gaps" if seq > self._next_seq else "num_restarts"
             self._reset(is_partial=seq != 0)
-            self._count(name, f"got batch {seq}, expected {self._next_seq}", level=logging.INFO)
+            self.note(name, f"got batch {seq}, expected {self._next_seq}", level=logging.INFO)
             self._apply(seq, payload)
 
     def replay(self, seq: int, payload: bytes) -> None:
@@ -197,7 +197,7 @@ class EventStream:
         elif not replay.is_verified:
             self._restart()
         elif replay.is_gap and not replay.has_progress:
-            self._count("num_disproved", "no batch was missing", level=logging.DEBUG)
+            self.note("num_disproved", "no batch was missing", level=logging.DEBUG)
 
     def replay_failed(self) -> None:
         """Handle a replay with a gap or without an end.
@@ -212,7 +212,7 @@ class EventStream:
             return
         self._is_replay_down = True
         if replay is not None and replay.is_needed:
-            self._count("num_failed_replays", "replay failed, clearing its mirror")
+            self.note("num_failed_replays", "replay failed, clearing its mirror")
             self._reset(is_partial=True)
             self._next_seq = None
 
@@ -229,7 +229,7 @@ class EventStream:
     def _restart(self) -> None:
         """Start over: another process publishes now, or its buffer no longer reaches back to us."""
         found = "its publisher restarted, replaying everything"
-        self._count("num_restarts", found, level=logging.INFO)
+        self.note("num_restarts", found, level=logging.INFO)
         self._reset(is_partial=True)
         self._next_seq = None
         self._request_replay(is_full=True, is_needed=True)
@@ -237,7 +237,7 @@ class EventStream:
     def faulted(self, error: Exception) -> None:
         """Handle an error that nobody foresaw: drop the frame and what the mirror holds."""
         self._replay = self._request = None
-        self._count("num_faults", "dropped a batch after an error", error=error)
+        self.note("num_faults", "dropped a batch after an error", error=error)
         self._reset(is_partial=True)
 
     def _apply(self, seq: int, payload: bytes) -> None:
@@ -250,7 +250,7 @@ class EventStream:
                 self._on_batch(batch)
             changes = self.mirror.apply(batch)
         except (EventStreamError, RecursionError) as error:  # extra keys may be nested
-            self._count("num_unreadable", f"dropped batch {seq} and cleared the mirror: {error}")
+            self.note("num_unreadable", f"dropped batch {seq} and cleared the mirror: {error}")
             self._reset(is_partial=True)
             return
         self.counts["num_batches"] += 1
@@ -259,10 +259,10 @@ class EventStream:
         self._last_ts = batch.ts
         if self.mirror.is_partial and not was_partial:
             unknown = f", unknown events {batch.unknown[:8]}" if batch.unknown else ""
-            self._count("num_contradictions", f"batch {seq} contradicts earlier ones{unknown}")
+            self.note("num_contradictions", f"batch {seq} contradicts earlier ones{unknown}")
         self._notify(changes)
 
-    def _count(
+    def note(
         self,
         name: str,
         message: str,
@@ -270,7 +270,7 @@ class EventStream:
         level: int = logging.WARNING,
         error: Exception | None = None,
     ) -> None:
-        """Count an incident, and log those whose number is a power of two."""
+        """Count an incident; log the first one, the second, the fourth, and so on."""
         self.counts[name] += 1
         self.num_rejected += name in _REJECTIONS
         count = self.counts[name]

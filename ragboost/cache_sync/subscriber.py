@@ -7,7 +7,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -20,8 +19,6 @@ from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100
@@ -167,7 +164,6 @@ class _Link:
         self._active_at = time.monotonic()
         self._allowance = _Allowance(self._active_at)
         self._num_refused = 0  # connections that ended, messages without a number
-        self._logged: Counter[str] = Counter()
         self._resume_at: float | None = None  # while the publisher is left alone
         self._dealer: zmq.Socket[bytes] | None = None
         self._open()
@@ -194,7 +190,8 @@ class _Link:
             self._stream.faulted(error)
             self._pause(now, seconds=_RETRY_S)
         if self._is_flooded(now):
-            self._log(f"left alone for {self._options.pause_s:g} s after many malformed frames")
+            pause = f"left alone for {self._options.pause_s:g} s after many malformed frames"
+            self._stream.note("num_pauses", pause)
             self._allowance.renew()
             self._stream.is_flooding = True
             self._pause(now, seconds=self._options.pause_s)
@@ -258,10 +255,10 @@ class _Link:
             event = recv_monitor_message(self._monitor)["event"]
             self._active_at = now
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._log("connected", level=logging.INFO)
+                self._stream.note("num_connected", "connected", level=logging.INFO)
                 self._stream.connected()
             elif event == zmq.Event.DISCONNECTED:
-                self._log("disconnected")
+                self._stream.note("num_disconnected", "disconnected")
                 self._num_refused += 1
                 self._drop_dealer()
                 self._stream.disconnected()
@@ -321,18 +318,9 @@ class _Link:
         number = int.from_bytes(parts[-2], "big", signed=True) if len(parts) > 1 else -1
         if number < 0 or len(parts[-2]) != 8:
             self._num_refused += 1
-            self._log("dropped a message without a sequence number")
+            self._stream.note("num_unnumbered", "dropped a message without a sequence number")
             return None
         return number, parts[-1]
-
-    def _log(self, message: str, *, level: int = logging.WARNING) -> None:
-        """Log a message the first time, the second, the fourth, and so on."""
-        self._logged[message] += 1
-        count = self._logged[message]
-        if count & (count - 1) == 0:
-            logger.log(
-                level, "KV event stream %s: %s (%d so far)", self._source.name, message, count
-            )
 
     @staticmethod
     def _configure(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
