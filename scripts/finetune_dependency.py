@@ -3,11 +3,10 @@
     python -m scripts.finetune_dependency --model DIR --data questions.jsonl --out DIR2
 
 Each line is {"question": ..., "answer": ..., "paths": [[entity, relation, entity, ...], ...]};
-"triplets" (with "entities") may replace "paths", and "system" adds a system message. The defaults
-are the paper's (6,000 questions: one epoch, 64 per step, learning rate 2e-5). Prompts are formatted
-as by the engine, and DIR2/config.json marks the model as tuned, so that `ragboost engine --model
-DIR2` uses dependency attention. All weights are trained; gradients of a step accumulate over passes
-of `--micro-batch` prompts.
+"system" adds a system message. The defaults are the paper's (6,000 questions: one epoch, 64 per
+step, learning rate 2e-5). Prompts are formatted as by the engine, and DIR2/config.json marks the
+model as tuned, so that `ragboost engine --model DIR2` uses dependency attention. All weights are
+trained; gradients of a step accumulate over passes of `--micro-batch` prompts.
 """
 
 import argparse
@@ -38,13 +37,11 @@ def read_examples(path: Path, tokenizer, *, end: list[int]) -> list[TuningExampl
         if not line.strip():
             continue
         row = json.loads(line)
-        graph = {name: row[name] for name in ("paths", "triplets", "entities") if name in row}
+        graph = read_fields(GraphFields, {"paths": row["paths"]}, name=FIELD)
         messages = [{"role": "user", "content": row["question"]}]
         if "system" in row:
             messages.insert(0, {"role": "system", "content": row["system"]})
-        prompt = writer.prompt(
-            read_fields(GraphFields, graph, name=FIELD).request().paths, messages
-        )
+        prompt = writer.prompt(graph.relation_paths(), messages)
         answer = (*chat.encode(row["answer"], add_special_tokens=False), *end)
         *before, task = prompt.nodes
         task = LinearNode(task.name, (*task.tokens, *answer), task.depends_on)

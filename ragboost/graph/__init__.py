@@ -3,7 +3,7 @@ paths, write them for a model."""
 
 from ragboost.graph.load import read_triplets, triplets_from_langchain
 from ragboost.graph.prune import LexicalScorer, PathScorer, best_paths
-from ragboost.graph.retrieve import GraphRetriever, Subgraph, paths_of
+from ragboost.graph.retrieve import GraphRetriever, Subgraph
 from ragboost.graph.store import GraphStore
 from ragboost.graph.triplets import RelationPath, Triplet, path_segments, path_text
 
@@ -18,7 +18,6 @@ __all__ = [
     "best_paths",
     "path_segments",
     "path_text",
-    "paths_of",
     "read_triplets",
     "triplets_from_langchain",
 ]

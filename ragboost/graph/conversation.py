@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from ragboost.errors import RequestError
 from ragboost.graph.depcache import DepCache
 from ragboost.graph.layout import DepPrompt, Layout, LinearNode
-from ragboost.graph.request import FIELD, GraphRequest
+from ragboost.graph.request import FIELD, GraphFields
 from ragboost.graph.triplets import RelationPath, path_segments, path_text
 
 INTRO = "Facts:\n"
@@ -42,7 +42,7 @@ class GraphPrompts:
         return PromptWriter(self.tokenizer)
 
     def prompt(
-        self, request: GraphRequest, messages: Messages, *, template_kwargs: Mapping[str, Any]
+        self, request: GraphFields, messages: Messages, *, template_kwargs: Mapping[str, Any]
     ) -> Layout | list[int]:
         """Return the prompt of a conversation with a graph, its last token at its slot; as token
         ids for ordinary attention.
@@ -53,13 +53,14 @@ class GraphPrompts:
                 f"{FIELD}.attention cannot be {request.attention} here: {reason}",
                 param=f"{FIELD}.attention",
             )
+        paths = request.relation_paths()
         if "self" in (request.attention, self.attention) or self.depcache is None:
             text = self.tokenizer.render_chat(
-                with_facts(messages, path_text(request.paths)), template_kwargs=template_kwargs
+                with_facts(messages, path_text(paths)), template_kwargs=template_kwargs
             )
             return self.tokenizer.encode(text, add_special_tokens=False)
         prompt = self._writer.prompt(
-            request.paths,
+            paths,
             messages,
             is_tree=self.attention == "dependency",
             template_kwargs=template_kwargs,

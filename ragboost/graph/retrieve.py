@@ -8,13 +8,12 @@ from itertools import islice
 from ragboost.errors import RequestError
 from ragboost.graph.prune import PathScorer, best_paths
 from ragboost.graph.store import GraphStore
-from ragboost.graph.triplets import RelationPath, Triplet
+from ragboost.graph.triplets import RelationPath
 
 _TOKEN = re.compile(r"\S+")
 _TRIM = ".,;:!?\"'()[]{}"
 _MAX_CANDIDATES = 20_000  # paths of one entity that are scored, in the order of the store
 _MAX_WORDS = 8  # of an entity name that is recognised in a question
-_INVERSE = "inverse of {}"  # a relation that is followed against its direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,6 @@ class GraphRetriever:
     max_entities: int = 10  # taken from a question, in text order
     max_edges: int = 200  # followed from one entity, which bounds the cost of hubs
     scorer: PathScorer | None = None  # ranks paths for pruning; None: `LexicalScorer`
-    has_inverse: bool = False  # also follow edges against their direction
 
     def __post_init__(self) -> None:
         for name in ("hops", "max_paths", "max_entities", "max_edges"):
@@ -89,42 +87,10 @@ class GraphRetriever:
                 visited = set(parts[::2])
                 longer = [
                     (*parts, relation, tail)
-                    for _, relation, tail in self._edges(parts[-1])
+                    for _, relation, tail in self.store.edges_from(parts[-1], limit=self.max_edges)
                     if tail not in visited
                 ]
             if longer:
                 todo += reversed(longer)
             elif len(parts) > 1:
                 yield RelationPath(parts)
-
-    def _edges(self, entity: str) -> list[Triplet]:
-        edges = self.store.edges_from(entity, limit=self.max_edges)
-        if self.has_inverse:
-            edges += [
-                Triplet(entity, _INVERSE.format(relation), head)
-                for head, relation, _ in self.store.edges_to(entity, limit=self.max_edges)
-            ]
-        return edges[: self.max_edges]
-
-
-def paths_of(
-    triplets: Sequence[Triplet], *, entities: Sequence[str] = (), hops: int = 2
-) -> list[RelationPath]:
-    """Return the paths of at most `hops` relations that triplets form from these roots; without
-    entities, every triplet is one."""
-    if not entities:
-        return [RelationPath(tuple(triplet)) for triplet in dict.fromkeys(triplets)]
-    with GraphStore() as store:
-        store.add(triplets)
-        retriever = GraphRetriever(
-            store,
-            hops=hops,
-            max_paths=_MAX_CANDIDATES,
-            max_entities=len(entities),
-            max_edges=_MAX_CANDIDATES,
-        )
-        return [
-            path
-            for subgraph in retriever.retrieve("", entities=list(dict.fromkeys(entities)))
-            for path in subgraph.paths
-        ]

@@ -16,7 +16,6 @@ CREATE TABLE IF NOT EXISTS edge (
     head INTEGER NOT NULL, relation TEXT NOT NULL, tail INTEGER NOT NULL,
     UNIQUE (head, relation, tail)
 );
-CREATE INDEX IF NOT EXISTS edge_tail ON edge (tail);
 """
 
 
@@ -61,9 +60,6 @@ class GraphStore:
     def edges_from(self, entity: str, *, limit: int = -1) -> list[Triplet]:
         """Return at most `limit` triplets with this head, in insertion order; all if negative."""
         return self._triplets("WHERE h.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
-
-    def edges_to(self, entity: str, *, limit: int = -1) -> list[Triplet]:
-        return self._triplets("WHERE t.name = ? ORDER BY e.rowid LIMIT ?", (entity, limit))
 
     def find(self, name: str) -> str | None:
         """Return the stored spelling of an entity's name, ignoring case."""

@@ -3,10 +3,11 @@
     {"graph": {"paths": [["Elon Musk", "founded", "SpaceX", "located in", "Texas"], ...]}}
 
 The paths of each first entity, written out one per line, are one document. Knows bodies. Does not
-know graphs: triplets are paths of one relation, and none are searched for.
+know graphs.
 """
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from ragboost.errors import RequestError, json_type
@@ -15,7 +16,7 @@ from ragboost.rewriting.json_body import JsonBody
 
 _WHERE = f"{FIELD}.{GRAPH}"
 _MAX_PATHS = 20_000
-_FIELDS = ("paths", "triplets", "entities", "hops", "attention", "recompute_ratio")
+_FIELDS = ("paths", "attention", "recompute_ratio")
 _ATTENTION = ("auto", "self", "subgraphs", "dependency")
 
 
@@ -48,35 +49,22 @@ def _documents(graph: Any) -> list[dict[str, str]]:
         raise _invalid("", f"must be an object, got {json_type(graph)}")
     if unknown := [name for name in graph if name not in _FIELDS]:
         raise _invalid(f".{unknown[0]}", f"is unknown; known are {', '.join(_FIELDS)}")
-    if graph.get("entities"):
-        raise _invalid(
-            ".entities", "needs a backend that reads graphs, the embedded engine: give paths"
-        )
     by_root: dict[str, dict[str, None]] = {}  # the lines of each first entity, each once
-    paths = [*_lists(graph, "paths"), *_lists(graph, "triplets")]
+    if not isinstance(paths := graph.get("paths") or [], list):
+        raise _invalid(".paths", f"must be a list, got {json_type(paths)}")
     if not 0 < len(paths) <= _MAX_PATHS:
         raise _invalid("", f"must give from 1 to {_MAX_PATHS} paths, got {len(paths)}")
-    for root, line in paths:
+    for root, line in map(_line, paths, count()):
         by_root.setdefault(root, {})[line] = None
     return [{"id": root, "text": "\n".join(lines)} for root, lines in by_root.items()]
 
 
-def _lists(graph: Mapping[str, Any], name: str) -> list[tuple[str, str]]:
-    """Return the first entity and the line of each path or triplet."""
-    values = graph.get(name) or []
-    if not isinstance(values, list):
-        raise _invalid(f".{name}", f"must be a list, got {json_type(values)}")
-    return [
-        _line(value, f".{name}[{at}]", is_triplet=name == "triplets")
-        for at, value in enumerate(values)
-    ]
-
-
-def _line(value: Any, where: str, *, is_triplet: bool) -> tuple[str, str]:
-    is_list = isinstance(value, list) and (len(value) == 3 if is_triplet else len(value) % 2 == 1)
+def _line(value: Any, at: int) -> tuple[str, str]:
+    """Return a path's first entity, and its text."""
+    is_list = isinstance(value, list) and len(value) % 2 == 1
     if not is_list or not all(isinstance(part, str) and part.strip() for part in value):
-        shape = "[head, relation, tail]" if is_triplet else "[entity, relation, entity, ...]"
-        raise _invalid(where, f"must be {shape}, texts that are not empty")
+        shape = "[entity, relation, entity, ...], texts that are not empty"
+        raise _invalid(f".paths[{at}]", f"must be {shape}")
     root, *others = [part.strip() for part in value]
     pairs = zip(others[::2], others[1::2], strict=True)
     return root, root + "".join([f" -{relation}-> {entity}" for relation, entity in pairs])

@@ -16,15 +16,12 @@ PATHS = [["Elon Musk", "founded", "SpaceX", "located in", "Texas"]]
     ("graph", "param"),
     [
         ([], "ragboost.graph"),
-        ({}, "ragboost.graph"),
-        ({"paths": []}, "ragboost.graph"),
+        ({}, "ragboost.graph.paths"),
+        ({"paths": []}, "ragboost.graph.paths"),
         ({"paths": "x"}, "ragboost.graph.paths"),
         ({"paths": [["a", "b"]]}, "ragboost.graph.paths[0]"),
         ({"paths": [["a"], ["a", "", "c"]]}, "ragboost.graph.paths[1]"),
-        ({"triplets": [["a", "b"]]}, "ragboost.graph.triplets[0]"),
-        ({"triplets": [["a", "b", "c"]], "entities": ["x"]}, "ragboost.graph"),
-        ({"triplets": [["a", "b", "c"]], "entities": [1]}, "ragboost.graph.entities[0]"),
-        ({"paths": PATHS, "hops": 0}, "ragboost.graph.hops"),
+        ({"paths": PATHS, "triplets": PATHS}, "ragboost.graph.triplets"),
         ({"paths": PATHS, "attention": "full"}, "ragboost.graph.attention"),
         ({"paths": PATHS, "recompute_ratio": 0.5}, "ragboost.graph.recompute_ratio"),
         ({"paths": PATHS, "nodes": 2}, "ragboost.graph.nodes"),
@@ -32,5 +29,5 @@ PATHS = [["Elon Musk", "founded", "SpaceX", "located in", "Texas"]]
 )
 def test_what_is_wrong_in_a_graph_is_named(graph: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        read_fields(GraphFields, json.loads(json.dumps(graph)), name=FIELD).request()
+        read_fields(GraphFields, json.loads(json.dumps(graph)), name=FIELD).relation_paths()
     assert caught.value.param == param

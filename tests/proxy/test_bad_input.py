@@ -65,7 +65,7 @@ def test_messages_to_clients_have_the_words_of_json(client: httpx.Client, value:
     bodies: list[Any] = [value, {"text": value}, {"text": "t", "id": value}, {"score": value}]
     ours = [value, *({name: value} for name in fields), *({"documents": [each]} for each in bodies)]
     ours += [{"reuse": {name: value}} for name in ("policy", "ratio", "measure", "chunks")]
-    ours += [{"graph": {name: value}} for name in ("entities", "relations", "paths")]
+    ours += [{"graph": {name: value}} for name in ("attention", "relations", "paths")]
     ours += [{"options": {"boost": value}}]
     sessions = [value, {"model": value}, {"metadata": value}, {"metadata": {"a": value}}]
     bodies = [(URL, {"model": "m", "messages": QUESTION, "ragboost": each}) for each in ours]

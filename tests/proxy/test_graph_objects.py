@@ -87,7 +87,7 @@ def test_whether_graphs_are_read_is_asked_although_chunk_reuse_is_configured() -
 
 
 def test_an_engine_without_graphs_gets_the_facts_as_documents() -> None:
-    sent = sent_for({"paths": PATHS, "triplets": [["Eve", "met", "Bob"]]}, documents=DOCUMENTS)
+    sent = sent_for({"paths": [*PATHS, ["Eve", "met", "Bob"]]}, documents=DOCUMENTS)
 
     text = sent["messages"][0]["content"]
     assert "ragboost" not in sent
@@ -122,11 +122,11 @@ def test_subgraphs_are_chunks_that_are_not_recomputed() -> None:
     [
         ({"paths": PATHS, "attention": "subgraphs"}, "needs a backend that reuses chunks"),
         ({"paths": PATHS, "attention": "dependency"}, "needs a backend that reads graphs"),
-        ({"triplets": [["a", "b", "c"]], "entities": ["a"]}, "needs a backend that reads graphs"),
+        ({"paths": PATHS, "triplets": PATHS}, "ragboost.graph.triplets is unknown"),
         ({"paths": [["a", "b"]]}, "ragboost.graph.paths[0] must be"),
         ({"paths": [[1, "b", "c"]]}, "ragboost.graph.paths[0] must be"),
         ({"paths": {"a": 1}}, "ragboost.graph.paths must be a list"),
-        ({"triplets": [["a", "b", " "]]}, "ragboost.graph.triplets[0] must be"),
+        ({"paths": [["a", "b", " "]]}, "ragboost.graph.paths[0] must be"),
         ({"paths": []}, "must give from 1 to"),
         ({"paths": PATHS, "attention": 7}, "must be one of auto"),
         ({"path": PATHS}, "ragboost.graph.path is unknown"),

@@ -22,8 +22,7 @@ QUESTIONS = [
         "question": "Who wrote notes?",
         "answer": "Ada",
         "system": "Be brief.",
-        "triplets": [["Ada", "wrote", "notes"], ["notes", "about", "engines"]],
-        "entities": ["Ada"],
+        "paths": [["Ada", "wrote", "notes", "about", "engines"]],
     },
 ]
 

@@ -16,7 +16,7 @@ from ragboost.chunk_cache.core.options import (
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.errors import RequestError
-from ragboost.graph.request import GraphFields, GraphRequest
+from ragboost.graph.request import GraphFields
 
 
 class RagboostFields(ReuseFields):
@@ -31,7 +31,7 @@ class Extension(NamedTuple):
     positions: Sequence[ChunkPosition] = ()  # of its chunks
     # What becomes of them, whose places are still to be found; None: nothing.
     chunks: EngineChunkRequest | None = None
-    graph: GraphRequest | None = None
+    graph: GraphFields | None = None
 
 
 def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Extension:
@@ -43,7 +43,7 @@ def parse_extension(value: Any, defaults: ReuseDefaults, *, is_chat: bool) -> Ex
             raise RequestError(
                 f"{FIELD}.graph and {FIELD}.chunks exclude each other", param=f"{FIELD}.chunks"
             )
-        return Extension(graph=fields.graph.request())
+        return Extension(graph=fields.graph)
     positions = fields.positions(is_chat=is_chat)
     options = fields.options(defaults)
     is_stored = bool(positions) and fields.is_exact and defaults.refusal is None

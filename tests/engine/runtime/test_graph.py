@@ -97,7 +97,7 @@ def test_the_answer_is_that_of_the_library(dependency: Served) -> None:
 
     tokenizer = ChatTokenizer(builtin.build_tokenizer())
     prompt = PromptWriter(tokenizer).prompt(
-        GraphFields(paths=PATHS).request().paths,
+        GraphFields(paths=PATHS).relation_paths(),
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}],
     )
     depcache = DepCache(ModelAdapter(builtin.build_model("tiny", seed=0)))
@@ -119,20 +119,6 @@ def test_another_question_reuses_the_subgraph(dependency: Served) -> None:
     assert used["reused"] > 30
     assert used["computed"] == again.usage.prompt_tokens - used["reused"]
     assert again.choices[0].message.content == apart.choices[0].message.content
-
-
-def test_triplets_chain_up_to_paths(dependency: Served) -> None:
-    triplets = [
-        ["Elon Musk", "founded", "SpaceX"],
-        ["SpaceX", "located in", "Texas"],
-        ["SpaceX", "launched", "Falcon 9"],
-        ["Elon Musk", "born in", "Pretoria"],
-    ]
-    chained = ask(dependency, {"triplets": triplets, "entities": ["elon musk"]})
-
-    assert chained.choices[0].message.content == (
-        ask(dependency, {"paths": PATHS[:3]}).choices[0].message.content
-    )
 
 
 def test_nothing_of_a_graph_enters_the_prefix_cache(dependency: Served) -> None:
@@ -262,13 +248,13 @@ def test_written_out_subgraphs_are_reused_without_tuning() -> None:
 def test_written_out_subgraphs_are_the_text_of_ordinary_attention() -> None:
     tokenizer = ChatTokenizer(builtin.build_tokenizer())
     messages = [{"role": "user", "content": QUESTION}]
-    request = GraphFields(paths=[PATHS[0], PATHS[3], PATHS[1]]).request()
+    paths = GraphFields(paths=[PATHS[0], PATHS[3], PATHS[1]]).relation_paths()
     writer = PromptWriter(tokenizer)
 
-    nodes = writer.prompt(request.paths, messages, is_tree=False).nodes
+    nodes = writer.prompt(paths, messages, is_tree=False).nodes
 
     tokens = [token for node in nodes if isinstance(node, LinearNode) for token in node.tokens]
-    ordered = [request.paths[0], request.paths[2], request.paths[1]]
+    ordered = [paths[0], paths[2], paths[1]]
     written = tokenizer.render_chat(with_facts(messages, path_text(ordered)))
     assert len(nodes) == 4
     assert tokenizer.decode(tokens, skip_special_tokens=False) == written
