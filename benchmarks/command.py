@@ -3,10 +3,14 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+from ragboost.config.model_directory import find_model
+from ragboost.errors import ConfigError
 
 Result = TypeVar("Result")
 
@@ -18,6 +22,15 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def model_directory(name: str) -> Path:
+    """Return the directory of the model that an option names, for argparse, which prints why there
+    is none."""
+    try:
+        return find_model(Path(name))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def report(result: Result, args: argparse.Namespace, show: Callable[[Result], object]) -> None:

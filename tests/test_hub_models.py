@@ -205,6 +205,22 @@ def test_a_hub_that_gives_nothing_is_one_sentence_or_the_cache(
     assert "or copy the model and name its directory" in done.stderr
 
 
+@pytest.mark.parametrize("module", ["language.chunks", "language.order_accuracy"])
+def test_a_benchmark_says_it_in_one_sentence(hub: FakeHub, tmp_path: Path, module: str) -> None:
+    pytest.importorskip("torch", reason="needs the extra engine")
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--model", "harbour/unknown"]
+    done = subprocess.run(
+        [*command, "--data", "."],
+        env=_env(hub, tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "error: argument --model: harbour/unknown is no directory, and" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def cached(tmp_path: Path) -> Path:
     """A hub's cache with a real model, laid out as transformers and vLLM leave it."""

@@ -8,12 +8,11 @@ Requests go over HTTP on loopback and stream; the time is that of the first toke
 
 import random
 import statistics
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.command import make_parser, report, show_rows
+from benchmarks.command import make_parser, model_directory, report, show_rows
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
@@ -24,7 +23,9 @@ HITS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, help="name or directory; default: the built-in model")
+    parser.add_argument(
+        "--model", type=model_directory, help="name or directory; default: the built-in model"
+    )
     parser.add_argument("--tokens", type=int, default=4000, help="prompt length")
     parser.add_argument("--repeats", type=int, default=7, help="repeats per hit length")
     parser.add_argument("--num-threads", type=int, default=1, help="compute threads")

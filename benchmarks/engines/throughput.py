@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from ragboost.config.model_directory import find_model, model_name
+from benchmarks.command import model_directory
+from ragboost.config.model_directory import model_name
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import EngineServer, made_model, missing
 
@@ -63,7 +64,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", type=Path, help="name or directory; default: a random tiny Llama"
+        "--model", type=model_directory, help="name or directory; default: a random tiny Llama"
     )
     parser.add_argument("--only", choices=SERVERS, action="append", help="servers to measure")
     parser.add_argument("--prompt-words", type=int, default=700, help="words of a prompt")
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="accepted for symmetry; always JSON")
     args = parser.parse_args()
     exit_on_sigterm()
-    model = find_model(args.model or made_model("embedded", "tiny")).resolve()
+    model = (args.model or made_model("embedded", "tiny")).resolve()
     results: dict[str, Any] = {}
     for name in args.only or SERVERS:
         reason = _missing(name)

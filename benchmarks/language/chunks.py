@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.command import make_parser, report, show_rows
+from benchmarks.command import make_parser, model_directory, report, show_rows
 from benchmarks.language.arms import MAX_ANSWER_TOKENS, ArmRunner, Outcome
 from benchmarks.language.cases import (
     MAX_TOKENS,
@@ -165,7 +165,9 @@ def _cases(args: Namespace, count_tokens: CountTokens) -> list[LanguageCase]:
         cases = make_cases(args.task, args.data, count=args.cases, seed=args.seed, **shape)
     else:
         cases = read_cases(args.data, **shape)
-    return split(cases, args.questions)[: args.limit]
+    if found := split(cases, args.questions)[: args.limit]:
+        return found
+    sys.exit(f"{args.data} has no {args.questions} question with {args.documents} documents")
 
 
 def _arms(args: Namespace) -> list[Arm]:
@@ -200,7 +202,9 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, help="name or directory; default: the built-in one")
+    parser.add_argument(
+        "--model", type=model_directory, help="name or directory; default: the built-in one"
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of a retrieval run")
     parser.add_argument("--questions", choices=("development", "test"), default="development")
     parser.add_argument("--task", choices=TASKS, help="made by rule, with fillers from --data")

@@ -32,11 +32,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, model_directory
 from benchmarks.language.arms import SYSTEM
 from benchmarks.language.cases import CountTokens
 from benchmarks.language.cells import make_cases
 from ragboost.config import EngineSettings
+from ragboost.config.model_directory import model_name
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
 from research.order_tasks import WORDS, draw_questions
@@ -168,7 +169,7 @@ def measure_language(model: Path, data: Path, args: Namespace) -> dict[str, Any]
     single = list(single_rows(draw(count=-(-args.questions // NUM_DOCUMENTS))))[: args.questions]
     turns = list(conversation_rows(draw(count=args.conversations)))
     args.parts.mkdir(parents=True, exist_ok=True)
-    kept = args.parts / f"order-{model.name}-{args.dtype}.jsonl"
+    kept = args.parts / f"order-{Path(model_name(model)).name}-{args.dtype}.jsonl"
     options = ["--system", SYSTEM, "--max-tokens", "16", "--metric", "contains"]
     options += ["--concurrency", "4", "--answers", str(kept)]
     results = {}
@@ -205,7 +206,10 @@ def lines(results: Mapping[str, Any], *, metric: str) -> list[str]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--model", type=Path, action="append", help="name or directory, repeatable; default: both"
+        "--model",
+        type=model_directory,
+        action="append",
+        help="name or directory, repeatable; default: both",
     )
     parser.add_argument("--questions", type=int, default=600, help="single questions")
     parser.add_argument("--conversations", type=int, default=200, help="of three turns")
@@ -228,10 +232,10 @@ def main() -> None:
                 conversations=args.conversations,
                 seed=args.seed,
             )
-        results[model.name] = found
+        results[model_name(model)] = found
         if not args.json:
             metric = "em" if args.data is None else "contains"
-            print(f"{model.name}:", *lines(found, metric=metric), sep="\n")
+            print(f"{model_name(model)}:", *lines(found, metric=metric), sep="\n")
     if args.json:
         print(json.dumps(results))
 

@@ -1,5 +1,6 @@
 """The result of the demo, plain beside boosted, as data and as a table."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def _sum(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
         "prefill_tokens": prompt - cached,
         "hit_rate": round(cached / prompt, 4) if prompt else 0.0,
         "ttft_p50_ms": round(statistics.median(ttft), 1) if ttft else 0.0,
-        "ttft_p95_ms": round(ttft[int(0.95 * (len(ttft) - 1))], 1) if ttft else 0.0,
+        "ttft_p95_ms": round(ttft[math.ceil(0.95 * len(ttft)) - 1], 1) if ttft else 0.0,
         "documents_deduplicated": sum(answer.documents_dropped for answer in answers),
     }
 

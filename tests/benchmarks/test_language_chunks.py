@@ -235,6 +235,11 @@ def test_heavy_hitters_cost_what_a_random_choice_costs(loaded: LoadedModel, data
     assert hitters.kl_answer != chance.kl_answer
 
 
+def test_more_documents_than_a_question_has_are_one_sentence(data: Path) -> None:
+    with pytest.raises(SystemExit, match="no development question with 20 documents"):
+        measure(_args(data, documents=20))
+
+
 def test_the_question_may_stand_before_the_documents(loaded: LoadedModel, data: Path) -> None:
     (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
     runner = ArmRunner(loaded, stored="alone", is_question_first=True)

@@ -53,6 +53,7 @@ def test_the_summary_counts_what_the_engine_reported() -> None:
     assert result["plain"]["hit_rate"] == 0.25
     assert result["boosted"]["prefill_tokens"] == 75
     assert result["boosted"]["documents_deduplicated"] == 2
+    assert result["plain"]["ttft_p95_ms"] == 200.0  # the slower of two, not under the median
     assert result["ratio"] == {
         "prefill_tokens": 2.0,
         "hit_rate": 2.5,
