@@ -102,6 +102,10 @@ def test_an_unknown_section_is_an_error(text: str) -> None:
         ("proxy = 5\n", r"proxy: must be a table, got 5 \(from ragboost\.toml\)"),
         ('[formats]\nnumbers = []\ndelimiters = "x"\n', r"formats\.delimiters: must be a list"),
         ('[[backends]]\nurl = "http://a"\nuri = 1\n', r"backends\.0\.uri: unknown setting"),
+        ('[proxy]\nforwarded_paths = ["sleep"]\n', r"must begin with /.*, got 'sleep'"),
+        ('[proxy]\nallowed_hosts = ["https://a"]\n', "without scheme, port or .*'https://a'"),
+        ('[proxy]\nallowed_hosts = ["*"]\n', r"must be a name such as .*, got '\*'"),
+        ('[proxy]\nallowed_hosts = ["a:8080"]\n', "must be a name such as .*, got 'a:8080'"),
         ('[engine_hooks]\nendpoint = "a:1"\n', r"endpoint: must begin with tcp.*, got 'a:1'"),
     ],
 )

@@ -63,6 +63,18 @@ def _all_keys(keys: "_ClientKeys") -> list[SecretStr]:
     return [key for team in keys for key in (team if isinstance(team, tuple) else (team,))]
 
 
+def _check_path(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("must begin with /, such as /sleep")
+    return path
+
+
+def _check_host_name(host: str) -> str:
+    if "/" in host or "*" in host or host.count(":") == 1:
+        raise ValueError("must be a name such as rag.example, without scheme, port or *")
+    return host
+
+
 ApiKey = Annotated[SecretStr, AfterValidator(_check_key)]
 _Team = Annotated[tuple[SecretStr, ...], Field(min_length=1)]
 _ClientKeys = tuple[SecretStr | _Team, ...]
@@ -295,12 +307,12 @@ class ProxySettings(Section):
         "which vLLM begins with the lowest, as those do that wait in the proxy; a client's own "
         "counts if it is greater.",
     )
-    forwarded_paths: tuple[str, ...] = Field(
+    forwarded_paths: tuple[Annotated[str, AfterValidator(_check_path)], ...] = Field(
         (),
         description="Paths of the backend that clients may use, beside those for inference; each "
         "with all paths below it. /: all paths.",
     )
-    allowed_hosts: tuple[str, ...] = Field(
+    allowed_hosts: tuple[Annotated[str, AfterValidator(_check_host_name)], ...] = Field(
         (),
         description="Names under which a proxy on a loopback address without API keys may be "
         "addressed, beside those of this machine; for web pages, also their hosts.",
