@@ -6,7 +6,7 @@ from statistics import median_low
 
 _WEIGHT = 0.2
 _NUM_LOADS, _LEAST_LOADS = 5, 4
-_MOST_REFUSED = 32
+_FIRST_REFUSED, _MOST_REFUSED = 8, 32  # the embedded engine asks for each chunk of a prompt
 _SHORT_S = 0.05  # a search that nobody minds
 
 
@@ -18,7 +18,7 @@ class Speeds:
         self._lock = threading.Lock()
         self._loads: deque[float] = deque(maxlen=_NUM_LOADS)
         self._compute_s: float | None = None
-        self._num_refused, self._num_to_refuse = 0, 1
+        self._num_refused, self._num_to_refuse = 0, _FIRST_REFUSED
 
     def loaded(self, num_tokens: int, seconds: float) -> None:
         self._note(seconds / max(1, num_tokens))
@@ -40,11 +40,11 @@ class Speeds:
         return None if self._compute_s is None else num_tokens * self._compute_s
 
     def is_worth_loading(self) -> bool:
-        """Return False if loading is slower than computing; True to retry after 1, 2, 4 ... 32
+        """Return False if loading is slower than computing; True to retry after 8, 16, 32, 32 ...
         such answers."""
         with self._lock:
             if not self._is_slow():
-                self._num_refused, self._num_to_refuse = 0, 1
+                self._num_refused, self._num_to_refuse = 0, _FIRST_REFUSED
                 return True
             self._num_refused += 1
             if self._num_refused <= self._num_to_refuse:
