@@ -62,7 +62,7 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another address"
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another address or port"
         ) from None
     return listening
 

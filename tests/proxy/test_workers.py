@@ -375,7 +375,7 @@ def test_a_port_that_another_proxy_serves_is_refused(
     port = proxy.url.rpartition(":")[2]
     second = ServedProxy("--backend", engine.url, "--workers", "2", "--port", port)
 
-    with pytest.raises(AssertionError, match="choose another port"):
+    with pytest.raises(AssertionError, match="choose another address or port"):
         second.__enter__()
 
     assert second.process.returncode == 2

@@ -100,7 +100,8 @@ def check_directories(proxy: ProxyServer) -> None:
         tenant._directory.check_integrity()
         for booster in tenant.boosters.values():
             booster.index.check_integrity()
-        assert len(tenant._directory._recent) + len(tenant._directory._earlier) <= 2 * DOCUMENTS
+        recent = tenant._directory._recent
+        assert len(recent.newer) + len(recent.older) <= 2 * DOCUMENTS
 
 
 def test_every_request_is_answered_with_its_own_documents(engines: list[FakeEngine]) -> None:
