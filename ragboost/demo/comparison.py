@@ -1,6 +1,5 @@
 """The result of the demo, plain beside boosted, as data and as a table."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from ragboost.demo.replay import WorkloadAnswers
+from ragboost.evaluation.trace_replay import percentile_95
 from ragboost.proxy.upstream.streamed_chat import StreamedAnswer
 
 _ROWS = (
@@ -36,7 +36,7 @@ def summarize(plain: WorkloadAnswers, boosted: WorkloadAnswers) -> dict[str, Any
 def _sum(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
     prompt = sum(answer.usage.prompt_tokens for answer in answers)
     cached = sum(answer.usage.cached_tokens or 0 for answer in answers)
-    ttft = sorted(answer.ttft_s * 1000 for answer in answers)
+    ttft = [answer.ttft_s * 1000 for answer in answers]
     return {
         "requests": len(answers),
         "prompt_tokens": prompt,
@@ -44,7 +44,7 @@ def _sum(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
         "prefill_tokens": prompt - cached,
         "hit_rate": round(cached / prompt, 4) if prompt else 0.0,
         "ttft_p50_ms": round(statistics.median(ttft), 1) if ttft else 0.0,
-        "ttft_p95_ms": round(ttft[math.ceil(0.95 * len(ttft)) - 1], 1) if ttft else 0.0,
+        "ttft_p95_ms": round(percentile_95(ttft), 1) if ttft else 0.0,
         "documents_deduplicated": sum(answer.documents_dropped for answer in answers),
     }
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendError, RequestError
 from ragboost.evaluation.traces import TraceRequest, TraceTexts
@@ -137,8 +139,7 @@ def _result(results: Sequence[ReplayedRequest], duration_s: float) -> ReplayResu
     prompt = sum(answer.usage.prompt_tokens for answer in answers)
     cached = sum(answer.usage.cached_tokens or 0 for answer in answers)
     reused = sum(answer.usage.reused_tokens or 0 for answer in answers)
-    times = sorted(answer.ttft_s for answer in answers)
-    late = sorted(each.late_s for each in results)
+    times = [answer.ttft_s for answer in answers]
     return ReplayResult(
         len(results),
         len(problems),
@@ -149,6 +150,11 @@ def _result(results: Sequence[ReplayedRequest], duration_s: float) -> ReplayResu
         reused,
         (cached + reused) / max(1, prompt),
         statistics.median(times),
-        times[int(0.95 * (len(times) - 1))],
-        late[int(0.95 * (len(late) - 1))],
+        percentile_95(times),
+        percentile_95([each.late_s for each in results]),
     )
+
+
+def percentile_95(values: Sequence[float]) -> float:
+    """Return the least value that 95 % of all do not exceed: never below the median."""
+    return float(np.quantile(values, 0.95, method="inverted_cdf"))

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from ragboost.chunk_cache.store.chunk import KV, ChunkKV
-from ragboost.chunk_cache.store.influence import STRICT, Influence
+from ragboost.chunk_cache.store.influence import STRICT, Count, Influence
 from ragboost.chunk_cache.store.keys import LAYOUT_VERSION
 from ragboost.errors import ChunkCacheError
 
@@ -78,9 +78,6 @@ def encode(key: str, chunk: ChunkKV) -> bytes:
     return b"".join([struct.pack("<Q", len(start)), start, *map(_bytes_of, tensors.values())])
 
 
-_Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
-
-
 class _ChunkFields(BaseModel):
     """The fields of `ChunkKV`, and the tensors by name with shape and dtype, under one checksum."""
 
@@ -88,16 +85,16 @@ class _ChunkFields(BaseModel):
 
     key: str
     dtype: Literal["float64", "float32", "float16", "bfloat16"]
-    tokens: tuple[_Count, ...] = Field(min_length=1)
-    base: _Count
+    tokens: tuple[Count, ...] = Field(min_length=1)
+    base: Count
     regime: str
-    length: _Count
+    length: Count
     sensitivity: tuple[float, ...] | None
     influence: Influence | None
     exact_after: str | None
     compute_s: Annotated[float, Field(ge=0)] | None
-    layers: tuple[_Count, ...] = Field(min_length=1)
-    tensors: dict[str, tuple[tuple[_Count, ...], str]]
+    layers: tuple[Count, ...] = Field(min_length=1)
+    tensors: dict[str, tuple[tuple[Count, ...], str]]
 
     def problem(self) -> str | None:
         count = len(self.tokens)

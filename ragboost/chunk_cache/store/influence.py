@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from ragboost.errors import ChunkCacheError
 
 STRICT = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 
 Order = Literal["mass", "peak", "change"]
 """The measure of a token's dependence on other chunks: its total attention to them, as in the
@@ -77,15 +78,14 @@ class Influence:
     # without them, even if their influence was measured
     context: tuple[str, ...]
     inter: tuple[float, ...]  # summed attention of its tokens to each of them
-    a: Annotated[
-        float, Field(ge=0)
-    ]  # inter-attention per pair of tokens, summed over chunks (eq. 9)
+    # inter-attention per pair of tokens, summed over chunks (eq. 9)
+    a: Annotated[float, Field(ge=0)]
     # intra-attention to earlier tokens of the chunk, divided by its squared length (eq. 10)
     b: Annotated[float, Field(ge=0)]
-    order: tuple[int, ...]  # its tokens by descending inter-attention; ties by position
+    order: tuple[Count, ...]  # its tokens by descending inter-attention; ties by position
     # its tokens by the highest attention weight of any head in any layer to a token of another
     # chunk, descending
-    peak_order: tuple[int, ...] = ()
+    peak_order: tuple[Count, ...] = ()
 
     def only_first(self, count: int) -> "Influence":
         return replace(

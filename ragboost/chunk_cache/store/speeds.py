@@ -25,9 +25,9 @@ class Speeds:
 
     def missed(self, num_tokens: int, seconds: float) -> None:
         """Note a search that found none of so many tokens: a slow one counts as a load."""
-        compute_s = self.compute_s(num_tokens)
-        if seconds > _SHORT_S and compute_s is not None and seconds > compute_s:
-            self._note(seconds / max(1, num_tokens))
+        per_token = seconds / max(1, num_tokens)
+        if seconds > _SHORT_S and self._exceeds_compute(per_token):
+            self._note(per_token)
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         per_token = seconds / max(1, num_tokens)
@@ -54,10 +54,13 @@ class Speeds:
 
     def _note(self, load_s: float) -> None:
         with self._lock:
-            if self._is_slow() and self._compute_s is not None and load_s <= self._compute_s:
+            if self._is_slow() and not self._exceeds_compute(load_s):
                 self._loads.clear()  # it is fast again
             self._loads.append(load_s)
 
     def _is_slow(self) -> bool:
-        is_known = self._compute_s is not None and len(self._loads) >= _LEAST_LOADS
-        return is_known and median_low(self._loads) > (self._compute_s or 0.0)
+        is_known = len(self._loads) >= _LEAST_LOADS
+        return is_known and self._exceeds_compute(median_low(self._loads))
+
+    def _exceeds_compute(self, load_s: float) -> bool:
+        return self._compute_s is not None and load_s > self._compute_s

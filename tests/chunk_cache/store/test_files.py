@@ -193,6 +193,9 @@ HOSTILE: dict[str, bytes] = {
     "an influence of other tokens": crafted(
         influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [9] * 6, "peak_order": []}
     ),
+    "an influence of a negative token": crafted(
+        influence={"context": [], "inter": [], "a": 1, "b": 1, "order": [-1] * 6, "peak_order": []}
+    ),
     "an influence of anything": crafted(influence={"__class__": "x"}),
     "a time that is a text": crafted(compute_s="soon"),
     "a field too many": crafted(more=1),
