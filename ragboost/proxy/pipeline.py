@@ -20,9 +20,10 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
-from ragboost.errors import RequestError
+from ragboost.errors import ConfigError, RequestError
 from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
 from ragboost.formats.ragboost_object import FIELD, GRAPH
+from ragboost.formats.text import find_groups
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.metrics import Metrics
@@ -82,7 +83,9 @@ class BoostPipeline:
         self._dispatcher = dispatcher
         self._workers = workers
         self._shadow = shadow
-        self._share = settings.boost.share if shadow is None else 1.0
+        self._share = settings.boost.share
+        if shadow is not None and self._share < 1:
+            raise ConfigError("boost.share has no effect with proxy.shadow, which boosts nothing")
         self._orders = OrderComparison(metrics)
         self._parse = partial(
             parse_request,
@@ -353,7 +356,14 @@ class BoostPipeline:
         is_boosted = self._shadow is None and request.arm != "held_out"
         if not (self._settings.dedup.passages and is_boosted) or not name or is_stored(fields):
             return fields
-        shared = share_tool_results(fields[name], settings=self._settings.dedup)
+        settings = self._settings
+        refers = settings.formats.in_text and settings.dedup.enabled and settings.hints.location
+        find = partial(find_groups, registered=settings.formats.delimiters, is_tool=True)
+        shared = share_tool_results(
+            fields[name],
+            settings=settings.dedup,
+            has_documents=find if refers else lambda _: False,
+        )
         if not shared.saved_bytes:
             return fields
         self._metrics.count_passages(shared.saved_bytes)
