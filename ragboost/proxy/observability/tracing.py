@@ -11,7 +11,10 @@ from ragboost.errors import import_extra
 from ragboost.proxy.asgi.client_exchange import RequestContext
 from ragboost.rewriting.headers import decode_value
 
-_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
+_OPERATIONS = {
+    **dict.fromkeys(("chat", "messages", "responses", "session_chat"), "chat"),
+    "completions": "text_completion",
+}
 _NAMES = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
