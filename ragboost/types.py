@@ -187,6 +187,15 @@ def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") ->
     ]
 
 
+def unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
+    """Drop repeats of a document; the others stay in relevance order."""
+    keys = list(map(KEY_OF, documents))
+    if len(set(keys)) == len(keys):
+        return tuple(documents)
+    first = dict(zip(reversed(keys), reversed(documents), strict=True))
+    return tuple(map(first.__getitem__, dict.fromkeys(keys)))
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A question with the documents retrieved for it, most relevant first.

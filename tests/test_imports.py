@@ -32,7 +32,6 @@ RULES: dict[str, set[str]] = {
     "ragboost.config": SETTINGS,
     "ragboost.index": NUMPY | SETTINGS,
     "ragboost.ordering": NUMPY | SETTINGS,
-    "ragboost.dedup": NUMPY | SETTINGS,
     "ragboost.hints": NUMPY | SETTINGS,
     "ragboost.formats": NUMPY | SETTINGS,
     "ragboost.booster": NUMPY | SETTINGS,

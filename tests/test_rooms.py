@@ -25,7 +25,6 @@ ROOMS = [
     "index",
     "context",
     "ordering",
-    "dedup",
     "hints",
     "formats",
     "tokens",

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragboost.errors import InvalidDocumentError, RequestError
-from ragboost.types import Document, Request, as_document, as_documents, document_key
+from ragboost.types import (
+    Document,
+    Request,
+    as_document,
+    as_documents,
+    document_key,
+    unique_documents,
+)
 
 SCALARS = st.one_of(
     st.none(),
@@ -163,3 +170,16 @@ def test_a_bad_request_names_the_field(arguments: dict[str, object], param: str)
         Request(**{"query": "q", "documents": (), **arguments})  # type: ignore[arg-type]
 
     assert caught.value.param == param
+
+
+A, B, C = (Document(name) for name in "abc")
+
+
+def test_the_most_relevant_of_equals_stays() -> None:
+    assert unique_documents([B, A, B, A, C]) == (B, A, C)
+    assert unique_documents([]) == ()
+
+
+@given(st.lists(st.sampled_from([A, B, C]), max_size=8))
+def test_every_document_is_kept_once_in_order(documents: list[Document]) -> None:
+    assert list(unique_documents(documents)) == list(dict.fromkeys(documents))

@@ -14,10 +14,10 @@ from ragboost.booster.compose import Retrieved, compose
 from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.dedup import unique_documents
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.retrieval.corpus import Corpus
 from ragboost.tokens import make_offline_counter
+from ragboost.types import unique_documents
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True, owners={})
 _EVERY = 64  # lines between two reports of progress

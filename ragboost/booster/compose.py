@@ -9,10 +9,9 @@ from typing import NamedTuple
 from ragboost.booster.session_state import CarriedDocuments, SessionState
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
-from ragboost.types import KEY_OF, Document, DocumentLike, Hint, as_documents
+from ragboost.types import KEY_OF, Document, DocumentLike, Hint, as_documents, unique_documents
 
 _HINT_SHARE = 0.25  # of the tokens that an order saves: the most that its hint may cost
 
@@ -54,7 +53,15 @@ def behind(prompt_prefix: str, keys: Iterable[str]) -> tuple[Hashable, ...]:
 
     A text keeps its hash, which indexes ask for some twenty times a request; a pair does not.
     """
-    return distinct_elements([prompt_prefix + key for key in keys] if prompt_prefix else [*keys])
+    names = [prompt_prefix + key for key in keys] if prompt_prefix else [*keys]
+    if len(set(names)) == len(names):
+        return tuple(names)
+    seen: dict[str, int] = {}
+    elements: list[Hashable] = []
+    for name in names:
+        copy = seen[name] = seen.get(name, -1) + 1
+        elements.append((name, copy) if copy else name)
+    return tuple(elements)
 
 
 def compose(

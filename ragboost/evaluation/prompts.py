@@ -11,9 +11,9 @@ from ragboost.booster import Booster, Planned
 from ragboost.booster.compose import behind
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.dedup import unique_documents
 from ragboost.evaluation.arms import EvalArm
 from ragboost.evaluation.questions import EvalQuestion
+from ragboost.types import unique_documents
 
 Messages = tuple[tuple[str, str], ...]
 """Pairs of role and text."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from ragboost.config import DedupSettings
-from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
 from ragboost.rewriting.json_body import decode_message
+from ragboost.rewriting.passages import PassageSizes, Pieces, Reference, share_passages
 from ragboost.tokens import num_bytes
 from ragboost.wires.body import Path, put
 from ragboost.wires.registry import ANY

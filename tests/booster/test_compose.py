@@ -2,8 +2,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ragboost.booster.compose import check_context
+from ragboost.booster.compose import behind, check_context
 from ragboost.booster.session_state import CarriedDocuments
 from ragboost.context import Context
 from ragboost.errors import ContextIndexError
@@ -65,3 +67,11 @@ def test_a_copy_passes_only_where_copies_are_sent() -> None:
     check_context(twice, history=past, allow_copies=True)
     with pytest.raises(ContextIndexError, match="contains a document twice"):
         check_context(twice, history=past)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=8))
+def test_copies_are_named_apart_and_first_copies_by_their_key(keys: list[str]) -> None:
+    elements = behind("", keys)
+
+    assert len(set(elements)) == len(keys)
+    assert set(keys) <= set(elements)
