@@ -31,7 +31,7 @@ from ragboost.proxy.observer import Parse, RequestObserver, choose_arm
 from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.shadow import OrderComparison, ShadowTrial
+from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -57,8 +57,6 @@ class BoostPipeline:
 
     Args:
         workers: the other workers of this proxy; None if there are none.
-        shadow: tries boosting on the side, and nothing is boosted: the documents of a `ragboost`
-            object are rendered in the order given. None: requests are boosted.
     """
 
     def __init__(
@@ -70,8 +68,7 @@ class BoostPipeline:
         sync: CacheSync,
         chunk_reuse: ChunkReuseProbe,
         dispatcher: Dispatcher,
-        workers: WorkerPool | None = None,
-        shadow: ShadowTrial | None = None,
+        workers: WorkerPool | None,
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)  # those with a name
@@ -82,11 +79,14 @@ class BoostPipeline:
         self._chunk_reuse = chunk_reuse
         self._dispatcher = dispatcher
         self._workers = workers
-        self._shadow = shadow
+        # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
+        # are rendered in the order given. None: requests are boosted.
+        self._shadow: ShadowTrial | None = None
+        if settings.proxy.shadow:
+            self._shadow = ShadowTrial(settings, metrics, self.observer)
         self._share = settings.boost.share
-        if shadow is not None and self._share < 1:
+        if self._shadow is not None and self._share < 1:
             raise ConfigError("boost.share has no effect with proxy.shadow, which boosts nothing")
-        self._orders = OrderComparison(metrics)
         self._parse = partial(
             parse_request,
             formats=make_formats(settings),
@@ -94,9 +94,9 @@ class BoostPipeline:
             recognises=settings.session.stateless,
         )
         style = mark_style(settings)
-        has_marks = style != "none" and shadow is None
+        has_marks = style != "none" and self._shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
-        self._stable = StableOrder.of(settings) if shadow is None else None
+        self._stable = StableOrder.of(settings) if self._shadow is None else None
         self._priorities: Priorities | None = None
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
@@ -304,7 +304,7 @@ class BoostPipeline:
                 return result.render(Bypass("held_out" if self._shadow is None else "shadow"))
             booster = tenant.booster(admission.backend.name)
             result.boost(booster, planned=admission.planned, recompute_ratio=ratio)
-            self._orders.count(result, tenant, admission.backend.name)
+            self.observer.compare_orders(result, tenant, admission.backend.name)
             return result
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
