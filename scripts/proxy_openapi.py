@@ -30,7 +30,7 @@ _OBJECT = {
             "description": "Chunk reuse, for engines that have it: `exact`, `approx`, or an object "
             "with `policy` and `ratio`.",
         },
-        "graph": {"type": "object", "description": "Graph objects, for the embedded engine."},
+        "graph": {"type": "object", "description": "Paths of a knowledge graph: `paths`."},
     },
     "additionalProperties": False,
 }
