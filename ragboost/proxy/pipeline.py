@@ -85,7 +85,7 @@ class BoostPipeline:
         self._shadow = shadow
         self._share = settings.boost.share
         if shadow is not None and self._share < 1:
-            raise ConfigError("boost.share has no effect with proxy.shadow, which boosts nothing")
+            raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self._orders = OrderComparison(metrics)
         self._parse = partial(
             parse_request,
