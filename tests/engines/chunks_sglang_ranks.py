@@ -4,6 +4,7 @@ Prints one JSON object, which the test that starts this file checks.
 """
 
 import json
+import tempfile
 from typing import Any
 
 import torch
@@ -68,6 +69,18 @@ def check_measuring(engine: ReuseSGLang, prompts: Prompts) -> str:
     return str(told["reason"])
 
 
+def stale_logprobs(engine: ReuseSGLang, prompts: Prompts) -> torch.Tensor:
+    """Answer out of stored KV alone. Offline nobody waits until it is loaded: the first tries find
+    none of it."""
+    tokens, positions = prompts.prompt([2, 0, 1])
+    for _ in range(100):
+        engine.flush()
+        if engine.run(tokens, positions, ratio=0.0)["report"]["reused"] > SIZE:
+            break
+    engine.flush()
+    return engine.logprobs(tokens, positions, ratio=0.0)
+
+
 CHECKS = (
     check_reuse,
     check_batch,
@@ -81,15 +94,24 @@ CHECKS = (
 
 def main() -> None:
     size = SMALL["num_hidden_layers"] * 2 * 32 * 4 * SIZE  # one KV head of each rank
-    settings = {"host_bytes": STORED * size, "step_tokens": 64}
-    with ReuseSGLang(SMALL, page_size=PAGE, tokens=3200, settings=settings, tp_size=2) as engine:
+    options: dict[str, Any] = {"page_size": PAGE, "tokens": 3200, "tp_size": 2}
+    settings: dict[str, Any] = {"host_bytes": STORED * size, "step_tokens": 64}
+    with ReuseSGLang(SMALL, settings=settings, **options) as engine:
         prompts = Prompts(system=40, chunks=5, size=SIZE, question=23)
         for number in range(len(prompts.chunks)):
             engine.run(*prompts.prompt([number]))
         told: dict[str, Any] = {"check_policies": check_policies(engine, prompts)}
         told["check_measuring"] = check_measuring(engine, prompts)
+        stale = stale_logprobs(engine, prompts)
         for check in CHECKS:
             told[check.__name__] = check(engine, prompts)
+    with tempfile.TemporaryDirectory() as folder:
+        with ReuseSGLang(SMALL, settings={"directory": folder}, **options) as engine:
+            for number in range(3):
+                engine.run(*prompts.prompt([number]))
+        with ReuseSGLang(SMALL, settings={"directory": folder}, **options) as engine:
+            loaded = stale_logprobs(engine, prompts)
+    told["loaded_difference"] = float((loaded - stale).abs().max())
     print(json.dumps(told))
 
 

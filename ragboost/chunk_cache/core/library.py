@@ -52,7 +52,9 @@ class ChunkLibrary:
         """Return the chunks that a model has computed with its present weights."""
         if identity is None:
             dtype = str(model.dtype).removeprefix("torch.")
-            identity = Identity(model=model.fingerprint(), dtype=dtype)
+            ranks = model.ranks
+            rank = f"{ranks.rank}/{ranks.size}" if ranks.size > 1 else ""
+            identity = Identity(model=model.fingerprint(), dtype=dtype, rank=rank)
         return cls(
             store,
             identity=identity,

@@ -7,7 +7,7 @@ from typing import Any
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
 from ragboost.hosted.lint.live import CacheBreak
-from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.types import KEY_OF
 from ragboost.wires.usage import Usage
 
@@ -39,7 +39,7 @@ class RecentRequests:
 
     def add(
         self,
-        request: RequestContext,
+        request: ClientExchange,
         context: Context | None,
         usage: Usage | None,
         *,

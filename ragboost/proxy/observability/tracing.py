@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.errors import import_extra
-from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.rewriting.headers import decode_value
 
 _OPERATIONS = {
@@ -30,7 +30,7 @@ class Tracing:
         self._propagate = import_extra("opentelemetry.propagate", extra="otel")
         self._tracer = self._trace.get_tracer("ragboost")
 
-    def start(self, request: RequestContext) -> Any:
+    def start(self, request: ClientExchange) -> Any:
         operation = _OPERATIONS.get(request.endpoint)
         if operation is None:
             return None
@@ -49,7 +49,7 @@ class Tracing:
         self._propagate.inject(request.trace_headers, context=context)
         return span
 
-    def end(self, span: Any, request: RequestContext) -> None:
+    def end(self, span: Any, request: ClientExchange) -> None:
         if span is None:
             return
         operation = _OPERATIONS[request.endpoint]
