@@ -86,7 +86,7 @@ class BoostPipeline:
             self._shadow = ShadowTrial(settings, metrics, self.observer)
         self._share = settings.boost.share
         if self._shadow is not None and self._share < 1:
-            raise ConfigError("boost.share has no effect with proxy.shadow, which boosts nothing")
+            raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self._parse = partial(
             parse_request,
             formats=make_formats(settings),

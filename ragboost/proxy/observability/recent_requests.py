@@ -24,8 +24,8 @@ def short_name(key: str) -> str:
 class RecentRequests:
     """A bounded memory of finished completions, and of the labels of documents."""
 
-    def __init__(self, *, max_requests: int = MAX_RECENT, max_labels: int = 20_000) -> None:
-        self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=max_requests)
+    def __init__(self, *, max_labels: int = 20_000) -> None:
+        self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MAX_RECENT)
         self._max_new_labels = max_labels // 2
         self._labels: Generations[str, str] = Generations()
 
