@@ -170,8 +170,10 @@ class LastPrompts:
         for field in PROMPTS:
             if decoded := body.fields.get(field):
                 break
-        is_list = isinstance(decoded, list) and field in ANY.messages
-        if not isinstance(decoded, str) and not (is_list and len(decoded) <= _MAX_MESSAGES):
+        if isinstance(decoded, list):
+            if field not in ANY.messages or len(decoded) > _MAX_MESSAGES:
+                return None
+        elif not isinstance(decoded, str):
             return None
         new = SeenPrompt(body, field, owner=owner, name=name, time_s=self._clock(), where=where)
         number, found = self._find(new)
