@@ -231,3 +231,10 @@ def test_a_disk_that_hangs_or_is_slow_stops_no_step_of_the_scheduler() -> None:
     assert told["threads"] == ["ragboost-load-disk"]
     aborted = told["aborted"]
     assert (aborted["was_tracked"], aborted["left"], aborted["is_idle"]) == (1, [0, 0, 0], True)
+
+
+def test_two_workers_load_what_is_announced_before_its_request_comes() -> None:
+    told = run_checks("chunks_vllm_ranks_disk")
+    assert told["announced"]["num_listed"] == 3
+    assert told["announced"]["told"]["reused"] == 240
+    assert told["loaded_difference"] == 0

@@ -324,11 +324,19 @@ def test_the_proxy_reuses_chunks_and_its_index_follows_exact_blocks_only(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_workers_reuse_documents_and_split_their_usage(kind: Kind) -> None:
+def test_two_workers_reuse_documents_and_split_their_usage(kind: Kind, tmp_path: Path) -> None:
     require(kind)
-    with EngineServer(kind, cache_tokens=8192, chunks={}, dtype="float32", workers=2) as server:
+    settings = {"directory": str(tmp_path)}
+    with EngineServer(
+        kind, cache_tokens=8192, chunks=settings, dtype="float32", workers=2
+    ) as server:
         told = server.get("/chunk_reuse")
         assert told["is_possible"], server.log()[-2000:]
+        assert told["prefetch"]
+        announced = server.post("/chunk_prefetch/v1/chat/completions", chat([0, 1, 2, 3]))
+        assert announced == {"chunks": 4}
+        with pytest.raises(HTTPError, match="400"):
+            server.post("/chunk_store", {"ragboost": {"store": {"action": "list"}}})
         ask(server, chat([0, 1, 2, 3]))
         server.clear_cache()
         _, origins, cached = ask(server, chat([3, 1, 0, 2]))

@@ -114,9 +114,9 @@ class AnnouncementInbox:
 class Announcer:
     """Announces chunks to each process of an engine; never blocks: what is not taken is lost."""
 
-    def __init__(self, engine: str, *, num_ranks: int) -> None:
-        self._sockets = [connect_to_inbox(_directory(engine, n)) for n in range(num_ranks)]
-        self.num_ranks = num_ranks
+    def __init__(self, engine: str, *, num_inboxes: int) -> None:
+        self._sockets = [connect_to_inbox(_directory(engine, n)) for n in range(num_inboxes)]
+        self.num_inboxes = num_inboxes
 
     def send(
         self,

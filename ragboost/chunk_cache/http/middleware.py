@@ -74,7 +74,8 @@ class ExactError(Exception):
 class StartedEngine(NamedTuple):
     settings: EngineChunkSettings
     name: str  # under which it publishes whether it can reuse chunks
-    num_ranks: int = 1  # processes that take announcements of chunks; 0: none does
+    num_inboxes: int = 1  # processes that take announcements of chunks
+    takes_commands: bool = True  # one store holds all KV
 
 
 class FoundChunks(NamedTuple):
@@ -97,7 +98,7 @@ class ReuseMiddleware(ABC):
         self._defaults: ReuseDefaults | None = None  # once the engine has checked itself
         self._inbox: ReportInbox | None = None
         self._announcer: Announcer | None = None  # once the engine can reuse chunks
-        self._has_more_than_memory = False
+        self._takes_commands = self._has_more_than_memory = False
         self._public_key = ""
 
     @abstractmethod
@@ -131,8 +132,9 @@ class ReuseMiddleware(ABC):
         defaults = settings.reuse_defaults(refusal=read_status(engine.name))
         if defaults.refusal != STARTING:
             self._defaults = defaults
-            if defaults.refusal is None and engine.num_ranks:
-                self._announcer = Announcer(engine.name, num_ranks=engine.num_ranks)
+            if defaults.refusal is None:
+                self._announcer = Announcer(engine.name, num_inboxes=engine.num_inboxes)
+                self._takes_commands = engine.takes_commands
                 self._has_more_than_memory = settings.has_more_than_memory
                 self._public_key = settings.public_key
         return defaults
@@ -289,7 +291,7 @@ class ReuseMiddleware(ABC):
         if inbox is None or not waits:
             announcer.send(chunks, tenant=tenant, namespace=names)
             return
-        tickets = [inbox.expect() for _ in range(announcer.num_ranks)]
+        tickets = [inbox.expect() for _ in range(announcer.num_inboxes)]
         replies_to = [(inbox.name, ticket) for ticket in tickets]
         announcer.send(chunks, tenant=tenant, namespace=names, replies_to=replies_to)
         for ticket in tickets:
@@ -369,10 +371,6 @@ class ReuseMiddleware(ABC):
             return await inbox.take_fields(ticket, timeout_s=_COMMAND_TIMEOUT_S)
         finally:
             inbox.forget(ticket)
-
-    @property
-    def _takes_commands(self) -> bool:
-        return self._announcer is not None and self._announcer.num_ranks == 1
 
     def _open_inbox(self) -> ReportInbox:
         if self._inbox is None:  # the first request: only now is there an event loop

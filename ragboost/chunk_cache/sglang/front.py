@@ -25,7 +25,8 @@ class SGLangFront(ReuseMiddleware):
         args = getattr(scope["app"], "server_args", None)
         if args is None:
             return "SGLang was started with several tokenizer workers"
-        return StartedEngine(read_settings(args), instance(args.port), args.tp_size)
+        ranks, name = args.tp_size, instance(args.port)
+        return StartedEngine(read_settings(args), name, ranks, takes_commands=ranks == 1)
 
     def namespace(self, fields: Mapping[str, Any]) -> list[str | None]:
         names = (fields.get(name) for name in ("extra_key", "cache_salt"))

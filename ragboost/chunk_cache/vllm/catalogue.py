@@ -2,7 +2,7 @@
 and loaded, so that the ranks' memories stay equal. Does not touch KV."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -20,6 +20,8 @@ from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
 from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
 
 _MAX_LOADS = 1 << 16
+_MAX_ASKED = 1 << 14  # chunks asked for between two steps
+_MAX_ASKED = 1 << 14  # chunks asked for between two steps
 
 
 class _RankLoad:
@@ -37,12 +39,14 @@ class _RankLoad:
 
 class ListStore:
     """A `KVStore` of listed chunks, bounded by the bytes that each rank holds. If it is backed, the
-    ranks have a disk or a remote store to load from."""
+    ranks have a disk or a remote store to load from. Belongs to the scheduler's thread; others may
+    call `prefetch`."""
 
     def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
         self.dropped: list[str] = []  # keys that the ranks must remove from memory
-        self.wanted: dict[str, int] = {}  # chunks that they are to load, and their tokens
         self._size, self._is_backed = size, is_backed
+        self._asked: deque[tuple[str, int]] = deque(maxlen=_MAX_ASKED)  # with their tokens
+        self._wanted: dict[str, int] = {}  # those that the ranks are to load
         self._loads: BoundedMap[str, _RankLoad] = BoundedMap(max_entries=_MAX_LOADS)
         self._tier = MemoryTier(
             capacity_bytes=capacity_bytes,
@@ -87,14 +91,25 @@ class ListStore:
         self.dropped.append(key)  # also if it is not listed: a rank may have it
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
+        if self._is_backed:
+            self._asked.extend(chunks.items())
+
+    def take_wanted(self) -> dict[str, int]:
+        self._begin_loads()
+        wanted, self._wanted = self._wanted, {}
+        return wanted
+
+    def _begin_loads(self) -> None:
         now = time.monotonic()
-        for key, num_tokens in chunks.items() if self._is_backed else ():
+        while self._asked:
+            key, num_tokens = self._asked.popleft()
             load = self._loads.peek(key)
             if key not in self._tier and (load is None or load.retry_at < now):
                 self._loads.put(key, _RankLoad(now + MAX_WAIT_S))
-                self.wanted[key] = num_tokens
+                self._wanted[key] = num_tokens
 
     def is_loading(self, keys: Sequence[str]) -> bool:
+        self._begin_loads()
         now = time.monotonic()
         loads = [load for key in keys if (load := self._loads.peek(key)) is not None]
         return any(load.wait_until > now for load in loads)
@@ -125,7 +140,8 @@ class ListStore:
     def clear(self) -> None:
         self._tier.clear()
         self._loads = BoundedMap(max_entries=_MAX_LOADS)
-        self.wanted.clear()
+        self._asked.clear()
+        self._wanted.clear()
 
     def close(self) -> None: ...
 
@@ -157,8 +173,7 @@ class RankCatalogue:
         return dropped
 
     def take_wanted(self) -> dict[str, int]:
-        wanted, self._store.wanted = self._store.wanted, {}
-        return wanted
+        return self._store.take_wanted()
 
     def take_reset(self) -> bool:
         is_reset, self._is_reset = self._is_reset, False

@@ -112,10 +112,9 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             self.scheduler = ChunkScheduler(worker, self._vllm_config, settings=self._settings)
             self.scheduler.cache_manager = self._cache_manager
-            if self._num_ranks == 1:
-                self._announced = AnnouncementInbox(
-                    self._vllm_config.instance_id, rank=0, library=lambda: worker.library
-                )
+            self._announced = AnnouncementInbox(
+                self._vllm_config.instance_id, rank=0, library=lambda: worker.library
+            )
         except Exception as error:
             self._stay_off(error)
 

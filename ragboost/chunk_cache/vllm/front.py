@@ -32,9 +32,9 @@ class Front(ReuseMiddleware):
         if transfer is None or transfer.kv_connector_module_path != CONNECTOR_MODULE:
             return f"vLLM was started without {CONNECTOR_MODULE}"
         settings = EngineChunkSettings.read(transfer.kv_connector_extra_config)
-        # Several ranks load what the scheduler lists, which takes no announcements.
-        num_ranks = int(config.parallel_config.tensor_parallel_size == 1)
-        return StartedEngine(settings, config.instance_id, num_ranks)
+        # The scheduler takes announcements for all ranks, and lists what they store.
+        is_alone = config.parallel_config.tensor_parallel_size == 1
+        return StartedEngine(settings, config.instance_id, takes_commands=is_alone)
 
     def prompt_body(self, fields: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
         names = _TOKENIZE_CHAT if is_chat else _TOKENIZE_TEXT

@@ -51,7 +51,7 @@ async def test_the_answer_comes_once_the_chunks_are_in_memory(
     keys = [library.key(tokens, tenant=tenant) for tokens in CHUNKS]
     place.chunks |= {key: make_chunk(number) for number, key in enumerate(keys)}
     inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
-    announcer = Announcer("e", num_ranks=1)
+    announcer = Announcer("e", num_inboxes=1)
     ticket = replies.expect()
     announcer.send(CHUNKS, tenant="t", namespace=["salt"], replies_to=[(replies.name, ticket)])
     assert await asyncio.to_thread(place.was_asked.acquire, timeout=DEADLINE_S)
@@ -72,7 +72,7 @@ async def test_garbage_is_ignored_and_what_nobody_waits_for_is_loaded(
     key = library.key(CHUNKS[0])
     place.chunks[key] = make_chunk()
     inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
-    announcer = Announcer("e", num_ranks=1)
+    announcer = Announcer("e", num_inboxes=1)
     announcer._sockets[0].send(b"\x00garbage")
     announcer.send([[-1] * 20], tenant="", namespace=[])
     announcer.send([[1, 2], CHUNKS[0]], tenant="", namespace=[None])

@@ -375,8 +375,8 @@ def place(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[HungPlace
     store = TieredStore(remote=hung, waits=False)
     library = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
     inbox = AnnouncementInbox(name, rank=0, library=lambda: library)
-    served.front._announcer = Announcer(name, num_ranks=1)
-    served.front._has_more_than_memory = True
+    served.front._announcer = Announcer(name, num_inboxes=1)
+    served.front._has_more_than_memory = served.front._takes_commands = True
     yield hung
     hung.may_answer.set()
     inbox.close()

@@ -155,7 +155,7 @@ async def test_an_engine_answers_over_its_socket(
 ) -> None:
     inbox, announcer = (
         AnnouncementInbox("e", rank=0, library=lambda: library),
-        Announcer("e", num_ranks=1),
+        Announcer("e", num_inboxes=1),
     )
 
     async def told(*command: Any) -> Any:

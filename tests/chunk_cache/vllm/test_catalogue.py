@@ -7,9 +7,11 @@ import torch
 
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
 from ragboost.chunk_cache.vllm.data import CapturedChunk, ListedChunk, RankHello, RankReport
+from tests.eventually import eventually
 
 TOKENS = 16
 KV_BYTES = 2 * 4 * TOKENS * 8  # keys and values of one layer, one head, float32
@@ -152,13 +154,13 @@ def test_a_chunk_that_a_rank_could_not_load_is_dropped_by_the_others() -> None:
     lacking, differing = make_chunk(catalogue, 0), make_chunk(catalogue, 1)
     store = catalogue.library.store
     store.prefetch({lacking.key: TOKENS, differing.key: TOKENS})
+    assert len(catalogue.take_wanted()) == 2
     take(catalogue, loaded(lacking), RankReport(absent={lacking.key}))
     take(catalogue, loaded(differing), loaded(replace(differing, base=7)))
     assert not store.is_loading([lacking.key, differing.key])
     assert sorted(catalogue.take_dropped()) == sorted([lacking.key, differing.key])
     take(catalogue, loaded(lacking))
     assert catalogue.take_dropped() == [lacking.key], "too late"
-    catalogue.take_wanted()
     store.prefetch({lacking.key: TOKENS})
     assert not store.is_loading([lacking.key]), "nobody waits again for what was just missed"
     assert catalogue.take_wanted() == {}
@@ -169,3 +171,28 @@ def test_ranks_without_a_disk_or_a_remote_store_load_nothing() -> None:
     catalogue.library.store.prefetch({"a": 3})
     assert catalogue.take_wanted() == {}
     assert not catalogue.library.store.is_loading(["a"])
+
+
+def test_chunks_that_another_thread_announces_are_wanted_with_the_next_step() -> None:
+    catalogue = make_catalogue(remote="redis://h:1")
+    chunk, store = make_chunk(catalogue, 0), catalogue.library.store
+    inbox = AnnouncementInbox("ranks", rank=0, library=lambda: catalogue.library)
+    announcer = Announcer("ranks", num_inboxes=1)
+    announcer.send([chunk.tokens], tenant="", namespace=[None])
+    wanted: dict[str, int] = {}
+    eventually(lambda: wanted.update(catalogue.take_wanted()) or wanted)
+    announcer.close()
+    inbox.close()
+    assert wanted == {chunk.key: TOKENS}
+    assert store.is_loading([chunk.key]), "a request that comes meanwhile waits for it"
+    take(catalogue, loaded(chunk), loaded(chunk))
+    assert listed(catalogue, chunk) == chunk
+
+
+def test_announcements_to_an_idle_engine_are_bounded() -> None:
+    catalogue = make_catalogue(remote="redis://h:1")
+    for first in range(0, 1 << 17, 1 << 12):
+        catalogue.library.store.prefetch({str(first + n): TOKENS for n in range(1 << 12)})
+    wanted = catalogue.take_wanted()
+    assert len(wanted) == 1 << 14
+    assert str((1 << 17) - 1) in wanted, "the latest"
