@@ -143,3 +143,7 @@ def test_two_ranks_keep_in_step_under_pressure_aborts_and_pacing(ranks: Any) -> 
 def test_two_ranks_go_on_reusing_while_their_stores_evict(ranks: Any) -> None:
     assert ranks["check_evictions"]["error"] < ROUNDING
     assert ranks["check_evictions"]["num_reused"] > 0
+
+
+def test_two_ranks_that_share_a_disk_find_their_own_heads(ranks: Any) -> None:
+    assert ranks["check_disk"] < ROUNDING
