@@ -227,7 +227,7 @@ class RankFiller(BlockFiller):
 
     def fill_step(self, work: StepWork) -> None:
         if work.is_reset:
-            self.forget_chunks()
+            self.library.store.clear()
         if work.wanted:
             self.library.store.prefetch({self._own(key): n for key, n in work.wanted.items()})
             self._loading.update(dict.fromkeys(work.wanted, False))

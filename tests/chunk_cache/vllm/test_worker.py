@@ -246,7 +246,7 @@ def test_a_chunk_of_new_weights_is_not_stored_under_a_key_of_the_old_ones(
     rank._store.clear()
     other = ChunkLibrary(rank._store, identity=Identity(model="n"), regime="r")
     monkeypatch.setattr(rank.library, "renewed", lambda model: other)
-    rank.fill_step(StepWork(is_reset=True))  # weights were changed in place
+    rank.check_weights()
     rank.capture_step(work)  # the scheduler does not know yet
     report = rank.take_report()
     assert (report.generation, report.weights, report.captured) == (1, "n", Counter())
