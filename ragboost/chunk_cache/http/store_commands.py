@@ -82,6 +82,8 @@ def run_command(
         rows.append({"key": key, "done": any(done), **_describe(key or "", store)})
     for row in rows:
         row["expires_s"] = retention.expires_in(row["key"] or "")
+        if options.action == "evict":  # no place has it any more
+            row["done"] = bool(row["key"]) and not row["places"]
     return {"chunks": rows, "after": after}
 
 

@@ -76,7 +76,9 @@ class BackgroundTier:
         self._done, self._find, self._clock = done, find, clock
         self.name, self._max_queued = name, write_bytes // 2  # half is for the encoded file
         self._lock = threading.Lock()
-        self._breaker = Breaker(name=f"the {name} of chunk KV", clock=clock)
+        # Of loading; of the rest. A store may fail one and do the other.
+        self._loading = Breaker(name=f"loading from the {name} of chunk KV", clock=clock)
+        self._writing = Breaker(name=f"writing to the {name} of chunk KV", clock=clock)
         self._known: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)
         for key in known:
             self._known.put(key, None)
@@ -94,23 +96,33 @@ class BackgroundTier:
 
     @property
     def is_available(self) -> bool:
-        """False while the place hangs, or has failed several times and rests."""
+        """False while the place hangs, or has failed to load several times and rests."""
+        return self._answers(self._loading)
+
+    @property
+    def is_trusted(self) -> bool:
+        """True if nothing hangs, the last loads did not fail, and loading is faster than computing:
+        requests may wait for it."""
+        is_failing = self._hung or self._loading.is_failing
+        return self.is_available and not is_failing and not self.speeds.is_slow
+
+    def _answers(self, breaker: Breaker) -> bool:
         now = self._clock()
         with self._lock:
             hung = {call for call in self._busy.items() if now - call[1] > HANG_S}
             has_new, self._hung = bool(hung - self._hung), hung
-        if has_new:
-            self._breaker.failed(is_hung=True)
-        return len(hung) < _NUM_LOADERS and not self._breaker.is_open
-
-    @property
-    def is_trusted(self) -> bool:
-        """True if nothing hangs and the last calls did not fail: requests may wait for it."""
-        return self.is_available and not self._hung and not self._breaker.is_failing
+        for each in (self._loading, self._writing) if has_new else ():
+            each.failed(is_hung=True)
+        return len(hung) < _NUM_LOADERS and not breaker.is_open
 
     def __contains__(self, key: str) -> bool:
         with self._lock:
             return key in self._known or key in self._unwritten
+
+    def holds(self, key: str) -> bool:
+        """Return True if KV is stored, found or not: a removal takes time, and may fail."""
+        with self._lock:
+            return any(key in each for each in (self._known, self._unwritten, self._removed))
 
     def keys(self) -> list[str]:
         with self._lock:
@@ -151,7 +163,7 @@ class BackgroundTier:
         with self._lock:
             if not is_new and key in self._unwritten:
                 return True
-        is_available = self.is_available
+        is_available = self._answers(self._writing)
         with self._lock:
             queued = self._unwritten_bytes
             if not is_available or (queued and queued + chunk.size_bytes > self._max_queued):
@@ -192,7 +204,7 @@ class BackgroundTier:
         if not self._writer.submit(done.set):
             return False
         while not done.wait(0.1):
-            if not self.is_available or self._hung or self._clock() > until:
+            if not self._answers(self._writing) or self._hung or self._clock() > until:
                 return False
         return True
 
@@ -231,7 +243,7 @@ class BackgroundTier:
             if num_clears != self._num_cleared or key in self._removed:
                 return None, False
         chunk, has_answered, begin = None, False, time.perf_counter()
-        with self._asking():
+        with self._asking(self._loading):
             chunk = self.tier.load(key)
             has_answered = True
         with self._lock:
@@ -255,7 +267,7 @@ class BackgroundTier:
         is_saved = has_answered = False
         if not is_wanted:
             return
-        with self._asking():
+        with self._asking(self._writing):
             self._clear_place()
             is_saved = (not is_new and key in self.tier) or self.tier.save(key, chunk)
             has_answered = True
@@ -275,7 +287,7 @@ class BackgroundTier:
         """Queue what is left: removals, and KV that was stored while there was no room or no
         answer, if it is in memory yet."""
         self._queue_cleaning()
-        while self.is_available:
+        while self._answers(self._writing):
             with self._lock:
                 key = next(iter(self._behind), None)
                 if key is None or self._unwritten:
@@ -305,7 +317,7 @@ class BackgroundTier:
                 if key is not None:
                     self._removed.touch(key)
             has_failed = True
-            with self._asking():
+            with self._asking(self._writing):
                 self._clear_place()
                 if key is not None:
                     self.tier.remove(key)
@@ -330,7 +342,7 @@ class BackgroundTier:
         self._unwritten_bytes -= 0 if chunk is None else chunk.size_bytes
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _asking(self, breaker: Breaker) -> Iterator[None]:
         thread = threading.get_ident()
         with self._lock:
             self._busy[thread] = self._clock()
@@ -338,9 +350,11 @@ class BackgroundTier:
             yield
         except WORK_ERRORS as error:
             logger.warning("stored KV is not reached: %s", error)
-            self._breaker.failed()
+            breaker.failed()
         else:
-            self._breaker.worked()
+            if breaker.worked():  # try the other, too
+                self._loading.end_pause()
+                self._writing.end_pause()
         finally:
             with self._lock:
                 del self._busy[thread]

@@ -10,7 +10,7 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,10 +110,12 @@ class DiskTier:
     def refuse(self, key: str, reason: Exception) -> None:
         logger.warning("removed a chunk file, its KV will be recomputed: %s", reason)
         self.num_refused += 1
-        self.remove(key)
+        with suppress(OSError):
+            self.remove(key)
 
     def remove(self, key: str) -> None:
-        """Remove a chunk. A file that is open stays readable."""
+        """Remove a chunk; raises `OSError`, as in a read-only directory. A file that is open stays
+        readable."""
         path = self._path(key)
         try:
             with self._locked() as reserved:
@@ -124,8 +126,6 @@ class DiskTier:
                     reserved.total = self.recorded_bytes = max(0, total - status.st_size)
         except FileNotFoundError:
             return
-        except OSError as error:  # such as a read-only directory
-            logger.warning("cannot remove chunk file %s: %s", key, error)
 
     def save(self, key: str, chunk: ChunkKV) -> bool:
         """Write a chunk, evicting the lowest-ranked files; return False, with nothing changed, if
@@ -143,13 +143,10 @@ class DiskTier:
         return True
 
     def clear(self) -> None:
-        try:
-            with self._locked() as reserved:
-                for entry in self._scan():
-                    entry.path.unlink(missing_ok=True)
-                reserved.total = self.recorded_bytes = 0
-        except OSError as error:  # as above, or the directory is gone
-            logger.warning("cannot remove the chunk files of %s: %s", self.directory, error)
+        with suppress(FileNotFoundError), self._locked() as reserved:  # the directory may be gone
+            for entry in self._scan():
+                entry.path.unlink(missing_ok=True)
+            reserved.total = self.recorded_bytes = 0
 
     def close(self) -> None: ...
 

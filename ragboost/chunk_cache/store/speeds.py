@@ -39,9 +39,14 @@ class Speeds:
         """Return the expected seconds to compute; None before the first prefill."""
         return None if self._compute_s is None else num_tokens * self._compute_s
 
+    @property
+    def is_slow(self) -> bool:
+        """True if loading is slower than computing."""
+        with self._lock:
+            return self._is_slow()
+
     def is_worth_loading(self) -> bool:
-        """Return False if loading is slower than computing; True to retry after 8, 16, 32, 32 ...
-        such answers."""
+        """Return False while it is slow; True to retry after 8, 16, 32, 32 ... such answers."""
         with self._lock:
             if not self._is_slow():
                 self._num_refused, self._num_to_refuse = 0, _FIRST_REFUSED

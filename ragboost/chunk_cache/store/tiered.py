@@ -229,15 +229,16 @@ class TieredStore:
         return {key for key in keys if key.startswith(prefix)}
 
     def places(self, key: str) -> list[str]:
-        return [name for name, tier in self._named() if key in tier]
+        """Return where KV is, also where it is only to be removed from."""
+        found = [name for name, tier in self._named_memory() if key in tier]
+        return found + [tier.name for tier in self._tiers if tier.holds(key)]
 
     def stats(self) -> list[TierStats]:
         """Return what each place holds and has done, without asking it."""
         with self._lock:
             found = [
                 TierStats(name, len(tier), tier.size_bytes, tier.capacity_bytes, tier.num_evicted)
-                for name, tier in self._named()
-                if isinstance(tier, MemoryTier)
+                for name, tier in self._named_memory()
             ]
         return [*found, *(tier.stats() for tier in self._tiers)]
 
@@ -254,9 +255,8 @@ class TieredStore:
         with self._lock:
             return any(tier.is_kept(key) for tier in self.memory)
 
-    def _named(self) -> list[tuple[str, MemoryTier | BackgroundTier]]:
-        names = ["accelerator", "memory"][-len(self.memory) :]
-        return [*zip(names, self.memory, strict=True), *((t.name, t) for t in self._tiers)]
+    def _named_memory(self) -> Iterable[tuple[str, MemoryTier]]:
+        return zip(["accelerator", "memory"][-len(self.memory) :], self.memory, strict=True)
 
     def flush(self, *, until: float = math.inf) -> None:
         """Write all KV in memory elsewhere, as far as it fits and the places answer."""
@@ -348,7 +348,7 @@ class TieredStore:
                 tier.count("slower", len(loads))
             elif tier.load(loads):
                 for load in loads if not is_trusted else ():
-                    load.wait_until = -math.inf  # see whether it works again; nobody waits for that
+                    load.wait_until = -math.inf  # is it fine again? Nobody waits for the answer
                 return
             else:
                 tier.count("unavailable", len(loads))

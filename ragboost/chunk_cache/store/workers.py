@@ -93,8 +93,14 @@ class Breaker:
             self._open_until = self._clock() + self._pause_s
             self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
 
-    def worked(self) -> None:
+    def worked(self) -> bool:
+        """Note that it works; return True if it does so again."""
         with self._lock:
-            if self.is_failing:
+            was_failing = self.is_failing
+            if was_failing:
                 logger.info("%s works again", self._name)
             self._num_failures, self._pause_s, self._open_until = 0, _FIRST_PAUSE_S, 0.0
+            return was_failing
+
+    def end_pause(self) -> None:
+        self._open_until = 0.0

@@ -43,7 +43,7 @@ class ListStore:
     call `prefetch`."""
 
     def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
-        self.dropped: list[str] = []  # keys that the ranks must remove from memory
+        self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
         self._size, self._is_backed = size, is_backed
         self._asked: deque[tuple[str, int]] = deque(maxlen=_MAX_ASKED)  # with their tokens
         self._wanted: dict[str, int] = {}  # those that the ranks are to load
@@ -53,7 +53,7 @@ class ListStore:
             device=torch.device("cpu"),
             policy=make_eviction_policy(eviction),
             clock=time.monotonic,
-            on_evict=lambda key, _: self.dropped.append(key),
+            on_evict=lambda key, _: self._drop(key),
         )
 
     def __contains__(self, key: str) -> bool:
@@ -70,9 +70,9 @@ class ListStore:
         if key in self._tier:
             return True
         if not self._tier.save(key, chunk):
-            self.dropped.append(key)
+            self._drop(key)
             return False
-        self.dropped = [other for other in self.dropped if other != key]
+        self.dropped.pop(key, None)
         return True
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
@@ -88,7 +88,7 @@ class ListStore:
 
     def discard(self, key: str) -> None:
         self._tier.remove(key)
-        self.dropped.append(key)  # also if it is not listed: a rank may have it
+        self._drop(key)  # also if it is not listed: a rank may have it
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
         if self._is_backed:
@@ -115,7 +115,9 @@ class ListStore:
         return any(load.wait_until > now for load in loads)
 
     def note_loads(self, report: RankReport) -> None:
-        """List the chunks that all ranks have loaded, and forget the loads that failed on one."""
+        """List the chunks that all ranks have loaded, and forget the loads that failed on one. What
+        is late stays on its way, for the next request."""
+        now = time.monotonic()
         for chunk, count in report.loaded.items():
             load = self._loads.peek(chunk.key)
             if load is None or load.has_failed:
@@ -125,17 +127,26 @@ class ListStore:
             if load.loaded[chunk] == self._size:
                 self._loads.pop(chunk.key)
                 self.put(chunk.key, chunk)
-            elif load.loaded.total() >= self._size:  # of different versions
-                report.absent.add(chunk.key)
-        for key in report.absent:
+            elif load.loaded.total() >= self._size:
+                # Of different versions: one rank's was not written, or another engine's was. Where
+                # they are they would be for good.
+                load.fail(now)
+                self._drop(chunk.key, everywhere=True)
+        for key in report.late | report.absent:
             load = self._loads.peek(key)
-            if load is not None and not load.has_failed:
-                load.fail(time.monotonic())
+            if load is None or load.has_failed:
+                continue
+            load.wait_until = now
+            if key in report.absent:
+                load.fail(now)
                 self._drop_unlisted(key)
 
     def _drop_unlisted(self, key: str) -> None:
         if key not in self._tier:
-            self.dropped.append(key)
+            self._drop(key)
+
+    def _drop(self, key: str, *, everywhere: bool = False) -> None:
+        self.dropped[key] = everywhere or self.dropped.get(key, False)
 
     def clear(self) -> None:
         self._tier.clear()
@@ -158,7 +169,7 @@ class RankCatalogue:
         self.outcomes: dict[str, TokenOrigins] = {}
         self.failed_requests: set[str] = set()
         self.num_layers, self.block_size = hello.num_layers, block_size
-        self._size, self._regime, self._generation = size, hello.regime, 0
+        self._size, self._regime, self.generation = size, hello.regime, 0
         self._weights, self._num_resets, self._is_reset = hello.weights, 0, False
         self._store = ListStore(
             capacity_bytes=settings.host_bytes,
@@ -168,8 +179,8 @@ class RankCatalogue:
         )
         self.library = self._make_library()
 
-    def take_dropped(self) -> list[str]:
-        dropped, self._store.dropped = self._store.dropped, []
+    def take_dropped(self) -> dict[str, bool]:
+        dropped, self._store.dropped = self._store.dropped, {}
         return dropped
 
     def take_wanted(self) -> dict[str, int]:
@@ -193,9 +204,9 @@ class RankCatalogue:
         for request_id in filter(is_unfinished, report.failed):
             self.failed_requests.add(request_id)
             self.outcomes.pop(request_id, None)
-        is_new = report.generation != self._generation
+        is_new = report.generation != self.generation
         if is_new:  # the ranks have emptied their stores
-            self._generation, self._weights = report.generation, report.weights
+            self.generation, self._weights = report.generation, report.weights
             self._store.clear()
             self.library = self._make_library()
         for key in report.lost:

@@ -35,8 +35,10 @@ class StepWork:
     captures: list[BlockCapture] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)  # requests whose paced filling ends early
     rows: int = 0  # tokens that paced fillings may compute
-    dropped: list[str] = field(default_factory=list)  # keys to remove from the stores of ranks
+    # Keys to remove from the memory of ranks; True: and from disk and the remote store.
+    dropped: dict[str, bool] = field(default_factory=dict)
     is_reset: bool = False  # ranks forget all chunks before anything else
+    generation: int = 0  # of the weights, see `RankReport`, for which this was ordered
     # Chunks that ranks are to load from disk or the remote store, and their numbers of tokens.
     wanted: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0  # that the step computes, of all requests
@@ -52,9 +54,10 @@ class WorkerView(Protocol):
     num_layers: int
     block_size: int
     can_measure: bool
+    generation: int  # of the weights, as last reported by several ranks
 
-    def take_dropped(self) -> list[str]:
-        """Return the keys of chunks that the ranks must remove from their stores, once."""
+    def take_dropped(self) -> dict[str, bool]:
+        """Return the keys of chunks that the ranks must remove, once, see `StepWork.dropped`."""
         ...
 
     def take_reset(self) -> bool: ...
@@ -113,6 +116,7 @@ class RankReport:
     captured: Counter[CapturedChunk] = field(default_factory=Counter)  # by the ranks that did
     loaded: Counter[ListedChunk] = field(default_factory=Counter)  # likewise
     absent: set[str] = field(default_factory=set)  # keys that a rank was to load and did not
+    late: set[str] = field(default_factory=set)  # that it loads, but a request should not wait
     outcomes: dict[str, TokenOrigins] = field(default_factory=dict)  # of filled requests
     failed: set[str] = field(default_factory=set)  # requests whose filling failed on a rank
     lost: set[str] = field(default_factory=set)  # keys that a rank did not have as listed
@@ -124,6 +128,7 @@ class RankReport:
             self.captured + other.captured,
             self.loaded + other.loaded,
             self.absent | other.absent,
+            self.late | other.late,
             {**self.outcomes, **other.outcomes},
             self.failed | other.failed,
             self.lost | other.lost,

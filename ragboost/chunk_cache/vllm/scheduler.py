@@ -180,6 +180,7 @@ class ChunkScheduler:
         work, self._work = self._work, StepWork()
         work.dropped, work.is_reset = self._worker.take_dropped(), self._worker.take_reset()
         work.wanted, work.num_tokens = self._worker.take_wanted(), sum(num_scheduled.values())
+        work.generation = self._worker.generation
         work.rows = self._budget.rows_left(work.num_tokens)
         self._budget.next_step()
         return work

@@ -67,6 +67,7 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
 
 class BlockFiller(SlotFiller):
     can_measure = True
+    generation = 0  # number of times that several ranks have had new weights
 
     def __init__(
         self, runner: Any, config: Any, *, ranks: Ranks, settings: EngineChunkSettings
@@ -96,8 +97,8 @@ class BlockFiller(SlotFiller):
         positions = torch.arange(start, stop, device=self.model.device)
         return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
-    def take_dropped(self) -> list[str]:
-        return []
+    def take_dropped(self) -> dict[str, bool]:
+        return {}
 
     def take_reset(self) -> bool:
         return False
@@ -205,9 +206,10 @@ class RankFiller(BlockFiller):
         self, runner: Any, config: Any, *, ranks: Ranks, settings: EngineChunkSettings
     ) -> None:
         super().__init__(runner, config, ranks=ranks, settings=settings)
-        self._generation = self._reported_generation = 0
+        self._reported_generation = 0
         self._report = RankReport()
-        self._loading: set[str] = set()  # keys that the scheduler wants to have loaded
+        # Keys that the scheduler wants to have loaded; True: it knows that they are late.
+        self._loading: dict[str, bool] = {}
 
     def hello(self) -> RankHello:
         return RankHello(None, self.num_layers, self.library.regime, self.library.identity.model)
@@ -225,16 +227,24 @@ class RankFiller(BlockFiller):
 
     def fill_step(self, work: StepWork) -> None:
         if work.is_reset:
-            self.library.store.clear()
+            self.forget_chunks()
         if work.wanted:
             self.library.store.prefetch({self._own(key): n for key, n in work.wanted.items()})
-            self._loading |= work.wanted.keys()
+            self._loading.update(dict.fromkeys(work.wanted, False))
         is_idle = not (work.num_tokens or work.fills or self._paced)
-        if is_idle and self._loading and not self._ended_loads():
+        awaited = [self._own(key) for key, is_late in self._loading.items() if not is_late]
+        if is_idle and awaited and all(self._store.is_loading([own]) for own in awaited):
             self._store.wait_for_load(timeout_s=LOAD_PAUSE_S)
         fills = [self._with_kv(fill) for fill in work.fills]
         super().fill_step(replace(work, fills=[fill for fill in fills if fill is not None]))
         self._store.forget([self._own(key) for key in work.dropped])
+        for key in (key for key, everywhere in work.dropped.items() if everywhere):
+            self._store.discard(self._own(key))
+
+    def capture_step(self, work: StepWork) -> None:
+        if work.generation != self.generation:  # its keys are of the old weights
+            work = replace(work, captures=[])
+        super().capture_step(work)
 
     def check_weights(self) -> bool:
         """After new weights on any rank, forget all chunks."""
@@ -242,7 +252,7 @@ class RankFiller(BlockFiller):
         if not is_same:
             self._store.forget()
             self._loading.clear()
-            self._generation += 1
+            self.generation += 1
             self._report = self._new_report()
         return is_same
 
@@ -254,24 +264,27 @@ class RankFiller(BlockFiller):
         return self._store
 
     def _new_report(self) -> RankReport:
-        weights = self.library.identity.model if self._generation else ""
-        return RankReport(generation=self._generation, weights=weights)
+        weights = self.library.identity.model if self.generation else ""
+        return RankReport(generation=self.generation, weights=weights)
 
     def _own(self, key: str) -> str:
         return f"{key}-{self.model.ranks.rank}"
 
     def _note_loads(self) -> None:
-        """Report the loads that have ended, or take longer than computing."""
-        for key in self._ended_loads():
-            self._loading.discard(key)
-            kv = self._store.get(self._own(key))
+        """Report the loads that have ended, and once those that take longer than computing."""
+        for key, is_late in [*self._loading.items()]:
+            own = self._own(key)
+            if self._store.is_on_its_way(own):
+                if not is_late and not self._store.is_loading([own]):
+                    self._loading[key] = True
+                    self._report.late.add(key)
+                continue
+            del self._loading[key]
+            kv = self._store.get(own)
             if kv is None:
                 self._report.absent.add(key)
             else:
                 self._report.loaded[ListedChunk.of(key, kv)] = 1
-
-    def _ended_loads(self) -> list[str]:
-        return [key for key in self._loading if not self._store.is_loading([self._own(key)])]
 
     def _with_kv(self, fill: PromptFill) -> PromptFill | None:
         """Return a filling with this rank's KV in its plan; None if it fails on a rank."""

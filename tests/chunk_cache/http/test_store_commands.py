@@ -17,6 +17,7 @@ from ragboost.chunk_cache.http.store_commands import (
     read_store_options,
     run_command,
 )
+from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.keys import Identity, owner_prefix, prepared_key
 from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -175,3 +176,32 @@ async def test_an_engine_answers_over_its_socket(
     assert (await told(StoreOptions(), [], "a"))["chunks"] == []
     announcer.close()
     inbox.close()
+
+
+def test_evicting_is_done_once_the_disk_has_removed_the_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_read_only(path: Path, **_: object) -> None:
+        raise OSError("read-only file system")
+
+    now = [0.0]
+    disk = DiskTier(tmp_path, capacity_bytes=1 << 24)
+    store = TieredStore(disk=disk, waits=False, clock=lambda: now[0])
+    library = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
+    key = library.key(CHUNKS[0])
+    store.put(key, make_chunk())
+    store.flush()
+    evict = StoreOptions(action="evict", keys=[key])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", is_read_only)
+        (row,) = ask(library, evict)["chunks"]
+        assert (row["done"], row["places"]) == (False, ["disk"])
+        assert store._tiers[0].drain()
+        assert key in disk
+        assert key not in store, "nobody finds it"
+        assert ask(library, StoreOptions(keys=[key]))["chunks"][0]["places"] == ["disk"]
+    now[0] = 100.0
+    ask(library, evict)
+    eventually(lambda: not ask(library, StoreOptions(keys=[key]))["chunks"][0]["places"])
+    assert key not in disk
+    store.close()

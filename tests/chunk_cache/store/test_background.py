@@ -184,3 +184,39 @@ def test_what_a_place_has_lost_counts_as_evicted_and_what_it_never_had_as_absent
     eventually(lambda: not store.is_loading([str(number) for number in range(4)]))
     assert store.stats()[-1].loads == {"loaded": 1, "evicted": 1, "absent": 2}
     store.close()
+
+
+def test_a_place_that_loads_nothing_is_left_alone_although_it_says_what_it_has() -> None:
+    """Such as a path that loses large packets: every request would wait for a timeout."""
+    place = FailingPlace()
+    place.may_answer.set()
+    place.chunks |= {str(number): make_chunk(number) for number in range(9)}
+    store = TieredStore(remote=place, waits=False, clock=lambda: 0.0)
+    for number in range(3):
+        store.prefetch({str(number): 6})
+        eventually(lambda: not store._loads)
+        store.put(str(number), make_chunk(number))  # it was computed, and the place has it
+        assert store._tiers[0].drain()
+    place.may_answer.clear()
+    store.prefetch({"8": 6})
+    assert not store.is_loading(["8"])
+    place.may_answer.set()
+    store.close()
+
+
+def test_nobody_waits_while_a_slow_place_is_tried_again(place: HungPlace) -> None:
+    store = TieredStore(remote=place, waits=False)
+    speeds = store._tiers[0].speeds
+    speeds.computed(6, 1.0)
+    for _ in range(4):
+        speeds.loaded(6, 2.0)
+    tried = [
+        number for number in range(12) if not store.prefetch({str(number): 6}) and store._loads
+    ]
+    assert tried[0] == 8
+    assert not store.is_loading(["8"])
+    place.chunks["8"] = make_chunk()
+    place.may_answer.set()
+    eventually(lambda: store.get("8") is not None)
+    assert not speeds.is_slow
+    store.close()

@@ -92,6 +92,19 @@ def test_what_two_ranks_store_first_in_an_empty_store_is_found(
     other.close()
 
 
+def test_what_two_ranks_store_right_after_both_emptied_a_store_is_found(
+    redis_server: RedisServer, tier: RemoteTier
+) -> None:
+    other = join_remote(redis_server.url)
+    assert other is not None
+    assert tier.load("a") is other.load("a") is None
+    tier.clear()
+    other.clear()
+    tier.save("a", make_chunk(1))
+    assert same(other.load("a"), make_chunk(1))
+    other.close()
+
+
 def test_a_value_that_changes_while_it_is_read_is_a_whole_one_or_none(tier: RemoteTier) -> None:
     first, second = (make_chunk(seed, num_tokens=20_000, num_layers=3) for seed in (1, 2))
     tier.save("a", first)

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
+from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.ranks import ONE_RANK
+from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.chunk_cache.vllm.data import PromptFill, RankReport, StepWork
+from ragboost.chunk_cache.vllm.data import BlockCapture, PromptFill, RankReport, StepWork
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
-from tests.eventually import DEADLINE_S
+from tests.eventually import DEADLINE_S, eventually
 
 _NAMES = {
     "vllm": (),
@@ -94,10 +98,9 @@ def rank(filler: Any, place: HungPlace) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._store = TieredStore(remote=place, waits=False)
-            identity = SimpleNamespace(model="m")
-            self.library = SimpleNamespace(store=self._store, identity=identity)
-            self._generation = self._reported_generation = 0
-            self._report, self._loading = RankReport(), set()
+            self.library = ChunkLibrary(self._store, identity=Identity(model="m"), regime="r")
+            self._reported_generation = 0
+            self._report, self._loading = RankReport(), {}
 
     return Rank()
 
@@ -201,3 +204,51 @@ def test_a_step_of_running_requests_waits_for_no_load(
     monkeypatch.setattr(rank._store, "wait_for_load", None)
     rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None
+
+
+def test_a_load_that_is_late_is_reported_as_that_once_and_goes_on(
+    rank: Any, place: HungPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(rank._store, "_clock", lambda: now[0])
+    place.chunks["a-0"] = make_chunk()
+    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
+    assert rank.take_report() is None
+    now[0] = 1e6
+    assert rank.take_report().late == {"a"}
+    assert rank.take_report() is None
+    place.may_answer.set()
+    report = eventually(rank.take_report)
+    assert [chunk.key for chunk in report.loaded] == ["a"]
+
+
+def test_versions_that_differ_between_ranks_are_removed_from_the_place(
+    rank: Any, place: HungPlace
+) -> None:
+    place.may_answer.set()
+    place.chunks |= {"a-0": make_chunk(), "b-0": make_chunk(1)}
+    rank.fill_step(StepWork(dropped={"a": True, "b": False}))
+    eventually(lambda: place.chunks.keys() == {"b-0"})
+
+
+def test_a_chunk_of_new_weights_is_not_stored_under_a_key_of_the_old_ones(
+    rank: Any, place: HungPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.may_answer.set()
+    kv = make_chunk()
+    monkeypatch.setattr(rank, "read", lambda *args, **options: kv)
+    monkeypatch.setattr(rank.library, "renewed", lambda model: rank.library)
+    key = rank.library.key(kv.tokens)
+    capture = BlockCapture("r", ChunkCapture(key, [*kv.tokens], 0, True, True), [1, 2])
+    work = StepWork(captures=[capture])
+    rank.capture_step(work)
+    assert len(rank.take_report().captured) == 1
+    rank._store.clear()
+    other = ChunkLibrary(rank._store, identity=Identity(model="n"), regime="r")
+    monkeypatch.setattr(rank.library, "renewed", lambda model: other)
+    rank.fill_step(StepWork(is_reset=True))  # weights were changed in place
+    rank.capture_step(work)  # the scheduler does not know yet
+    report = rank.take_report()
+    assert (report.generation, report.weights, report.captured) == (1, "n", Counter())
+    rank._store.flush()
+    assert not place.chunks

@@ -84,6 +84,7 @@ class RemoteTier:
         """Begin a new generation for all engines; the store evicts the old one's values in time."""
         with self._lock:
             self._generation = self._new_generation()
+            self._read_at = -math.inf  # another rank may empty it, too: the store names the last
 
     def close(self) -> None:
         self._driver.close()
