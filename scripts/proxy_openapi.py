@@ -25,8 +25,12 @@ _OBJECT = {
         "documents": _DOCUMENTS,
         "session_id": {"type": "string", "description": "Name of the conversation."},
         "options": _OPTIONS,
-        "reuse": {"type": "object", "description": "Chunk reuse, for the embedded engine."},
-        "graph": {"type": "object", "description": "Graph objects, for the embedded engine."},
+        "reuse": {
+            "anyOf": [{"type": "string"}, {"type": "object"}],
+            "description": "Chunk reuse, for engines that have it: `exact`, `approx`, or an object "
+            "with `policy` and `ratio`.",
+        },
+        "graph": {"type": "object", "description": "Paths of a knowledge graph: `paths`."},
     },
     "additionalProperties": False,
 }

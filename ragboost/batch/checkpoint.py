@@ -4,6 +4,7 @@ Three files grow beside the output under temporary names. After each window a fo
 they are and where the next window begins.
 """
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,7 +90,8 @@ class GrowingFiles:
             os.fsync(file.fileno())
         state = _State(self._fingerprint, [file.tell() for file in self.files], checkpoint)
         temporary = self._state.with_name(f"{self._state.name}.tmp")
-        temporary.write_bytes(_STATE.dump_json(state))
+        data = _STATE.dump_json(state)
+        temporary.write_bytes(_digest(data) + data)
         temporary.replace(self._state)
 
     def finish(self, summary: BatchSummary, *, source: Path, is_strict: bool) -> None:
@@ -128,12 +130,20 @@ class GrowingFiles:
 
 def _read(path: Path) -> _State | None:
     try:
-        return _STATE.validate_json(path.read_bytes())
+        written = path.read_bytes()
+        data = written[len(_digest(b"")) :]
+        if written != _digest(data) + data:
+            raise ValueError
+        return _STATE.validate_json(data)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not the state of a batch job"
         raise RequestError(f"cannot read {path}: {reason}; delete it") from None
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode() + b"\n"
 
 
 def _open_at(path: Path, size: int) -> BinaryIO:

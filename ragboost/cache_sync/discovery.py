@@ -116,12 +116,15 @@ async def discover(engine: EngineClient) -> Discovery:
     return Discovery(is_up, tuple(sources), capacity)
 
 
-def configured_source(settings: EngineHookSettings, engine: EngineClient) -> EventSource | None:
+def configured_source(settings: EngineHookSettings, *, name: str) -> EventSource | None:
     """Return the source that the settings name for a single backend, if any."""
     if settings.endpoint is None:
+        for field in ("replay_endpoint", "topic", "bind"):
+            if getattr(settings, field):
+                raise ConfigError(f"engine_hooks.{field} needs engine_hooks.endpoint")
         return None
     return EventSource(
-        f"{engine.name}/0",
+        name,
         settings.endpoint,
         replay_endpoint=settings.replay_endpoint,
         topic=settings.topic,

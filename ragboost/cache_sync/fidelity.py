@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
+_WARN_BELOW = 0.9
+
 
 class Fidelity(NamedTuple):
     """Predicted against reported cached tokens over the last requests; 1.0 is perfect."""
@@ -19,12 +21,9 @@ class Fidelity(NamedTuple):
 class FidelityTracker:
     """Precision and recall over a window, with a warning, once until they recover."""
 
-    def __init__(
-        self, *, window: int = 512, warn_below: float = 0.9, min_requests: int = 50
-    ) -> None:
-        self.warn_below = warn_below
+    def __init__(self, *, window: int = 512, min_requests: int = 50) -> None:
         self.min_requests = min_requests
-        self.is_low = False  # precision or recall is below `warn_below`
+        self.is_low = False  # precision or recall is below `_WARN_BELOW`
         self._window: deque[tuple[int, int]] = deque(maxlen=window)
         self._predicted = self._reported = self._both = 0
 
@@ -55,7 +54,7 @@ class FidelityTracker:
         if len(self._window) < self.min_requests:
             return
         figures = self.read()
-        is_low = min(figures.precision, figures.recall) < self.warn_below
+        is_low = min(figures.precision, figures.recall) < _WARN_BELOW
         if is_low and not self.is_low:
             logger.warning(
                 "predicted cached tokens no longer match what the backend reports: precision %.3f, "

@@ -89,7 +89,7 @@ class CacheSync:
     async def open(self) -> None:
         """Start following, without waiting for any backend."""
         for engine in self._engines:
-            source = configured_source(self._settings, engine)
+            source = configured_source(self._settings, name=f"{engine.name}/0")
             if source is not None:
                 await self._subscribe(engine, (source,))
             self._start_following(engine)

@@ -96,7 +96,8 @@ def calibrate(
     """Choose policy and ratio of chunk reuse for your model by your prompts.
 
     The nearest to full attention's answers within the cost; half of the prompts choose, the other
-    half says what to expect.
+    half says what to expect. Unless that confirms the choice by more than a standard error, the
+    default stays; what is no better than the default passes by chance in a sixth of the runs.
 
     \b
     ragboost calibrate --model ./Qwen3-0.6B --data questions.jsonl

@@ -26,7 +26,8 @@ KEY_VARIABLE = "RAGBOOST_ENGINE_HOOKS__REPORT_KEY"
 
 _POLL_S = 0.02
 _HEARTBEAT_S = 5.0
-_MAX_BACKOFF_S = 5.0
+_MAX_BACKOFF_S = _TIMEOUT_S = 5.0
+_MAX_KEPT_BYTES = 128 * 1024 * 1024
 _BATCHES_PER_REPORT = 64
 _BYTES_PER_REPORT = 1024 * 1024
 
@@ -45,8 +46,6 @@ class Reporter:
         stream: str,
         max_queued: int = 10_000,
         max_kept: int = 10_000,
-        max_kept_bytes: int = 128 * 1024 * 1024,
-        timeout_s: float = 5.0,
         key: str | None = None,
     ) -> None:
         self.stream = stream
@@ -56,8 +55,7 @@ class Reporter:
         self.epoch = secrets.token_hex(8)  # random id of this process
         self.num_dropped = 0  # batches dropped because the queue was full
         self._url = urlsplit(url)
-        self._timeout_s = timeout_s
-        self._max_kept, self._max_kept_bytes = max_kept, max_kept_bytes
+        self._max_kept = max_kept
         self._numbers = itertools.count()
         self._max_queued = max_queued
         self._queue: deque[tuple[int, float, Sequence[Any]]] = deque()
@@ -104,7 +102,7 @@ class Reporter:
             payload = encode((ts, events))
             self._kept.append((number, payload))
             self._kept_bytes += len(payload)
-            while len(self._kept) > self._max_kept or self._kept_bytes > self._max_kept_bytes:
+            while len(self._kept) > self._max_kept or self._kept_bytes > _MAX_KEPT_BYTES:
                 self._kept_bytes -= len(self._kept.popleft()[1])
 
     def _send_new(self) -> None:
@@ -162,7 +160,7 @@ class Reporter:
             if self._url.scheme == "https"
             else http.client.HTTPConnection
         )
-        self._connection = kind(self._url.netloc, timeout=self._timeout_s)
+        self._connection = kind(self._url.netloc, timeout=_TIMEOUT_S)
         return self._connection
 
     def _disconnect(self) -> None:

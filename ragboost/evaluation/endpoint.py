@@ -102,7 +102,10 @@ class ChatEndpoint:
                 if status not in _PASSING:
                     raise error
                 delay_s = _seconds(get_header(headers, b"retry-after") or "")
-            except (BackendConnectionError, BackendTimeoutError) as failure:
+            except BackendTimeoutError as failure:  # again, it would take as long
+                problem = f"{self.where}: {failure}; --timeout gives it more"
+                raise BackendTimeoutError(problem) from None
+            except BackendConnectionError as failure:
                 error = type(failure)(f"cannot reach {self.where}: {failure}")
                 if isinstance(failure, BackendRefusedError) and not self._has_answered:
                     raise error from None

@@ -1,21 +1,18 @@
 """The context index: the document sequences that a prefix cache holds (RAGBoost section 4)."""
 
 from ragboost.index.clearings import Clearings
-from ragboost.index.context_index import ContextIndex, IndexEntry, IndexView
+from ragboost.index.context_index import ContextIndex, IndexEntry, PrefixMatch
 from ragboost.index.context_tree import Seat
 from ragboost.index.directory import Holders, PrefixDirectory
 from ragboost.index.eviction import EvictionForecast
 from ragboost.index.node import Node
-from ragboost.index.search import CachedPrefix, PrefixMatch
 
 __all__ = [
-    "CachedPrefix",
     "Clearings",
     "ContextIndex",
     "EvictionForecast",
     "Holders",
     "IndexEntry",
-    "IndexView",
     "Node",
     "PrefixDirectory",
     "PrefixMatch",

@@ -6,11 +6,18 @@ thread-safe: the caller holds a lock.
 """
 
 from collections.abc import Hashable
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ragboost.index.context_tree import ContextTree, Documents, Seat, Tokens
-from ragboost.index.node import Node
-from ragboost.index.search import CachedPrefix, PrefixMatch, Steps, cached_prefix, search
+from ragboost.index.node import Node, common_length
+
+
+class PrefixMatch(NamedTuple):
+    documents: tuple[Hashable, ...]  # the prefix in cached order; all belong to the request
+    cached_tokens: int  # number of its tokens that are resident
+    node: Node  # the node in which the prefix ends; the root if nothing matches
+    num_documents: int  # number of the node's own documents that belong to the prefix
 
 
 class IndexEntry(NamedTuple):
@@ -67,15 +74,49 @@ class ContextIndex(ContextTree):
         Ties go to the prefix found first: among the children of a node, the one that begins with
         the more relevant document. Changes nothing.
         """
-        first_hidden_batch = self._apply_forecast()
-        return search(
-            self.root,
-            documents,
-            tokens,
-            max_visits=self.max_visits,
-            evict_through_tick=self._ages.evict_through_tick,
-            first_hidden_batch=first_hidden_batch,
-        )
+        first_hidden_batch, evict_through = self._apply_forecast(), self._ages.evict_through_tick
+        position = {document: i for i, document in enumerate(documents)}
+        requested = position.keys()
+        total = sum(tokens)
+        root = best_node = self.root
+        best_count = best_tokens = 0
+        # Entries: (-matched tokens, order of discovery, node, documents with which a child begins).
+        # Sequences hold distinct documents, so none of the latter occurs on the path to the node.
+        frontier = [(0, 0, root, root.children.keys() & requested)]
+        found = visits = 0
+        while frontier and best_tokens < total:
+            visits += 1
+            negative, _, node, starts = heappop(frontier)
+            if visits >= self.max_visits:  # no more alternatives: only the descent below this node
+                frontier.clear()
+            children = node.children
+            for start in sorted(starts, key=position.__getitem__) if len(starts) > 1 else starts:
+                child = children[start]
+                if child.last_used <= evict_through:
+                    continue
+                if first_hidden_batch is not None and child.batch >= first_hidden_batch:
+                    continue
+                run = child.documents
+                count = 0
+                for document in run:
+                    if document not in position:
+                        break
+                    count += 1
+                # Inlined `resident_prefix`: this runs some thirty times a search.
+                length = child.tokens[0] if count == 1 else sum(child.tokens[:count])
+                matched = (length if length < child.num_tokens else child.num_tokens) - negative
+                if matched > best_tokens:
+                    best_node, best_count, best_tokens = child, count, matched
+                if count == len(run) and child.children:
+                    after = child.children.keys() & requested
+                    if after:
+                        found += 1
+                        heappush(frontier, (-matched, found, child, after))
+        if best_node.parent is None:
+            return PrefixMatch((), 0, root, 0)
+        count = best_node.resident_documents(best_count)
+        prefix = best_node.parent.context + best_node.documents[:count]
+        return PrefixMatch(prefix, best_tokens, best_node, count)
 
     def view(self) -> IndexView:
         first_hidden_batch = self._apply_forecast()
@@ -107,17 +148,41 @@ class ContextIndex(ContextTree):
             run_tokens = sum(node.tokens)
         return cached_tokens == match.cached_tokens and (node is self.root or not cached_tokens)
 
-    def cached_prefix(
-        self, documents: Documents, tokens: Tokens = (), path: Steps | None = None
-    ) -> CachedPrefix:
+    def cached_prefix(self, documents: Documents, tokens: Tokens = ()) -> IndexEntry:
         """Measure the resident part of a sequence in its given order. Changes nothing.
 
         Args:
-            tokens: the documents' lengths, better known than when the nodes were inserted.
-            path: gets `IndexEntry.path` of the sequence, in these lengths.
+            tokens: the documents' lengths, better known than when the nodes were inserted; without
+                them the entry has no `path`.
         """
-        hidden = self._apply_forecast()
-        return cached_prefix(self.root, documents, self._ages, hidden, tokens, path)
+        hidden, ages = self._apply_forecast(), self._ages
+        node, at, cached, reached = self.root, 0, 0, 0
+        tick = left = 0  # `left`: tokens last used at `tick` that will be retained
+        path = []
+        while at < len(documents):
+            child = node.children.get(documents[at])
+            if child is None or child.last_used <= ages.evict_through_tick:
+                break
+            if hidden is not None and child.batch >= hidden:
+                break
+            count = common_length(child.documents, documents, at)
+            if child.last_used != tick:
+                tick, left = child.last_used, ages.retained_tokens(child.last_used)
+            if hidden is not None and left < child.num_tokens:
+                break  # a radix tree evicts nodes whole
+            resident = child.resident_prefix(count)
+            if tokens:
+                share = resident / sum(child.tokens[:count])
+                reached += round(share * sum(tokens[at : at + count]))
+                path.append((reached, child.last_used))
+            kept = min(resident, left)
+            left -= kept
+            cached += kept
+            at += child.resident_documents(count, within=kept)
+            if count < len(child.documents) or kept < resident:
+                break
+            node = child
+        return IndexEntry((), cached, num_cached=at, path=tuple(path))
 
     def record_leading(
         self,
@@ -132,24 +197,23 @@ class ContextIndex(ContextTree):
         Args:
             num_exact: see `IndexEntry`; the documents behind are not inserted.
         """
-        path: Steps = []
-        num_cached, cached_tokens = self.cached_prefix(documents, tokens, path)
+        before = cached = self.cached_prefix(documents, tokens)
         forecast = self.eviction_forecast
-        if forecast is not None and not forecast.admit(sum(tokens) - cached_tokens):
-            num_cached, cached_tokens = self.cached_prefix(documents)
+        if forecast is not None and not forecast.admit(sum(tokens) - before.cached_tokens):
+            cached = self.cached_prefix(documents)
         node = self.insert(documents[:num_exact], tokens[:num_exact])
         if forecast is not None:  # the next batch computes what was not cached
             for step in reversed(node.ancestors):
-                if len(step.context) <= num_cached:
+                if len(step.context) <= cached.num_cached:
                     break
                 step.batch = forecast.next_batch
         return IndexEntry(
             node.search_path,
-            cached_tokens,
+            cached.cached_tokens,
             documents=tuple(documents),
             tokens=tuple(tokens),
-            num_cached=num_cached,
-            path=tuple(path),
+            num_cached=cached.num_cached,
+            path=before.path,
             tick=self._tick,
             num_exact=num_exact,
             bought_tokens=bought_tokens,

@@ -105,14 +105,15 @@ def group_turns(sessions: Sequence[str | None], continued: Collection[str]) -> B
     """
     first: dict[str, int] = {}
     leading, early = [], []
-    later: dict[int, tuple[int, ...]] = {}
+    later: dict[int, list[int]] = {}
     for i, session in enumerate(sessions):
         if session is not None and session in continued:
             early.append(i)
         elif session is not None and session in first:
-            later[first[session]] = (*later.get(first[session], ()), i)
+            later.setdefault(first[session], []).append(i)
         else:
             leading.append(i)
             if session is not None:
                 first[session] = i
-    return BatchTurns(tuple(leading), later, tuple(early))
+    turns = {first: tuple(own) for first, own in later.items()}
+    return BatchTurns(tuple(leading), turns, tuple(early))

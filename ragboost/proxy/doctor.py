@@ -97,9 +97,11 @@ async def examine(settings: Settings, *, kv_events: str | None = None) -> list[F
     for lookup in backends.sources:
         await lookup.refresh()
     for index, backend in enumerate(backends.all):
-        source = configured_source(settings.engine_hooks, backend) if index == 0 else None
+        name, source = f"{backend.name}/0", None
+        if index == 0:
+            source = configured_source(settings.engine_hooks, name=name)
         if kv_events is not None and index == 0:
-            source = EventSource(f"{backend.name}/0", kv_events)
+            source = EventSource(name, kv_events)
         findings += await _Examination(backend, source).run()
     return findings
 

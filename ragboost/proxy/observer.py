@@ -1,25 +1,31 @@
-"""Look at each request before it is boosted: its arm of a hold-out, why it is not the continuation
-of the one before, and what varies before its documents.
+"""Look at each request: its arm of a hold-out, why it is not the continuation of the one before,
+what varies before its documents, and what these would have found cached in the client's order.
 
 Knows parsed requests and settings. Does not know backends, or how requests are forwarded.
 """
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 
-from ragboost.booster.tenants import Tenants
+from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
+from ragboost.errors import RagBoostError
 from ragboost.hosted.lint.causes import PrefixBreak
 from ragboost.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.parsed_request import ParsedRequest, run_bytes
+from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
 from ragboost.wires.body import num_instructions
 
 Parse = Callable[[bytes], ParsedRequest]
 _MAX_BYTES = 64 * 1024  # of both requests on the event loop: comparing these takes about 2 ms
+_ALL = 256  # requests of which all orders are compared, so that there are figures from the first on
+_SAMPLED = "0"  # first digit of the keys of sampled documents
+_SAMPLE = 1 / 16
 
 
 class RequestObserver:
@@ -32,8 +38,10 @@ class RequestObserver:
         self._watch = PrefixWatch(settings.prices, num_teams=num_teams)
         self._tenants = tenants
         self._metrics = metrics
-        self._is_recorded = settings.proxy.record is not None
-        self._is_moved = settings.ordering.move_varying and not settings.proxy.shadow
+        self._is_recorded = proxy.record is not None
+        self._is_shadow = proxy.shadow
+        self._is_moved = settings.ordering.move_varying and not proxy.shadow
+        self._num_compared = 0  # requests whose orders were, or might have been
 
     def varying(self, team: str) -> list[VaryingPiece]:
         """Return what varies in a team's requests and is not moved, the longest pieces first."""
@@ -65,6 +73,27 @@ class RequestObserver:
             return request
         upstream.varying = None
         return moved
+
+    def compare_orders(self, result: Rewriting, tenant: Tenant, backend: str) -> None:
+        """Compare the order of a boosted request with the client's, in models of the same prefix
+        cache; of a conversation only the first turn. The caller has locked the tenant.
+
+        Of the first requests it takes all, then those whose first document is sampled by its key:
+        in the client's order only requests with the same first document share a prefix, so that
+        such a sample finds what all requests would. Its cache is as much smaller. In shadow mode it
+        takes all.
+        """
+        context = result.context
+        if context is None or context.turn > 1 or not context.retrieved:
+            return
+        is_all = self._is_shadow or self._num_compared < _ALL
+        self._num_compared += 1
+        if not (is_all or context.retrieved[0].key.startswith(_SAMPLED)):
+            return
+        original = tenant.original(backend, share=1 if is_all else _SAMPLE)
+        with suppress(RagBoostError):  # a broken model of what was not sent harms nobody
+            sent = original.record(context.retrieved, prompt_prefix=result.prompt_prefix)
+            self._metrics.count_orders(context, sent)
 
     def _report(self, found: PrefixBreak, model: str) -> CacheBreak | None:
         ratio = self._tenants.tokens_per_byte(model)

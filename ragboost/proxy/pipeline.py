@@ -20,9 +20,10 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
-from ragboost.errors import RequestError
+from ragboost.errors import ConfigError, RequestError
 from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
 from ragboost.formats.ragboost_object import FIELD, GRAPH
+from ragboost.formats.text import find_groups
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.metrics import Metrics
@@ -30,7 +31,7 @@ from ragboost.proxy.observer import Parse, RequestObserver, choose_arm
 from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.shadow import OrderComparison, ShadowTrial
+from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
@@ -56,8 +57,6 @@ class BoostPipeline:
 
     Args:
         workers: the other workers of this proxy; None if there are none.
-        shadow: tries boosting on the side, and nothing is boosted: the documents of a `ragboost`
-            object are rendered in the order given. None: requests are boosted.
     """
 
     def __init__(
@@ -69,8 +68,7 @@ class BoostPipeline:
         sync: CacheSync,
         chunk_reuse: ChunkReuseProbe,
         dispatcher: Dispatcher,
-        workers: WorkerPool | None = None,
-        shadow: ShadowTrial | None = None,
+        workers: WorkerPool | None,
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)  # those with a name
@@ -81,9 +79,14 @@ class BoostPipeline:
         self._chunk_reuse = chunk_reuse
         self._dispatcher = dispatcher
         self._workers = workers
-        self._shadow = shadow
-        self._share = settings.boost.share if shadow is None else 1.0
-        self._orders = OrderComparison(metrics)
+        # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
+        # are rendered in the order given. None: requests are boosted.
+        self._shadow: ShadowTrial | None = None
+        if settings.proxy.shadow:
+            self._shadow = ShadowTrial(settings, metrics, self.observer)
+        self._share = settings.boost.share
+        if self._shadow is not None and self._share < 1:
+            raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self._parse = partial(
             parse_request,
             formats=make_formats(settings),
@@ -91,9 +94,9 @@ class BoostPipeline:
             recognises=settings.session.stateless,
         )
         style = mark_style(settings)
-        has_marks = style != "none" and shadow is None
+        has_marks = style != "none" and self._shadow is None
         self._marker = CacheMarker(style, settings.prices) if has_marks else None
-        self._stable = StableOrder.of(settings) if shadow is None else None
+        self._stable = StableOrder.of(settings) if self._shadow is None else None
         self._priorities: Priorities | None = None
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
@@ -301,7 +304,7 @@ class BoostPipeline:
                 return result.render(Bypass("held_out" if self._shadow is None else "shadow"))
             booster = tenant.booster(admission.backend.name)
             result.boost(booster, planned=admission.planned, recompute_ratio=ratio)
-            self._orders.count(result, tenant, admission.backend.name)
+            self.observer.compare_orders(result, tenant, admission.backend.name)
             return result
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
@@ -353,7 +356,14 @@ class BoostPipeline:
         is_boosted = self._shadow is None and request.arm != "held_out"
         if not (self._settings.dedup.passages and is_boosted) or not name or is_stored(fields):
             return fields
-        shared = share_tool_results(fields[name], settings=self._settings.dedup)
+        settings = self._settings
+        refers = settings.formats.in_text and settings.dedup.enabled and settings.hints.location
+        find = partial(find_groups, registered=settings.formats.delimiters, is_tool=True)
+        shared = share_tool_results(
+            fields[name],
+            settings=settings.dedup,
+            has_documents=find if refers else lambda _: False,
+        )
         if not shared.saved_bytes:
             return fields
         self._metrics.count_passages(shared.saved_bytes)

@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 import uvicorn
 from starlette.types import ASGIApp
 
+from ragboost.cache_sync.discovery import configured_source
+from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.config import ProxySettings, SessionSettings, Settings
 from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
@@ -38,6 +40,7 @@ def serve(settings: Settings, *, set_up_logging: Callable[[], None] | None = Non
     proxy = settings.proxy
     _check_exposure(proxy)
     asyncio.run(_check_store(settings.session))
+    _check_events(settings)
     if proxy.workers > 1:
         _serve_with_workers(settings, set_up_logging)
         return
@@ -54,6 +57,18 @@ async def _check_store(settings: SessionSettings) -> None:
         store = make_store(settings)
         await store.open()
         await store.close()
+
+
+def _check_events(settings: Settings) -> None:
+    """Open the stream of the backend's KV events once, for the same reason."""
+    hooks = settings.engine_hooks
+    source = configured_source(hooks, name="engine_hooks.endpoint")
+    if source is None or settings.proxy.shadow:
+        return
+    if hooks.bind and settings.proxy.workers > 1:
+        raise ConfigError("engine_hooks.bind needs proxy.workers = 1: one process can bind")
+    with Subscriber([source]):
+        pass
 
 
 def _check_exposure(proxy: ProxySettings) -> None:
@@ -73,7 +88,8 @@ def _log_address(settings: Settings, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     netloc = f"[{host}]" if ":" in host else host
     urls = [public_url(replica.url) for replica in settings.backends or (settings.backend,)]
-    logger.info("listening on http://%s:%d, backend %s", netloc, port, ", ".join(urls))
+    where = settings.backend.file or ", ".join(urls)
+    logger.info("listening on http://%s:%d, backend %s", netloc, port, where)
 
 
 def _serve_with_workers(settings: Settings, set_up_logging: Callable[[], None] | None) -> None:

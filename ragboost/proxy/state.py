@@ -19,7 +19,6 @@ from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.watched_file import Refresher
@@ -88,7 +87,6 @@ class ProxyState:
             chunk_reuse=chunk_reuse,
             dispatcher=dispatcher,
             workers=workers,
-            shadow=ShadowTrial(settings, metrics) if settings.proxy.shadow else None,
         )
         return cls(
             settings,

@@ -5,7 +5,7 @@ reference is unambiguous: first and last words and length occur once in the resu
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Raw
@@ -36,11 +36,18 @@ class _Text(NamedTuple):
     text: str
 
 
-def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> SharedResults:
+def share_tool_results(
+    messages: Sequence[Any],
+    *,
+    settings: DedupSettings,
+    has_documents: Callable[[str], object] = lambda _: False,
+) -> SharedResults:
     """Replace passages that repeat earlier tool results by references.
 
     Args:
         messages: those that are encoded are counted and otherwise left alone.
+        has_documents: true for a text with documents: none of its passages are replaced, since a
+            later reference may quote how a document begins.
     """
     texts = list(_find_texts(messages))
     new = list(messages)
@@ -53,6 +60,8 @@ def share_tool_results(messages: Sequence[Any], *, settings: DedupSettings) -> S
     for text, pieces in zip(
         texts, share_passages([text.text for text in texts], sizes=sizes), strict=True
     ):
+        if len(pieces) > 1 and has_documents(text.text):
+            pieces = (text.text,)
         shared = rendering.add(text, pieces)
         if shared == text.text:
             continue

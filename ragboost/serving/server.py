@@ -20,9 +20,9 @@ _START_TIMEOUT_S = 60.0
 
 
 @contextmanager
-def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def serve_in_thread(app: Any, *, port: int = 0) -> Iterator[str]:
     """Serve an ASGI app in a background thread, on a free port if 0; yield its URL."""
-    listening = bind(host, port)
+    listening = bind("127.0.0.1", port)
     server = uvicorn.Server(_config(app, drain_s=5))
     thread = threading.Thread(
         target=server.run, kwargs={"sockets": [listening]}, name="ragboost-serve", daemon=True
@@ -30,7 +30,7 @@ def serve_in_thread(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iter
     thread.start()
     try:
         _wait_until_started(server, thread)
-        yield f"http://{host}:{listening.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

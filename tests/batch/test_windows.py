@@ -176,6 +176,19 @@ def test_a_broken_checkpoint_is_one_sentence(tmp_path: Path) -> None:
             run_batch(source, tmp_path / "out.jsonl", resume=True)
 
 
+@pytest.mark.parametrize("edit", [(b",[", b",[-"), (b",[[", b",[[9")])
+def test_a_checkpoint_that_was_edited_is_one_sentence(
+    tmp_path: Path, edit: tuple[bytes, bytes]
+) -> None:
+    source = write_requests(tmp_path / "in.jsonl", 40)
+    checkpoint = tmp_path / ".out.jsonl.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(source, tmp_path / "out.jsonl", window=10, on_progress=Interrupt(2))
+    checkpoint.write_bytes(checkpoint.read_bytes().replace(*edit, 1))
+    with pytest.raises(RequestError, match=r"cannot read .*delete it"):
+        run_batch(source, tmp_path / "out.jsonl", window=10, resume=True)
+
+
 def test_a_strict_job_reads_on_and_counts_the_rejects_of_all_windows(tmp_path: Path) -> None:
     source = write_requests(tmp_path / "in.jsonl", 40, bad=(12, 35))
 

@@ -272,18 +272,18 @@ def test_blocks_are_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     try:
-        before = num_blocks()
+        others = blocks()  # of other tests; kept, so that none is freed meanwhile
         mirror = empty()
         for i in range(20):
             apply(mirror, stored([i, i + 100], [i, 1, 2, 3]))
             apply(mirror, stored([i + 200], [4, 5], parent=i), stored([i + 300], [6, 7], parent=i))
         apply(mirror, removed(*range(10), *range(210, 220)))
-        assert num_blocks() > before + 60
+        assert len(blocks()) > len(others) + 60
         mirror.clear(is_partial=False)
-        assert num_blocks() == before
+        assert len(blocks()) == len(others)
     finally:
         gc.enable()
 
 
-def num_blocks() -> int:
-    return sum(type(each) is MirrorBlock for each in gc.get_objects())
+def blocks() -> list[MirrorBlock]:
+    return [each for each in gc.get_objects() if type(each) is MirrorBlock]

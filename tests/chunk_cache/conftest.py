@@ -14,8 +14,9 @@ _TICK_S = 1e-6  # each look at the clock: a load is fast, and takes some time
 @pytest.fixture(autouse=True)
 def loads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let loading KV be faster than computing it, however busy the machine is, and let requests
-    wait for it."""
+    wait for it, and for the engine's reports."""
     pytest.importorskip("torch")
+    from ragboost.chunk_cache.http import middleware, usage
     from ragboost.chunk_cache.store import background, tiered
 
     ticks = count()
@@ -23,3 +24,5 @@ def loads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "time", clock)
     monkeypatch.setattr(tiered, "MIN_WAIT_S", DEADLINE_S)
     monkeypatch.setattr(tiered, "MAX_WAIT_S", DEADLINE_S)
+    monkeypatch.setattr(middleware, "_COMMAND_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(usage, "_REPORT_TIMEOUT_S", DEADLINE_S)

@@ -1,6 +1,7 @@
 """Answers are asked for once, kept, and asked again where they failed or changed."""
 
 import asyncio
+import socket
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from ragboost.errors import (
     BackendConnectionError,
     BackendStatusError,
+    BackendTimeoutError,
     ConfigError,
     RequestError,
 )
@@ -85,6 +87,18 @@ def test_a_busy_endpoint_is_asked_so_many_times_and_no_more() -> None:
     ):
         ask(ChatEndpoint(server.url, model="m", attempts=3))
     assert len(server.bodies) == 3
+
+
+def test_an_endpoint_that_does_not_answer_in_time_is_asked_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        endpoint = ChatEndpoint(url, model="m", timeout_s=0.2)
+        with pytest.raises(BackendTimeoutError, match=r"in 0\.2 s; --timeout"):
+            ask(endpoint)
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def test_a_long_wait_can_be_cancelled() -> None:

@@ -45,7 +45,9 @@ def proxy_settings(backend_url: str, **sections: Any) -> Settings:
     All paths are forwarded, so that a test may use any.
     """
     proxy = {"port": 0, "drain_s": 1, "forwarded_paths": ["/"], **sections.pop("proxy", {})}
-    backend = {"url": backend_url, "connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
+    backend = {"connect_timeout_s": DEADLINE_S, **sections.pop("backend", {})}
+    if "file" not in backend:
+        backend.setdefault("url", backend_url)
     # Token lengths are estimates, so that the engine receives the test's requests only.
     sections.setdefault("tokens", {"ask_backend": False})
     return Settings(proxy=proxy, backend=backend, **sections)

@@ -5,7 +5,7 @@ import weakref
 import pytest
 
 from ragboost.errors import ContextIndexError
-from ragboost.index import ContextIndex, Node
+from ragboost.index import ContextIndex, IndexEntry, Node
 from tests.index.paths import traverse
 
 
@@ -93,7 +93,7 @@ def test_an_evicted_end_is_not_found() -> None:
     assert index.evict(15) == 15
 
     assert find(index, "cba") == ("ab", 15)
-    assert index.cached_prefix(tuple("abc")) == (2, 15)
+    assert index.cached_prefix(tuple("abc")) == IndexEntry((), 15, num_cached=2)
     index.check_integrity()
 
 

@@ -214,9 +214,11 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(documents=DOCUMENTS)
     def measure(self, documents: Prefix) -> None:
-        count, tokens = self.index.cached_prefix(documents)
-        assert tokens == self.model.cached(documents)
-        assert count == sum(prefix in self.model.resident for prefix in prefixes(documents))
+        prefix = self.index.cached_prefix(documents)
+        assert prefix.cached_tokens == self.model.cached(documents)
+        assert prefix.num_cached == sum(
+            prefix in self.model.resident for prefix in prefixes(documents)
+        )
 
     @precondition(lambda self: len(self.nodes) > 8)
     @rule()

@@ -78,18 +78,23 @@ def batched(next_batch: int) -> EvictionForecast:
     return forecast
 
 
+def held(index: ContextIndex, documents: list[int]) -> tuple[int, int]:
+    prefix = index.cached_prefix(documents)
+    return prefix.num_cached, prefix.cached_tokens
+
+
 def test_a_batch_does_not_see_what_it_computes_until_it_ends() -> None:
     index = ContextIndex()
     forecast = index.eviction_forecast = batched(next_batch=1)
     index.insert([0, 1], [100, 100])
     index.insert([2], [100])
-    assert index.cached_prefix([0, 1]) == (0, 0)
+    assert held(index, [0, 1]) == (0, 0)
     assert index.search([0, 1], [100, 100]).cached_tokens == 0
     forecast.next_batch += 1
-    assert index.cached_prefix([0, 1]) == (2, 200)
+    assert held(index, [0, 1]) == (2, 200)
     index.insert([3], [100])
     forecast.is_batched = False
-    assert index.cached_prefix([3]) == (1, 100)
+    assert held(index, [3]) == (1, 100)
 
 
 def test_an_expected_eviction_is_recomputed_and_hidden_from_the_same_batch() -> None:
@@ -121,14 +126,14 @@ def test_a_radix_tree_loses_nodes_whole_and_takes_a_split_for_a_use() -> None:
     index.insert([0, 1], [100, 100])
     index.insert([2, 3], [100, 100])
     index.eviction_forecast.update(0.7, 1, math.inf, is_batched=False)
-    assert index.cached_prefix([0, 1]) == (1, 80)
+    assert held(index, [0, 1]) == (1, 80)
     index.eviction_forecast.is_batched = True
     index.eviction_forecast.next_batch = 2
-    assert index.cached_prefix([0, 1]) == (0, 0)
+    assert held(index, [0, 1]) == (0, 0)
     index.insert([0, 4], [100, 100])
     index.eviction_forecast.next_batch, index.eviction_forecast.retained_share = 3, 0.6
-    assert index.cached_prefix([2, 3]) == (0, 0)
-    assert index.cached_prefix([0, 1]) == (2, 200)
+    assert held(index, [2, 3]) == (0, 0)
+    assert held(index, [0, 1]) == (2, 200)
     index.check_integrity()
 
 
@@ -136,8 +141,8 @@ def test_reported_documents_are_visible_to_every_batch() -> None:
     index = ContextIndex()
     index.eviction_forecast = batched(next_batch=5)
     index.set_resident([0, 1], [100, 100], num_documents=2)
-    assert index.cached_prefix([0, 1]) == (2, 200)
+    assert held(index, [0, 1]) == (2, 200)
     index.insert([0, 2], [100, 100])
     index.set_resident([0, 1], [100, 100], num_documents=0)  # another's loss takes its prefix
     index.set_resident([0, 2], [100, 100], num_documents=2)
-    assert index.cached_prefix([0, 2]) == (2, 200)
+    assert held(index, [0, 2]) == (2, 200)

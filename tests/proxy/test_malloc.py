@@ -1,10 +1,14 @@
-"""What malloc keeps of freed memory is returned."""
+"""What malloc keeps of freed memory is returned.
+
+In processes of their own: here, other tests' threads allocate and malloc keeps their memory.
+"""
 
 import ctypes
 import hashlib
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -20,8 +24,17 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * 4096
 
 
+def alone(check: Callable[[], None]) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        process.submit(check).result()
+
+
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc")
 def test_freed_memory_below_the_top_of_the_heap_is_returned() -> None:
+    alone(_assert_freed_memory_is_returned)
+
+
+def _assert_freed_memory_is_returned() -> None:
     blocks = [bytearray(b"x" * _BLOCK) for _ in range(20_000)]
     top = bytearray(b"x" * _BLOCK)  # without it, malloc returns all of them by itself
     before = resident_bytes()
@@ -34,9 +47,7 @@ def test_freed_memory_below_the_top_of_the_heap_is_returned() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")
 def test_huge_pages_change_no_byte_and_add_none() -> None:
-    # A process of its own: here, other tests' threads allocate and malloc keeps their memory.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        process.submit(_assert_huge_pages_change_no_byte_and_add_none).result()
+    alone(_assert_huge_pages_change_no_byte_and_add_none)
 
 
 def _assert_huge_pages_change_no_byte_and_add_none() -> None:

@@ -187,6 +187,29 @@ def test_a_completion_is_a_span_between_the_client_and_the_backend(
     assert engine.requests[1].header("traceparent") == headers["traceparent"]
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/completions", "text_completion m"),
+        ("/v1/messages", "chat m"),
+        ("/v1/responses", "chat m"),
+        ("/v1/sessions/{id}/chat/completions", "chat m"),
+    ],
+)
+def test_every_api_of_completions_has_a_span(
+    start_proxy: Start, monkeypatch: pytest.MonkeyPatch, path: str, name: str
+) -> None:
+    tracer = RecordingTracer()
+    monkeypatch.setattr(trace, "get_tracer", lambda *_: tracer)
+    proxy = start_proxy(proxy={"tracing": True})
+    session = httpx.post(f"{proxy.url}/v1/sessions", json={}).json()["id"]
+    asked = {"prompt": "why?"} if path == "/v1/completions" else {"input": "why?"}
+    body = {**CHAT, **asked, "max_tokens": 4}
+    answer = httpx.post(proxy.url + path.replace("{id}", session), json=body)
+    assert answer.status_code == 200
+    eventually(lambda: [span.name for span in tracer.spans if span.has_ended] == [name])
+
+
 def test_tracing_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     with pytest.raises(Exception, match=r"pip install '\.\[otel\]'"):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -251,15 +252,36 @@ def test_a_model_without_the_embedded_engine_is_refused() -> None:
         ({"session": {"store": "sqlite", "path": "/missing/x.db"}}, "session.path: cannot use"),
         ({"tokens": {"tokenizer": "/missing"}}, "tokens.tokenizer: /missing/?.* does not exist"),
         ({"session": {"url": "redis://10.0.0.1"}}, 'needs session.store = "redis", got .memory'),
+        ({"engine_hooks": {"bind": True}}, r"engine_hooks\.bind needs engine_hooks\.endpoint"),
+        ({"engine_hooks": {"endpoint": "tcp://127.0.0.1"}}, r"endpoint': cannot use 'tcp:"),
+        ({"boost": {"share": 0.5}, "proxy": {"shadow": True}}, r"boost\.share has no effect with"),
+        ({"backend": {"url": "http://a", "file": "b.json"}}, r"either backend\.url \(--backend\)"),
     ],
 )
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_file_of_the_settings_that_is_missing_is_said_before_the_first_request(
-    sections: dict[str, dict[str, str]], message: str, workers: int
+def test_settings_that_cannot_be_used_are_said_before_the_first_request(
+    sections: dict[str, dict[str, Any]], message: str, workers: int
 ) -> None:
-    settings = Settings.model_validate({"proxy": {"port": 0, "workers": workers}, **sections})
+    proxy = {"port": 0, "workers": workers, **sections.get("proxy", {})}
+    settings = Settings.model_validate({**sections, "proxy": proxy})
     with pytest.raises(ConfigError, match=message):
         serve(settings)
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"), [(1, "cannot use 'tcp:.* in use"), (2, "workers = 1")]
+)
+def test_kv_events_are_not_bound_to_an_address_that_is_taken(workers: int, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        settings = Settings.model_validate(
+            {
+                "proxy": {"port": 0, "workers": workers},
+                "engine_hooks": {"endpoint": endpoint, "bind": True},
+            }
+        )
+        with pytest.raises(ConfigError, match=message):
+            serve(settings)
 
 
 def test_workers_without_a_folder_for_temporary_files_are_refused(

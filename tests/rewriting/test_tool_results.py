@@ -1,6 +1,7 @@
 """Repeated tool results through the proxy: sent once, and the same bytes in every later turn."""
 
 import itertools
+import json
 import random
 import re
 from collections.abc import Callable
@@ -137,6 +138,25 @@ def test_a_passage_that_occurs_twice_is_kept() -> None:
         twice,
         header + source_file(8),
     ]
+
+
+def test_a_document_that_is_referred_to_begins_as_the_reference_says(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    begin = "The register of the harbour office, second volume, as copied by the clerk, "
+    with client:
+        for seed in range(20):
+            one, two = (f"{begin}{name}: {source_file(seed, 9)}" for name in "AB")
+            # Too short for a reference, and together with `begin` long enough for a passage.
+            short = [source_file(seed + at, 3) for at in range(2)]
+            messages: list[Any] = [{"role": "user", "content": "do it"}]
+            for at, texts in enumerate([[*short, one], [*short, two], [two, source_file(99)]]):
+                messages += tool(at, json.dumps([{"text": text} for text in texts]))
+            client.post(URL, json={"messages": messages})
+            *_, first, second, third = contents(engine.requests[-1])[::2]
+            quoted = re.search(r'begins with \\"(.*?)\\"', third)
+            assert quoted is not None
+            assert quoted[1] in " ".join(f"{first} {second}".split())
 
 
 def test_results_that_are_encoded_already_are_counted() -> None:

@@ -51,9 +51,10 @@ class ChunkLibrary:
     ) -> "ChunkLibrary":
         """Return the chunks that a model has computed with its present weights."""
         if identity is None:
-            ranks, dtype = model.ranks, str(model.dtype).removeprefix("torch.")
-            part = f"-{ranks.rank}" if ranks.size > 1 else ""  # all share a disk and a remote store
-            identity = Identity(model=model.fingerprint(), part=part, dtype=dtype)
+            dtype = str(model.dtype).removeprefix("torch.")
+            ranks = model.ranks
+            rank = f"{ranks.rank}/{ranks.size}" if ranks.size > 1 else ""
+            identity = Identity(model=model.fingerprint(), dtype=dtype, rank=rank)
         return cls(
             store,
             identity=identity,

@@ -37,12 +37,12 @@ class SelfTest(NamedTuple):
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def self_test(adapter: ModelAdapter, *, backend: str | None = "tiled") -> SelfTest:
+def self_test(adapter: ModelAdapter) -> SelfTest:
     """Run the reuse path on 64 tokens. Raises `UnsupportedModelError`, which names the error."""
     tokens = probe_tokens(LENGTH, int(adapter.config.vocab_size))
     ids = torch.tensor([tokens], device=adapter.device)
     ordinary = adapter.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
-    reuse = ChunkReuse(adapter, TieredStore(), backend=backend)
+    reuse = ChunkReuse(adapter, TieredStore())
     system, chunk, question = tokens[:8], tokens[8:40], tokens[40:]
     full = reuse.prefill(system, [chunk], question, ratio=1.0)
     reuse.precompute(system, [chunk])

@@ -14,7 +14,7 @@ from ragboost.chunk_cache.core.options import ChunkPosition
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS
 
 Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]
-_MAX_TEXTS = 100_000
+_MAX_TEXTS, _MAX_BYTES = 100_000, 64 << 20
 # Tokens that are left out at the beginning and at the end.
 _TRIMS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 2), (4, 4))
 _MAX_COMPARED = 1 << 28  # tokens of the prompt per request, a second or less
@@ -23,10 +23,8 @@ _MAX_COMPARED = 1 << 28  # tokens of the prompt per request, a second or less
 class ChunkFinder:
     """Finds chunks in prompts. Keeps the ids of the chunks that it saw last."""
 
-    def __init__(self, *, capacity_bytes: int = 64 << 20) -> None:
-        self._ids: BoundedMap[str, str] = BoundedMap(
-            max_entries=_MAX_TEXTS, max_size=capacity_bytes
-        )
+    def __init__(self) -> None:
+        self._ids: BoundedMap[str, str] = BoundedMap(max_entries=_MAX_TEXTS, max_size=_MAX_BYTES)
 
     async def find(
         self, prompt: Sequence[int], texts: Sequence[str], *, tokenize: Tokenize

@@ -47,8 +47,7 @@ class RequestCache(DynamicCache):  # type: ignore[misc]  # transformers is untyp
             for layer in self.layers:
                 layer.rows = None
 
-    def clone(self, *, num_layers: int | None = None) -> "RequestCache":
-        layers = self.layers[:num_layers]
-        copy = RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in layers])
+    def clone(self) -> "RequestCache":
+        copy = RequestCache([(layer.keys.clone(), layer.values.clone()) for layer in self.layers])
         copy.positions = self.positions
         return copy

@@ -28,7 +28,7 @@ class Identity:
     lora: str = ""  # active LoRA adapter; empty for none
     recipe: str = ""  # preparation of the chunk, such as its neighbours; empty for plain KV
     salt: str = ""  # tenant whose KV is not shared with others; empty for none
-    part: str = ""  # of the KV heads, which one of several ranks has; empty for all
+    rank: str = ""  # whose heads the KV has, of several ranks; empty for one
 
 
 class PrefixDigests:
@@ -56,15 +56,8 @@ def chunk_key(
     """Return the key of a chunk computed after a system prompt (48 hex digits); it begins with its
     owner's. The system prompt itself stands after an empty one."""
     one = identity
-    made_from = [
-        one.model + one.part,
-        one.tokenizer,
-        one.dtype,
-        one.lora,
-        one.recipe,
-        one.salt,
-        regime,
-    ]
+    made_from = [one.model, one.tokenizer, one.dtype, one.lora, one.recipe, one.salt, regime]
+    made_from += [one.rank] if one.rank else []
     ids = [[int(token) for token in part] for part in (system, tokens)]
     return owner_prefix(one.salt) + _digest([LAYOUT_VERSION, *made_from, *ids])
 

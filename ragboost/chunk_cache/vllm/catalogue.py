@@ -21,7 +21,6 @@ from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
 
 _MAX_LOADS = 1 << 16
 _MAX_ASKED = 1 << 14  # chunks asked for between two steps
-_MAX_ASKED = 1 << 14  # chunks asked for between two steps
 
 
 class _RankLoad:

@@ -87,7 +87,8 @@ def _error(status: int, body: dict[str, Any], **headers: str) -> Response:
 
 async def _refused(_request: Request, problem: Exception) -> Response:
     assert isinstance(problem, RequestError), problem
-    headers = {"retry-after": "1"} if problem.status == 503 else {}
+    after_s = problem.retry_after_s
+    headers = {} if after_s is None else {"retry-after": str(after_s)}
     return _error(problem.status, refusal(problem), **headers)
 
 

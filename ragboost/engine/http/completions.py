@@ -139,10 +139,10 @@ class CompletionService:
         begin = time.perf_counter()
         if not self.engine.submit(request):
             self.metrics.finished.labels("rejected").inc()
-            full = ("the engine is full; try again", "engine_overloaded")
-            ended = ("the engine has stopped; see its log for the reason", "engine_stopped")
-            message, code = full if self.engine.is_healthy else ended
-            raise ApiError(message, status=503, code=code)
+            full = ("the engine is full; try again", "engine_overloaded", 1)
+            ended = ("the engine has stopped; see its log for the reason", "engine_stopped", None)
+            message, code, retry_after_s = full if self.engine.is_healthy else ended
+            raise ApiError(message, status=503, code=code, retry_after_s=retry_after_s)
         stream = TextStream(self.loaded.tokenizer, stop=fields.stop)
         count, reason = 0, None
         try:

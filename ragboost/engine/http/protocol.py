@@ -28,10 +28,19 @@ _MAX_STOPS = 64
 
 
 class ApiError(RequestError):
-    def __init__(self, message: str, *, status: int, code: str, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message, param=param)
         self.status = status
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class GenerationRequest(Fields):

@@ -7,7 +7,6 @@ a history is the same, by links that change with any of it; here it is sought wh
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -40,18 +39,70 @@ _MESSAGE_BYTES = 160  # of a message's view and sample
 _SAMPLE = 64  # characters at both ends of a text
 
 
-class SeenPrompt(NamedTuple):
-    """A request as it is kept."""
+class SeenPrompt:
+    """A request as it seeks its conversation, and as it is kept."""
 
-    owner: bytes
-    raw: bytes  # all fields that are part of the prompt, and perhaps others
-    head: Mapping[str, Raw]  # fields beside the messages that are part of the prompt
-    messages: Sequence[Raw]  # views of `raw`, as above
-    samples: list[int]  # hash of each message's kind and ends; empty until they are asked for
-    # Of its tools and instructions, under which it is found; None if these were not looked at.
-    head_keys: Sequence[int] | None
-    time_s: float
-    where: str  # file and line of a log
+    def __init__(
+        self, body: JsonBody, field: str, *, owner: bytes, name: str, time_s: float, where: str
+    ) -> None:
+        fields, raw, decoded = body.raw_fields, body.raw, body.fields[field]
+        is_list = isinstance(decoded, list)
+        messages = body.elements(field) if is_list else [fields[field]]
+        if 2 * memoryview(fields[field]).nbytes < len(raw):  # documents beside the messages
+            fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
+            raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
+        self.owner = owner
+        self.raw = raw  # all fields that are part of the prompt, and perhaps others
+        # Fields beside the messages that are part of the prompt.
+        self.head = {name: value for name, value in fields.items() if name in _HEAD}
+        self.messages: Sequence[Raw] = messages  # views of `raw`, as above
+        self.decoded: list[Any] = decoded if is_list else [decoded]  # empty once it is kept
+        self.name_key = hash((owner, name)) if name else 0  # of its conversation; 0 without a name
+        # Of its tools and instructions, under which it is found; None if these were not looked at.
+        self.head_keys: Sequence[int] | None = None
+        self.time_s = time_s
+        self.where = where  # file and line of a log
+        self.num_above = above = num_instructions(self.decoded[:_MAX_ABOVE])
+        self._last = last = len(self.decoded) - 1
+        # The first message of a turn; 0 if there is none.
+        self._first = first = above if above <= last and above < _MAX_ABOVE else 0
+        # The keys under which what continues it is to find it.
+        self.own_keys: Sequence[int] = (self.name_key,)
+        if not name:
+            places = (*range(last, max(first, last - _MAX_OWN), -1), first)
+            self.own_keys = [_sample(owner, self.decoded[at]) for at in places]
+        self._samples: list[int] = []
+
+    def sought_keys(self, is_new: Callable[[Sequence[int]], bool]) -> Iterable[int]:
+        """Return the keys under which its conversation may be found, the most specific first."""
+        first, last, owner = self._first, self._last, self.owner
+        own, middle = self.own_keys, range(last - _MAX_OWN, max(first, last - _MAX_SOUGHT), -1)
+        if self.name_key or not middle:
+            return () if is_new(own) else own
+        others = (_sample(owner, self.decoded[at]) for at in middle)
+        if not is_new(own):
+            return chain(own[:-1], others, own[-1:])
+        keys = [*others]
+        return () if is_new(keys) else keys
+
+    def has_head_of(self, other: "SeenPrompt") -> bool:
+        above = slice(self.num_above)
+        return other.head == self.head and other.messages[above] == self.messages[above]
+
+    def head_hash(self) -> int:
+        head = [(name, bytes(value)) for name, value in sorted(self.head.items())]
+        return hash((self.owner, *head, *map(bytes, self.messages[: self.num_above])))
+
+    @property
+    def samples(self) -> list[int]:
+        """Hashes of each message's kind and ends."""
+        if not self._samples and self.messages:
+            decoded = self.decoded
+            if not decoded:
+                messages = b",".join([bytes(message) for message in self.messages])
+                decoded = JsonBody(b'{"m":[%b]}' % messages).fields["m"]
+            self._samples = [_sample(self.owner, message) for message in decoded]
+        return self._samples
 
 
 class Predecessor(NamedTuple):
@@ -119,49 +170,43 @@ class LastPrompts:
         for field in PROMPTS:
             if decoded := body.fields.get(field):
                 break
-        if isinstance(decoded, str):
-            decoded, messages = [decoded], [body.raw_fields[field]]
-        elif isinstance(decoded, list) and field in ANY.messages and len(decoded) <= _MAX_MESSAGES:
-            messages = body.elements(field)
-        else:
+        if isinstance(decoded, list):
+            if field not in ANY.messages or len(decoded) > _MAX_MESSAGES:
+                return None
+        elif not isinstance(decoded, str):
             return None
-        raw, fields = body.raw, body.raw_fields
-        if 2 * memoryview(fields[field]).nbytes < len(raw):  # documents beside the messages
-            fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
-            raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
-        head = {name: value for name, value in fields.items() if name in _HEAD}
-        search = _Search(head, messages, decoded, owner, hash((owner, name)) if name else 0)
-        number, found = self._find(search)
-        keys: Sequence[int] | None = None
+        new = SeenPrompt(body, field, owner=owner, name=name, time_s=self._clock(), where=where)
+        number, found = self._find(new)
         if number is None:
             self._num = number = self._num + 1
             if has_head:
-                keys, found = self._find_head(search, body)
-                self._latest.put(owner, (number, keys))
+                new.head_keys, found = self._find_head(new, body)
+                self._latest.put(owner, (number, new.head_keys))
         elif found is not None and found.is_continued:
-            keys = found.prompt.head_keys
-        prompt = SeenPrompt(owner, raw, head, messages, [], keys, self._clock(), where)
-        self._last.put(number, prompt, size=len(raw) + _MESSAGE_BYTES * len(messages))
-        self._lead(search.own_keys, number)
+            new.head_keys = found.prompt.head_keys
+        new.decoded = []
+        size = len(new.raw) + _MESSAGE_BYTES * len(new.messages)
+        self._last.put(number, new, size=size)
+        self._lead(new.own_keys, number)
         return found
 
-    def _find(self, search: "_Search") -> tuple[int | None, Predecessor | None]:
+    def _find(self, new: SeenPrompt) -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
-        for key in search.sought_keys(self._is_new):
+        for key in new.sought_keys(self._is_new):
             for number in reversed(self._numbers(key)):
                 prompt = self._last.peek(number)
-                if prompt is None or number in candidates or prompt.owner != search.owner:
+                if prompt is None or number in candidates or prompt.owner != new.owner:
                     continue
                 candidates[number] = prompt
-                if _is_same(prompt, search):
+                if _is_same(prompt, new):
                     return number, Predecessor(prompt, True, False)
             if len(candidates) >= _MAX_SOUGHT:
                 break
         similar = {
-            number: _common_share(prompt, search)
+            number: _common_share(prompt, new)
             for number, prompt in candidates.items()
-            if search.name_key or _is_similar(prompt, search)
+            if new.name_key or _is_similar(prompt, new)
         }
         if not similar:
             return None, None
@@ -169,21 +214,21 @@ class LastPrompts:
         return number, Predecessor(candidates[number], False, False)
 
     def _find_head(
-        self, search: "_Search", body: JsonBody
+        self, new: SeenPrompt, body: JsonBody
     ) -> tuple[Sequence[int], Predecessor | None]:
         """Return the keys of a request's head, and the last request whose head may be compared."""
-        number, keys = self._latest.peek(search.owner) or (0, ())
+        number, keys = self._latest.peek(new.owner) or (0, ())
         latest = self._last.peek(number)
-        if latest is not None and latest.head_keys is keys and search.has_head_of(latest):
+        if latest is not None and latest.head_keys is keys and new.has_head_of(latest):
             return keys, None
         self._lead(keys, number)
-        keys = tuple(_head_keys(body, search.owner, search.decoded))
-        is_known = search.head_hash in self._heads
-        self._heads.put(search.head_hash, None)
+        keys = tuple(_head_keys(body, new.owner, new.decoded))
+        is_known = new.head_hash() in self._heads
+        self._heads.put(new.head_hash(), None)
         for key in () if is_known else keys:
             for number in reversed(self._numbers(key)):
                 other = self._last.peek(number)
-                if other is None or other.owner != search.owner:
+                if other is None or other.owner != new.owner:
                     continue
                 return keys, Predecessor(other, False, True)
         return keys, None
@@ -208,59 +253,6 @@ class LastPrompts:
         return newer.isdisjoint(keys) and older.isdisjoint(keys)
 
 
-class _Search:
-    """A request that seeks its conversation."""
-
-    def __init__(
-        self,
-        head: Mapping[str, Raw],
-        messages: Sequence[Raw],
-        decoded: list[Any],
-        owner: bytes,
-        name_key: int,
-    ) -> None:
-        self.head = head
-        self.messages = messages
-        self.decoded = decoded
-        self.owner = owner
-        self.name_key = name_key  # 0 without a name
-        self.num_above = above = num_instructions(decoded[:_MAX_ABOVE])
-        self._last = last = len(decoded) - 1
-        # The first message of a turn; 0 if there is none.
-        self._first = above if above <= last and above < _MAX_ABOVE else 0
-        first = self._first
-        # The keys under which what continues it is to find it.
-        self.own_keys: Sequence[int] = (name_key,)
-        if not name_key:
-            places = (*range(last, max(first, last - _MAX_OWN), -1), first)
-            self.own_keys = [_sample(owner, decoded[at]) for at in places]
-
-    def sought_keys(self, is_new: Callable[[Sequence[int]], bool]) -> Iterable[int]:
-        """Return the keys under which its conversation may be found, the most specific first."""
-        first, last, owner = self._first, self._last, self.owner
-        own, middle = self.own_keys, range(last - _MAX_OWN, max(first, last - _MAX_SOUGHT), -1)
-        if self.name_key or not middle:
-            return () if is_new(own) else own
-        others = (_sample(owner, self.decoded[at]) for at in middle)
-        if not is_new(own):
-            return chain(own[:-1], others, own[-1:])
-        keys = [*others]
-        return () if is_new(keys) else keys
-
-    def has_head_of(self, other: SeenPrompt) -> bool:
-        above = slice(self.num_above)
-        return other.head == self.head and other.messages[above] == self.messages[above]
-
-    @cached_property
-    def head_hash(self) -> int:
-        head = [(name, bytes(value)) for name, value in sorted(self.head.items())]
-        return hash((self.owner, *head, *map(bytes, self.messages[: self.num_above])))
-
-    @cached_property
-    def samples(self) -> list[int]:
-        return [_sample(self.owner, message) for message in self.decoded]
-
-
 def _sample(owner: bytes, message: Any) -> int:
     """Hash what identifies a message well enough to look at its conversation."""
     if not isinstance(message, dict):
@@ -283,37 +275,28 @@ def _sampled_text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _samples_of(prompt: SeenPrompt) -> list[int]:
-    samples = prompt.samples
-    if not samples and prompt.messages:
-        messages = b",".join([bytes(message) for message in prompt.messages])
-        decoded = JsonBody(b'{"m":[%b]}' % messages).fields["m"]
-        samples += [_sample(prompt.owner, message) for message in decoded]
-    return samples
-
-
-def _is_same(before: SeenPrompt, search: _Search) -> bool:
+def _is_same(before: SeenPrompt, new: SeenPrompt) -> bool:
     """Return True if a request continues another one byte by byte, but for breakpoints that have
     moved on, from message to message."""
-    old, new = before.messages, search.messages
-    if before.head != search.head or len(old) > len(new):
+    old, messages = before.messages, new.messages
+    if before.head != new.head or len(old) > len(messages):
         return False
-    if new[: len(old)] == old:
+    if messages[: len(old)] == old:
         return True
     first = None
-    moved = [at for at, raw in enumerate(old) if raw != new[at]]
+    moved = [at for at, raw in enumerate(old) if raw != messages[at]]
     if len(moved) > _MAX_MOVED or sum(len(bytes(old[at])) for at in moved) > _MAX_MOVED_BYTES:
         return False
     for at in moved:
-        was, now = bytes(old[at]), bytes(new[at])
+        was, now = bytes(old[at]), bytes(messages[at])
         if not any(mark in was or mark in now for mark in MARKS):
             return False
         source = JsonBody(b'{"m":%b}' % was).fields["m"]
-        parts = PromptPart("", "", source), PromptPart("", "", search.decoded[at])
+        parts = PromptPart("", "", source), PromptPart("", "", new.decoded[at])
         if parts[0].text != parts[1].text:
             return False
         first = at if first is None else first
-    return first is not None and _is_read(search.decoded[first:])
+    return first is not None and _is_read(new.decoded[first:])
 
 
 def _is_read(messages: Sequence[Any]) -> bool:
@@ -330,31 +313,31 @@ def _is_read(messages: Sequence[Any]) -> bool:
     return False
 
 
-def _is_similar(before: SeenPrompt, search: _Search) -> bool:
+def _is_similar(before: SeenPrompt, new: SeenPrompt) -> bool:
     """Return True if a request, looked at more closely, continues another one: it has the last
     message of that, or one much like it in its place, and more than an opening in common."""
-    new, samples = search.samples, _samples_of(before)
+    now, samples = new.samples, before.samples
     last = len(samples) - 1
     if last < 0:
         return False
-    is_longer = len(new) > len(samples)
-    if samples[last] in new:
+    is_longer = len(now) > len(samples)
+    if samples[last] in now:
         old = set(samples)
         return is_longer or any(
-            sample in old and not _is_asked(search.decoded[at]) for at, sample in enumerate(new)
+            sample in old and not _is_asked(new.decoded[at]) for at, sample in enumerate(now)
         )
     if not is_longer:
         return False
     old_text, new_text = (
         bytes(messages[last]).decode(errors="replace")
-        for messages in (before.messages, search.messages)
+        for messages in (before.messages, new.messages)
     )
     return _is_alike(old_text, new_text)
 
 
-def _common_share(before: SeenPrompt, search: _Search) -> float:
-    old = set(_samples_of(before))
-    return len(old.intersection(search.samples)) / max(1, len(old))
+def _common_share(before: SeenPrompt, new: SeenPrompt) -> float:
+    old = set(before.samples)
+    return len(old.intersection(new.samples)) / max(1, len(old))
 
 
 def _is_asked(message: Any) -> bool:

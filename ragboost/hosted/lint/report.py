@@ -1,7 +1,7 @@
 """Lint a log of requests: sum up what breaks the prompt cache, and what that costs."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,7 +141,6 @@ def lint_log(
     path: Path,
     *,
     prices: Sequence[PriceSettings] = (),
-    on_progress: Callable[[int], None] | None = None,
 ) -> LintReport:
     """Compare consecutive requests of each conversation in a log.
 
@@ -149,7 +148,6 @@ def lint_log(
         path: JSONL, also compressed with gzip, of request bodies, of objects with one, or a log of
             `proxy.record`, in which only lengths can be seen.
         prices: of models, to give the cost.
-        on_progress: called with the number of lines read so far.
 
     Raises:
         RequestError: the file cannot be read, or none of its lines is a request.
@@ -163,8 +161,6 @@ def lint_log(
         elif logged is not None:
             _compare(logged, prompts, report, prices=prices)
             texts.add_body(logged.body.raw)
-        if on_progress is not None:
-            on_progress(line.number)
     report.varying = texts.advice()
     if not report.requests:
         reason = report.bad_lines[0] if report.bad_lines else f"{path} has no lines"

@@ -29,10 +29,16 @@ _MAX_HELD_BYTES = 8 * 1024 * 1024
 _CONVERSATION = re.compile(r"(/(?:sessions|responses|conversations|threads)/+)[^/]+")
 
 
-class RequestContext:
-    """A request being served, its ASGI channel, its response, and what is recorded about it.
+class ClientExchange:
+    """A client's request being served, its ASGI channel, its response, and what is recorded of it.
 
     The response is sent by `start_response`, `send_body` and `finish`, or by `send_error`.
+
+        with exchange:                # when the request's body has been received
+            ...                       # cancelled when the client disconnects
+
+    The cancellation is absorbed. The proxy's own server reports a lost connection by a callback; on
+    any other server a task reads the ASGI channel.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
@@ -57,6 +63,37 @@ class RequestContext:
         self._head: dict[str, Any] | None = None  # of the response, while it is held
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self._watch_connection: Callable[[Callable[[], None] | None], None] | None
+        self._watch_connection = _connection(scope).get("watch")
+        self._task: asyncio.Task[Any] | None = None  # to cancel
+        self._reader: asyncio.Task[None] | None = None
+        self._is_ending = False  # servers report a disconnect after a complete response, too
+        self._has_left = False  # the client disconnected before
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        if self._watch_connection is not None:
+            self._watch_connection(self._cancel)
+        else:
+            self._reader = asyncio.create_task(self._read_until_disconnect())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._is_ending = True
+        if self._watch_connection is not None:
+            self._watch_connection(None)
+        if self._reader is not None:
+            self._reader.cancel()
+        if not self._has_left or self._task is None:
+            return False
+        self.outcome = "client_left"
+        # A count remains if something else cancelled the task too, such as the server's shutdown.
+        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
 
     @property
     def method(self) -> str:
@@ -87,7 +124,7 @@ class RequestContext:
 
     async def send_error(self, status: int, message: str, **fields: Any) -> None:
         """Send an error of the proxy's own; `fields` are those of `error_response`."""
-        self.status = status
+        self._is_ending, self.status = True, status
         response = error_response(status, message, request_id=self.request_id, **fields)
         await response(self.scope, self.receive, self.send)
 
@@ -111,6 +148,7 @@ class RequestContext:
 
     async def finish(self, data: bytes, *, header: tuple[bytes, bytes] | None = None) -> None:
         """Send the last part of the body; the header is added to a head that was held."""
+        self._is_ending = True
         if self._head is not None:
             if header is not None:
                 self._head["headers"].append(header)
@@ -127,6 +165,22 @@ class RequestContext:
         await self.send(head)
         if held:
             await self.send_body(b"".join(held))
+
+    async def cut(self, event: bytes | None) -> None:
+        """End the response early, which the client sees as incomplete, or with a last event."""
+        self._is_ending = True
+        if event is not None:
+            await self.send({"type": "http.response.body", "body": event, "more_body": False})
+
+    async def _read_until_disconnect(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._is_ending and self._task is not None:
+            self._has_left = True
+            self._task.cancel()
 
 
 class BodyTooLargeError(RequestError):
@@ -188,64 +242,3 @@ def _too_large(size: int, limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(
         f"the request body has at least {size} bytes; the limit is {limit} (proxy.max_body_bytes)"
     )
-
-
-class ClientWatch:
-    """Cancel the current task when the client disconnects, and absorb that cancellation.
-
-        with ClientWatch(scope, receive) as watch:
-            ...                       # cancelled when the client disconnects
-            watch.finish()            # before the last byte is sent
-        if watch.has_left: ...
-
-    The proxy's own server reports a lost connection by a callback. On any other server a task reads
-    the ASGI channel; the request's body must have been received by then.
-    """
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.has_left = False  # the client disconnected before `finish`
-        self._watch_connection: Callable[[Callable[[], None] | None], None] | None
-        self._watch_connection = _connection(scope).get("watch")
-        self._receive = receive
-        self._is_finished = False
-        self._reader: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        if self._watch_connection is not None:
-            self._watch_connection(self._cancel)
-        else:
-            self._reader = asyncio.create_task(self._read_until_disconnect())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        self._is_finished = True
-        if self._watch_connection is not None:
-            self._watch_connection(None)
-        if self._reader is not None:
-            self._reader.cancel()
-        if not self.has_left:
-            return False
-        # A count remains if something else cancelled the task too, such as the server's shutdown.
-        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
-
-    def finish(self) -> None:
-        """Stop watching: servers report a disconnect after a complete response, too."""
-        self._is_finished = True
-
-    async def _read_until_disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._cancel()
-
-    def _cancel(self) -> None:
-        if not self._is_finished:
-            self.has_left = True
-            self._task.cancel()

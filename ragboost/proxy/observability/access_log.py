@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.rewriting.headers import printable
 
 logger = logging.getLogger("ragboost.access")
 
 
-def log_access(request: RequestContext) -> None:
+def log_access(request: ClientExchange) -> None:
     now = time.perf_counter()
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

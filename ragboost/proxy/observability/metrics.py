@@ -17,13 +17,7 @@ from ragboost.proxy.observability.collectors import (
     Read,
     StreamCollector,
 )
-from ragboost.proxy.observability.tallies import (
-    CounterTally,
-    HistogramTallies,
-    HistogramTally,
-    Tallies,
-    TalliesByLabels,
-)
+from ragboost.proxy.observability.tallies import CounterTallies, HistogramTallies
 from ragboost.wires.usage import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -40,7 +34,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._tallies = Tallies(self.registry)
+        self._counter = partial(CounterTallies, registry=self.registry)
+        self._histogram = partial(HistogramTallies, registry=self.registry)
+        # For what threads count, too.
         self._plain_counter = partial(Counter, registry=self.registry)
         self._gauge = gauge = partial(Gauge, registry=self.registry)
         self._models: set[str] = set()
@@ -81,27 +77,27 @@ class Metrics:
         )
 
     def _declare_requests(self) -> None:
-        self._requests = self._counters(
+        self._requests = self._counter(
             "ragboost_requests_total",
             "Requests, by how they ended.",
             ("endpoint", "model", "outcome"),
         )
-        self._bypass = self._counters(
+        self._bypass = self._counter(
             "ragboost_bypass_total", "Requests forwarded without boosting, by reason.", ("reason",)
         )
-        self._duration = self._histograms(
+        self._duration = self._histogram(
             "ragboost_request_duration_seconds",
             "Time from the request's head to the last byte of the response.",
             ("endpoint",),
             buckets=_SECONDS,
         )
-        self._ttft = self._histograms(
+        self._ttft = self._histogram(
             "ragboost_time_to_first_token_seconds",
             "Time from a completion's head to the first byte of the response's body.",
             ("endpoint", "result"),
             buckets=_SECONDS,
         )
-        self._overhead = self._histograms(
+        self._overhead = self._histogram(
             "ragboost_overhead_seconds",
             "Time that the proxy itself spends on a request, by stage.",
             ("stage",),
@@ -112,14 +108,14 @@ class Metrics:
             "Time that a completion waits until it is sent to its backend.",
             buckets=_OVERHEAD_SECONDS,
         )
-        self._releases = self._counters(
+        self._releases = self._counter(
             "ragboost_releases_total",
             "Completions sent to their backend by the adaptive waiting room: at_once, or after "
             "a wait alone, planned with others, at max_wait, or because the room was full.",
             ("how",),
         )
 
-        self._announcements = self._counters(
+        self._announcements = self._counter(
             "ragboost_chunk_announcements_total",
             "Waiting requests whose documents their backend was told to load: sent, dropped "
             "because too many were on their way, or failed.",
@@ -127,13 +123,13 @@ class Metrics:
         )
 
     def _declare_tokens(self) -> None:
-        documents = self._plain_counter(
+        self._documents = self._counter(
             "ragboost_documents_total",
             "Documents of boosted requests: sent, or dropped as duplicates.",
             ("result",),
         )
-        self._sent_documents = self._tallies.counter(documents.labels("sent"))
-        self._dropped_documents = self._tallies.counter(documents.labels("dropped"))
+        for result in ("sent", "dropped"):
+            self._documents.inc(0, result)
         self._prompt_tokens = self._counter(
             "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
         )
@@ -172,12 +168,12 @@ class Metrics:
             "ragboost_predicted_cached_prompt_tokens_total",
             "Document tokens that the context index predicted as cached.",
         )
-        self._cache_breaks = self._counters(
+        self._cache_breaks = self._counter(
             "ragboost_cache_breaks_total",
             "Requests that are not the continuation of the one before, by cause.",
             ("cause",),
         )
-        self._broken_tokens = self._counters(
+        self._broken_tokens = self._counter(
             "ragboost_cache_break_tokens_total",
             "Prompt tokens that would have been cached without cache breaks, estimated.",
             ("cause",),
@@ -193,7 +189,7 @@ class Metrics:
             "Document tokens of the requests for which both orders are compared: all in shadow "
             "mode, else a sample; no later turns of conversations.",
         )
-        self._compared_cached_tokens = self._counters(
+        self._compared_cached_tokens = self._counter(
             "ragboost_compared_cached_prompt_tokens_total",
             "Compared document tokens predicted as cached: in the client's order, and boosted.",
             ("order",),
@@ -204,7 +200,7 @@ class Metrics:
         )
 
     def _declare_arms(self) -> None:
-        counters = partial(self._counters, labels=("arm",))
+        counters = partial(self._counter, labels=("arm",))
         self._arm_prompt_tokens = counters(
             "ragboost_arm_prompt_tokens_total",
             "Prompt tokens of answered requests with documents, boosted or held out (boost.share).",
@@ -216,7 +212,7 @@ class Metrics:
         self._arm_cost = counters(
             "ragboost_arm_prompt_cost_total", "Cost of these prompts, for models with a price."
         )
-        self._arm_ttft = self._histograms(
+        self._arm_ttft = self._histogram(
             "ragboost_arm_time_to_first_token_seconds",
             "Time from the head of a request of an arm to the first byte of its response's body.",
             ("arm",),
@@ -238,25 +234,6 @@ class Metrics:
             "Share of the cached tokens that were predicted, over the last 512 requests.",
         )
 
-    def _counter(self, name: str, text: str) -> CounterTally:
-        return self._tallies.counter(Counter(name, text, registry=self.registry))
-
-    def _histogram(self, name: str, text: str, *, buckets: tuple[float, ...]) -> HistogramTally:
-        return HistogramTallies(name, text, buckets=buckets, registry=self.registry).children[()]
-
-    def _counters(
-        self, name: str, text: str, labels: tuple[str, ...]
-    ) -> TalliesByLabels[CounterTally]:
-        counter = Counter(name, text, labels, registry=self.registry)
-        return TalliesByLabels(lambda *values: self._tallies.counter(counter.labels(*values)))
-
-    def _histograms(
-        self, name: str, text: str, labels: tuple[str, ...], *, buckets: tuple[float, ...]
-    ) -> TalliesByLabels[HistogramTally]:
-        return HistogramTallies(
-            name, text, labels, buckets=buckets, registry=self.registry
-        ).children
-
     def watch_streams(self, sync: CacheSync) -> None:
         self.registry.register(StreamCollector(sync))
 
@@ -272,45 +249,45 @@ class Metrics:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
             self._models.add(model)
-        self._requests[endpoint, model, outcome].inc()
-        self._duration[endpoint,].observe(seconds)
+        self._requests.inc(1, endpoint, model, outcome)
+        self._duration.observe(seconds, endpoint)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
-        self._ttft[endpoint, result].observe(seconds)
+        self._ttft.observe(seconds, endpoint, result)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
-        self._overhead[stage,].observe(seconds)
+        self._overhead.observe(seconds, stage)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
         self._queue_wait.observe(seconds)
-        self._releases[release,].inc()
+        self._releases.inc(1, release)
 
     def count_recorded(self, result: str, num: int) -> None:
         self._recorded.labels(result).inc(num)
 
     def count_bypass(self, reason: str) -> None:
-        self._bypass[reason,].inc()
+        self._bypass.inc(1, reason)
 
     def count_announcement(self, result: str) -> None:
-        self._announcements[result,].inc()
+        self._announcements.inc(1, result)
 
     def count_context(self, context: Context) -> None:
         sent = len(context.documents)
-        self._sent_documents.inc(sent)
-        self._dropped_documents.inc(len(context.retrieved) - sent)
+        self._documents.inc(sent, "sent")
+        self._documents.inc(len(context.retrieved) - sent, "dropped")
         self._predicted_tokens.inc(context.predicted_cached_tokens)
 
     def count_cache_break(self, cause: str, *, lost_tokens: int) -> None:
-        self._cache_breaks[cause,].inc()
-        self._broken_tokens[cause,].inc(lost_tokens)
+        self._cache_breaks.inc(1, cause)
+        self._broken_tokens.inc(lost_tokens, cause)
 
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
 
     def count_orders(self, context: Context, sent: IndexEntry) -> None:
         self._compared_tokens.inc(sum(sent.tokens))
-        self._compared_cached_tokens["boosted",].inc(context.predicted_cached_tokens)
-        self._compared_cached_tokens["sent",].inc(sent.cached_tokens)
+        self._compared_cached_tokens.inc(context.predicted_cached_tokens, "boosted")
+        self._compared_cached_tokens.inc(sent.cached_tokens, "sent")
 
     def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
         self.count_context(context)
@@ -319,12 +296,12 @@ class Metrics:
     def count_arm(
         self, arm: str, usage: Usage | None, cost: PromptCost | None, *, seconds: float
     ) -> None:
-        self._arm_ttft[arm,].observe(seconds)
+        self._arm_ttft.observe(seconds, arm)
         if usage is not None:
-            self._arm_prompt_tokens[arm,].inc(usage.prompt_tokens)
-            self._arm_cached_tokens[arm,].inc(usage.cached_tokens or 0)
+            self._arm_prompt_tokens.inc(usage.prompt_tokens, arm)
+            self._arm_cached_tokens.inc(usage.cached_tokens or 0, arm)
         if cost is not None:
-            self._arm_cost[arm,].inc(cost.cost)
+            self._arm_cost.inc(cost.cost, arm)
 
     def count_usage(self, usage: Usage, *, bought_tokens: int | None = None) -> None:
         self._prompt_tokens.inc(usage.prompt_tokens)

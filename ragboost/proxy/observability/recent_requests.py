@@ -7,7 +7,7 @@ from typing import Any
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
 from ragboost.hosted.lint.live import CacheBreak
-from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.types import KEY_OF
 from ragboost.wires.usage import Usage
 
@@ -24,8 +24,8 @@ def short_name(key: str) -> str:
 class RecentRequests:
     """A bounded memory of finished completions, and of the labels of documents."""
 
-    def __init__(self, *, max_requests: int = MAX_RECENT, max_labels: int = 20_000) -> None:
-        self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=max_requests)
+    def __init__(self, *, max_labels: int = 20_000) -> None:
+        self._requests: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MAX_RECENT)
         self._max_new_labels = max_labels // 2
         self._labels: Generations[str, str] = Generations()
 
@@ -39,7 +39,7 @@ class RecentRequests:
 
     def add(
         self,
-        request: RequestContext,
+        request: ClientExchange,
         context: Context | None,
         usage: Usage | None,
         *,

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ragboost.errors import ConfigError
-from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
 from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
 from ragboost.rewriting.varying_piece import VaryingPiece, texts_before
@@ -102,7 +102,7 @@ class RequestLog:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _STOP_S)
 
-    def add(self, exchange: RequestContext, record: RecordedRequest, usage: Usage | None) -> None:
+    def add(self, exchange: ClientExchange, record: RecordedRequest, usage: Usage | None) -> None:
         """Hand over the line of a completion that has ended; drop it if the disk is behind."""
         before = record.head_tokens + record.varying_tokens + sum(record.doc_tokens)
         reported = usage.prompt_tokens if usage is not None else 0

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.errors import import_extra
-from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.rewriting.headers import decode_value
 
-_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
+_OPERATIONS = {
+    **dict.fromkeys(("chat", "messages", "responses", "session_chat"), "chat"),
+    "completions": "text_completion",
+}
 _NAMES = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
@@ -27,7 +30,7 @@ class Tracing:
         self._propagate = import_extra("opentelemetry.propagate", extra="otel")
         self._tracer = self._trace.get_tracer("ragboost")
 
-    def start(self, request: RequestContext) -> Any:
+    def start(self, request: ClientExchange) -> Any:
         operation = _OPERATIONS.get(request.endpoint)
         if operation is None:
             return None
@@ -46,7 +49,7 @@ class Tracing:
         self._propagate.inject(request.trace_headers, context=context)
         return span
 
-    def end(self, span: Any, request: RequestContext) -> None:
+    def end(self, span: Any, request: ClientExchange) -> None:
         if span is None:
             return
         operation = _OPERATIONS[request.endpoint]

@@ -12,8 +12,7 @@ from ragboost.errors import RequestError
 from ragboost.hosted.receipts import PromptCost, PromptZones, Receipt, find_price, prompt_cost
 from ragboost.proxy.asgi.client_exchange import (
     ClientDisconnectedError,
-    ClientWatch,
-    RequestContext,
+    ClientExchange,
     read_body,
 )
 from ragboost.proxy.asgi.paths import ForwardedPaths
@@ -47,7 +46,7 @@ class Passthrough:
         self._metrics = state.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = RequestContext(scope, receive, send, endpoint=self.endpoint)
+        exchange = ClientExchange(scope, receive, send, endpoint=self.endpoint)
         span = self._tracing.start(exchange) if self._tracing else None
         has_ended = False
         try:
@@ -65,7 +64,7 @@ class Passthrough:
             if self._settings.proxy.access_log:
                 log_access(exchange)
 
-    async def _answer_or_refuse(self, exchange: RequestContext) -> None:
+    async def _answer_or_refuse(self, exchange: ClientExchange) -> None:
         try:
             if self._keys is not None:
                 exchange.team = self._keys.check(exchange.headers)
@@ -80,24 +79,19 @@ class Passthrough:
         except ClientDisconnectedError:
             exchange.outcome = "client_left"
 
-    async def _answer(self, exchange: RequestContext) -> None:
+    async def _answer(self, exchange: ClientExchange) -> None:
         body = await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
-        watch = ClientWatch(exchange.scope, exchange.receive)
-        with watch, self._dispatcher.admission() as admission:
+        with exchange, self._dispatcher.admission() as admission:
             try:
-                await self._forward(exchange, watch, admission, body)
+                await self._forward(exchange, admission, body)
             finally:
                 if self._has_notes:
                     exchange.notes.update(admission.notes)
-        if watch.has_left:
-            exchange.outcome = "client_left"
 
-    async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
-    ) -> None:
+    async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         self._dispatcher.assign(admission)
         upstream = UpstreamRequest(body, request_headers(exchange.headers))
-        await relay(exchange, watch, admission, upstream)
+        await relay(exchange, admission, upstream)
 
 
 class Completions(Passthrough):
@@ -115,9 +109,7 @@ class Completions(Passthrough):
         self._log = state.log
         self._announcer = state.announcer
 
-    async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
-    ) -> None:
+    async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         prepare = partial(
             self._boosting.prepare,
             body,
@@ -130,17 +122,16 @@ class Completions(Passthrough):
             admission.announce = partial(self._announcer.announce, exchange.headers)
         upstream = await prepare()
         if upstream.worker is not None:
-            if await self._hand_over(exchange, watch, upstream, upstream.worker):
+            if await self._hand_over(exchange, upstream, upstream.worker):
                 return
             upstream = await prepare(may_hand_over=False)
         write_receipt = self._receipt_writer(upstream, admission)
         reader = ResponseReader(strips_usage=upstream.is_usage_added, write_receipt=write_receipt)
-        await self._relay(exchange, watch, admission, upstream, reader=reader)
+        await self._relay(exchange, admission, upstream, reader=reader)
 
     async def _hand_over(
         self,
-        exchange: RequestContext,
-        watch: ClientWatch,
+        exchange: ClientExchange,
         upstream: UpstreamRequest,
         worker: Backend,
     ) -> bool:
@@ -149,7 +140,7 @@ class Completions(Passthrough):
         The backend may then compute the request twice. Nothing was stored.
         """
         try:
-            await relay(exchange, watch, WorkerSlot(worker), upstream)
+            await relay(exchange, WorkerSlot(worker), upstream)
         except WorkerLostError as error:
             logger.warning("%s is lost, answering here: %s", worker.name, error)
             return False
@@ -189,8 +180,7 @@ class Completions(Passthrough):
 
     async def _relay(
         self,
-        exchange: RequestContext,
-        watch: ClientWatch,
+        exchange: ClientExchange,
         admission: Admission,
         upstream: UpstreamRequest,
         *,
@@ -208,7 +198,7 @@ class Completions(Passthrough):
             exchange.notes.update(upstream.notes)
         usage = None
         try:
-            usage = await relay(exchange, watch, admission, upstream, reader=reader)
+            usage = await relay(exchange, admission, upstream, reader=reader)
         finally:
             backend, is_computed = admission.backend.name, 0 < exchange.status < 300
             if upstream.tracked is not None:

@@ -25,8 +25,7 @@ from ragboost.errors import (
 )
 from ragboost.proxy.asgi.client_exchange import (
     BodyTooLargeError,
-    ClientWatch,
-    RequestContext,
+    ClientExchange,
     read_body,
 )
 from ragboost.proxy.asgi.errors import invalid_request
@@ -164,7 +163,7 @@ class _Guarded(Passthrough):
         super().__init__(state)
         self._app = app
 
-    async def _answer(self, exchange: RequestContext) -> None:
+    async def _answer(self, exchange: ClientExchange) -> None:
         body = await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
 
         async def receive() -> Message:
@@ -189,14 +188,12 @@ class SessionTurns(Completions):
         self._turns = state.turns
         self._workers = state.workers
 
-    async def _forward(
-        self, exchange: RequestContext, watch: ClientWatch, admission: Admission, body: bytes
-    ) -> None:
+    async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         owner, session_id = (
             user_of(exchange.headers),
             str(exchange.scope["path_params"]["session_id"]),
         )
-        if await self._go_to_owner(exchange, watch, body, session_id):
+        if await self._go_to_owner(exchange, body, session_id):
             return
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
         await self._store.check()
@@ -226,11 +223,9 @@ class SessionTurns(Completions):
                 before_end=running.stored,
                 write_receipt=self._receipt_writer(upstream, admission),
             )
-            await self._relay(exchange, watch, admission, upstream, reader=reader)
+            await self._relay(exchange, admission, upstream, reader=reader)
 
-    async def _go_to_owner(
-        self, exchange: RequestContext, watch: ClientWatch, body: bytes, session_id: str
-    ) -> bool:
+    async def _go_to_owner(self, exchange: ClientExchange, body: bytes, session_id: str) -> bool:
         """Let the worker to which a session belongs answer its turn, one turn at a time."""
         workers = self._workers
         if workers is None or workers.has_handed_over(exchange.headers):
@@ -239,11 +234,11 @@ class SessionTurns(Completions):
         if worker is None:
             return False
         upstream = UpstreamRequest(body, workers.handed_over(exchange.headers), worker=worker)
-        return await self._hand_over(exchange, watch, upstream, worker)
+        return await self._hand_over(exchange, upstream, worker)
 
     async def _prepare(
         self,
-        exchange: RequestContext,
+        exchange: ClientExchange,
         admission: Admission,
         request: TurnRequest,
         history: SessionHistory,

@@ -139,7 +139,7 @@ class Admission:
     def start(self) -> None:
         if not self.is_running:
             self.is_running = self.is_prefilling = True
-            self.backend.load.add(running=1)
+            self.backend.add_load(running=1)
 
     def move(self, backend: Backend) -> None:
         """Assign the request to another backend, whose cache is not expected to hold it."""
@@ -158,7 +158,7 @@ class Admission:
 
     def count_computed(self) -> None:
         if self._backend is not None:
-            self._backend.load.add(prefill_tokens=-self._prefill_tokens)
+            self._backend.add_load(prefill_tokens=-self._prefill_tokens)
         self._prefill_tokens = 0
         self.is_prefilling = False
 
@@ -169,12 +169,12 @@ class Admission:
 
     def _add_load(self, backend: Backend) -> None:
         self._prefill_tokens = self.uncached_tokens
-        backend.load.add(assigned=1, prefill_tokens=self._prefill_tokens)
+        backend.add_load(assigned=1, prefill_tokens=self._prefill_tokens)
 
     def _remove_load(self) -> None:
         if self._backend is None:
             return
         running, tokens = -self.is_running, -self._prefill_tokens
-        self._backend.load.add(assigned=-1, running=running, prefill_tokens=tokens)
+        self._backend.add_load(assigned=-1, running=running, prefill_tokens=tokens)
         self.is_running = self.is_prefilling = False
         self._prefill_tokens = 0

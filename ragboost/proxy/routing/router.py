@@ -67,7 +67,7 @@ class Router:
         self._absent = np.full(self.backends.width, np.inf)
         for backend in (*self.backends.all, *self.backends.draining):
             self._names[backend.number] = backend.name
-            backend.load.on_change = partial(self._changed.add, backend)
+            backend.on_load = partial(self._changed.add, backend)
         self._by_number = {backend.number: backend for backend in self.backends.all}
         self._present = np.array(list(self._by_number), np.int64)
         self._absent[self._present] = 0
@@ -154,7 +154,7 @@ class Router:
     def _update_loads(self) -> None:
         while self._changed:
             backend = self._changed.pop()
-            self._running[backend.number] = backend.load.assigned + backend.load.elsewhere.assigned
+            self._running[backend.number] = backend.load.assigned + backend.elsewhere.assigned
             self._waiting[backend.number] = sum(
                 [signal.waiting_tokens(backend) for signal in self._signals]
             )

@@ -3,9 +3,10 @@
 import asyncio
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from ragboost.config import BackendSettings, ReplicaSettings
 from ragboost.config.proxy import public_url
@@ -28,44 +29,18 @@ _RANK_HEADER = b"x-data-parallel-rank"
 _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
-class Load(NamedTuple):
-    """The requests that other processes have on a backend; as in `BackendLoad`."""
-
-    running: int = 0
-    assigned: int = 0
-    prefill_tokens: int = 0
-
-
-_NO_LOAD = Load()
-
-
-class Problem(NamedTuple):
-    reason: str  # without addresses
-    is_certain: bool = False  # it refuses; anything else may have been chance
-
-
-@dataclass(slots=True)
-class BackendLoad:
-    """Counters of a backend's requests, from their assignment to the end of their responses."""
+class Load(msgspec.Struct, array_like=True):
+    """Counts of a backend's requests, from their assignment to the end of their responses."""
 
     running: int = 0  # requests sent whose responses have not ended
     assigned: int = 0  # running requests and those that wait for the backend to have room
     # Prompt tokens to be computed for assigned requests without a first byte.
     prefill_tokens: int = 0
-    elsewhere: Load = _NO_LOAD  # the requests of other workers and replicas, as last heard
-    # So that the router reads the loads that have changed, not all of them for each request.
-    on_change: Callable[[], object] | None = field(default=None, repr=False, compare=False)
 
-    def add(self, *, running: int = 0, assigned: int = 0, prefill_tokens: int = 0) -> None:
-        self.running += running
-        self.assigned += assigned
-        self.prefill_tokens += prefill_tokens
-        if self.on_change is not None:
-            self.on_change()
 
-    def hear(self, elsewhere: Load) -> None:
-        self.elsewhere = elsewhere
-        self.add()
+class Problem(NamedTuple):
+    reason: str  # without addresses
+    is_certain: bool = False  # it refuses; anything else may have been chance
 
 
 class Backend:
@@ -90,7 +65,10 @@ class Backend:
         if rank is not None:
             self.name += f"#{rank}"
         self.max_concurrency = (replica and replica.max_concurrency) or settings.max_concurrency
-        self.load = BackendLoad()
+        self.load = Load()
+        self.elsewhere = Load()  # the requests of other workers and replicas, as last heard
+        # So that the router reads the loads that have changed, not all of them for each request.
+        self.on_load: Callable[[], object] = lambda: None
         # Why it is unhealthy, without addresses; None if it is healthy. Set by `Backends`.
         self.problem: str | None = None
         self.number = 0  # position among `Backends.all`
@@ -127,7 +105,17 @@ class Backend:
     def has_room(self) -> bool:
         if self.max_concurrency is None:
             return True
-        return self.load.running + self.load.elsewhere.running < self.max_concurrency
+        return self.load.running + self.elsewhere.running < self.max_concurrency
+
+    def add_load(self, *, running: int = 0, assigned: int = 0, prefill_tokens: int = 0) -> None:
+        self.load.running += running
+        self.load.assigned += assigned
+        self.load.prefill_tokens += prefill_tokens
+        self.on_load()
+
+    def hear(self, elsewhere: Load) -> None:
+        self.elsewhere = elsewhere
+        self.on_load()
 
     def use_login(self, url: str) -> None:
         """Send the user and the password of a URL with later requests."""

@@ -92,6 +92,8 @@ class Backends:
         if backend.is_dynamic:
             if own or (backend.dns and backend.file):
                 raise ConfigError("set one of backends, backend.dns and backend.file")
+            if backend.file and "url" in backend.model_fields_set:
+                raise ConfigError("set either backend.url (--backend) or backend.file")
             made.sources += [backend_source(settings, partial(made.follow, settings)), made]
         if (path := backend.api_key_file) is not None:
             if backend.api_key is not None:

@@ -13,7 +13,7 @@ from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.hosted.lint.live import CacheBreak
-from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientWatch, RequestContext
+from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
@@ -102,8 +102,7 @@ class BackendSlot(Protocol):
 
 
 async def relay(
-    exchange: RequestContext,
-    watch: ClientWatch,
+    exchange: ClientExchange,
     slot: BackendSlot,
     upstream: UpstreamRequest,
     *,
@@ -117,21 +116,21 @@ async def relay(
     response: a stream of events ends with an error event where one can be placed, anything else
     ends early, so that the client sees that it is incomplete.
     """
-    response = await _request(exchange, watch, slot, upstream)
+    response = await _request(exchange, slot, upstream)
     if response is None:
         return None
     try:
         exchange.outcome = _outcome(response.status)
         reader, is_stream = reader if _is_readable(response) else None, _is_stream(response)
         await _send_head(exchange, slot, response, upstream, reader, is_stream=is_stream)
-        await _send_body(exchange, watch, slot, response, reader, is_stream=is_stream)
+        await _send_body(exchange, slot, response, reader, is_stream=is_stream)
         return reader.usage if reader is not None else None
     finally:
         response.close()  # no effect after the last byte; before it, this cancels the backend
 
 
 async def _request(
-    exchange: RequestContext, watch: ClientWatch, slot: BackendSlot, upstream: UpstreamRequest
+    exchange: ClientExchange, slot: BackendSlot, upstream: UpstreamRequest
 ) -> UpstreamResponse | None:
     """Send the request; if no backend accepts it, answer with an error and return None."""
     headers = _with_request_id(upstream.headers, exchange)
@@ -147,13 +146,12 @@ async def _request(
                 continue
             is_timeout = isinstance(error, BackendTimeoutError)
             exchange.outcome = "backend_timeout" if is_timeout else "backend_unreachable"
-            watch.finish()
             await exchange.send_error(504 if is_timeout else 502, str(error))
             return None
 
 
 async def _send_head(
-    exchange: RequestContext,
+    exchange: ClientExchange,
     slot: BackendSlot,
     response: UpstreamResponse,
     upstream: UpstreamRequest,
@@ -176,8 +174,7 @@ async def _send_head(
 
 
 async def _send_body(
-    exchange: RequestContext,
-    watch: ClientWatch,
+    exchange: ClientExchange,
     slot: BackendSlot,
     response: UpstreamResponse,
     reader: ResponseReader | None,
@@ -206,7 +203,7 @@ async def _send_body(
     except RequestError as error:
         exchange.outcome = "truncated"
         await exchange.release()
-        await _send_cut(exchange, watch, response, sent, status=error.status, reason=str(error))
+        await _send_cut(exchange, response, sent, status=error.status, reason=str(error))
         return
     except BackendError as error:
         exchange.outcome = "truncated"
@@ -216,27 +213,23 @@ async def _send_body(
             last = held
             await exchange.send_body(held)
         await exchange.release()
-        await _send_cut(exchange, watch, response, last)
+        await _send_cut(exchange, response, last)
         return
     receipt = reader.receipt() if reader else None
-    watch.finish()
     await exchange.finish(rest, header=(RECEIPT, receipt) if receipt is not None else None)
 
 
 async def _send_cut(
-    exchange: RequestContext,
-    watch: ClientWatch,
+    exchange: ClientExchange,
     response: UpstreamResponse,
     last: bytes,
     *,
     status: int = 502,
     reason: str = "the backend's response ended early",
 ) -> None:
-    watch.finish()
     is_between_events = last.endswith((b"\n\n", b"\r\n\r\n")) or not last
-    if _is_stream(response) and is_between_events:
-        event = b"data: " + error_body(status, reason) + b"\n\n"
-        await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
+    event = b"data: " + error_body(status, reason) + b"\n\n"
+    await exchange.cut(event if _is_stream(response) and is_between_events else None)
 
 
 def _is_readable(response: UpstreamResponse) -> bool:
@@ -255,7 +248,7 @@ def _outcome(status: int) -> str:
     return "backend_4xx" if status < 500 else "backend_5xx"
 
 
-def _with_request_id(headers: RawHeaders, exchange: RequestContext) -> RawHeaders:
+def _with_request_id(headers: RawHeaders, exchange: ClientExchange) -> RawHeaders:
     if not exchange.has_given_id or get_header(headers, REQUEST_ID) is None:
         headers = [*headers, (REQUEST_ID, exchange.request_id.encode("latin-1"))]
     for name, value in exchange.trace_headers.items():

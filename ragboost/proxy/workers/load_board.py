@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import astuple
+
 from ragboost.proxy.upstream.backend import Backend, Load
 
 LIFETIME_S = 1.0  # of a load that is not repeated: ten lost beats
@@ -12,7 +14,7 @@ _NONE = Load()
 
 
 class LoadBoard:
-    """The last loads of other processes, summed up in each backend's `load.elsewhere`."""
+    """The last loads of other processes, summed up in each backend's `elsewhere`."""
 
     def __init__(
         self,
@@ -37,11 +39,7 @@ class LoadBoard:
 
     def own(self) -> dict[str, Load]:
         """Return this process's loads by key of the backend, without those that are zero."""
-        return {
-            key: Load(load.running, load.assigned, load.prefill_tokens)
-            for key, load in ((key, backend.load) for key, backend in self._backends.items())
-            if load.assigned
-        }
+        return {key: each.load for key, each in self._backends.items() if each.load.assigned}
 
     def put(self, source: str, loads: Mapping[str, Load]) -> None:
         if source not in self._loads and len(self._loads) >= _MAX_SOURCES:
@@ -79,11 +77,12 @@ class LoadBoard:
         loads for each message would take longer than the time between two of them.
         """
         for key in before.keys() | now.keys():
-            load = self._backends[key].load
-            columns = zip(load.elsewhere, before.get(key, _NONE), now.get(key, _NONE), strict=True)
-            load.hear(Load(*[total - old + new for total, old, new in columns]))
+            backend = self._backends[key]
+            loads = backend.elsewhere, before.get(key, _NONE), now.get(key, _NONE)
+            columns = zip(*map(astuple, loads), strict=True)
+            backend.hear(Load(*[total - old + new for total, old, new in columns]))
         self._on_change()
 
 
 def _counted(load: Load) -> Load:
-    return Load(*[max(0, number) for number in load])
+    return Load(*[max(0, number) for number in astuple(load)])

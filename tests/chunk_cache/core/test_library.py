@@ -1,15 +1,13 @@
 """Chunks are found by content, each tenant's by itself."""
 
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import exact_prefix, learn, make_library
@@ -27,6 +25,15 @@ def test_a_tenant_does_not_find_the_chunks_of_others(adapter: ModelAdapter) -> N
 
     assert library.find(library.key(chunks[0]), chunks[0]) is not None
     assert library.find(library.key(chunks[0], tenant="other"), chunks[0]) is None
+
+
+def test_ranks_with_one_disk_do_not_find_each_others_heads(adapter: ModelAdapter) -> None:
+    libraries = [ChunkLibrary.of(adapter, TieredStore())]
+    for rank in range(2):
+        one_of_two = copy(adapter)
+        one_of_two.ranks = SimpleNamespace(rank=rank, size=2, joined=lambda digest: digest)
+        libraries.append(ChunkLibrary.of(one_of_two, TieredStore()))
+    assert len({library.key([1, 2, 3]) for library in libraries}) == 3
 
 
 def test_kv_that_saw_no_other_chunk_replaces_kv_that_did(adapter: ModelAdapter) -> None:
@@ -64,19 +71,3 @@ def test_kv_of_other_frequencies_is_not_found(adapter: ModelAdapter) -> None:
     library.add(key, kv, is_first=True)
 
     assert library.find(key, kv.tokens) is None
-
-
-def test_ranks_that_share_a_disk_find_their_own_heads_only() -> None:
-    def key(rank: int, size: int) -> str:
-        model: Any = SimpleNamespace(
-            ranks=SimpleNamespace(rank=rank, size=size),
-            dtype=torch.float32,
-            fingerprint=lambda: "of all ranks",
-            regime=lambda length: "r",
-        )
-        return ChunkLibrary.of(model, TieredStore()).key([1, 2, 3])
-
-    alone = Identity(model="of all ranks", dtype="float32")
-    plain = ChunkLibrary(TieredStore(), identity=alone, regime="r").key([1, 2, 3])
-    assert key(0, 1) == plain
-    assert len({key(0, 1), key(0, 2), key(1, 2)}) == 3

@@ -18,7 +18,7 @@ IDENTITY = Identity(model="m", tokenizer="t", dtype="float32")
         {"identity": replace(IDENTITY, lora="adapter")},
         {"identity": replace(IDENTITY, recipe="primed")},
         {"identity": replace(IDENTITY, salt="tenant")},
-        {"identity": replace(IDENTITY, part="-1")},
+        {"identity": replace(IDENTITY, rank="1/2")},
         {"regime": "other"},
         {"system": (1, 2)},
         {"tokens": (3, 4)},

@@ -337,6 +337,14 @@ def test_full_engine_answers_503_at_once(
     assert caught.value.code == "engine_overloaded"
 
 
+def test_a_stopped_engine_does_not_ask_clients_to_try_again(fresh: Served) -> None:
+    fresh.engine.stop()
+    with pytest.raises(openai.InternalServerError, match="the engine has stopped") as caught:
+        ask(fresh, "anyone?")
+    assert caught.value.code == "engine_stopped"
+    assert "retry-after" not in caught.value.response.headers
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_client_that_leaves_frees_the_engine(fresh: Served, is_stream: bool) -> None:
     body = {

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from ragboost.proxy.asgi.client_exchange import RequestContext
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.serving.connection import HttpConnection
@@ -35,12 +35,13 @@ def buffered() -> int:
         sum(response._size for response in objects(UpstreamResponse))
         + sum(transport.get_write_buffer_size() for transport in transports)
         + sum(sum(map(len, reader._chunks)) for reader in objects(ResponseReader))
-        + sum(sum(map(len, exchange._held)) for exchange in objects(RequestContext))
+        + sum(sum(map(len, exchange._held)) for exchange in objects(ClientExchange))
     )
 
 
 def num_paused() -> int:
     """Count the backend's connections from which nothing is read."""
+    gc.collect()  # those of earlier tests
     return sum(response._connection._is_paused for response in objects(UpstreamResponse))
 
 

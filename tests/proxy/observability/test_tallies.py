@@ -1,16 +1,13 @@
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from ragboost.proxy.observability.tallies import HistogramTallies, Tallies
+from ragboost.proxy.observability.tallies import CounterTallies, HistogramTallies
 
 
 def test_reading_the_registry_brings_its_metrics_up_to_date() -> None:
     registry = CollectorRegistry()
-    tallies = Tallies(registry)
-    counter = tallies.counter(Counter("requests", "Requests.", registry=registry))
-    histogram = HistogramTallies("seconds", "Seconds.", buckets=(1, 2), registry=registry).children[
-        ()
-    ]
+    counter = CounterTallies("requests", "Requests.", registry=registry)
+    histogram = HistogramTallies("seconds", "Seconds.", buckets=(1, 2), registry=registry)
     for _ in range(2):
         counter.inc()
         counter.inc(2.5)
@@ -35,8 +32,21 @@ def test_a_histogram_reads_as_the_librarys_own(
     for values in [("a", "b"), ("a", 'c"')] if labels else [()]:
         child = histogram.labels(*values) if values else histogram
         for value in (-2, -1, 0, 0.25, 0.5, 1, 2.5, 3):
-            tallies.children[values].observe(value)
+            tallies.observe(value, *values)
             child.observe(value)
+    shown = [_without_times(generate_latest(registry)) for registry in (ours, theirs)]
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("labels", [(), ("kind", "state")])
+def test_a_counter_reads_as_the_librarys_own(labels: tuple[str, ...]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tallies = CounterTallies("seconds_total", "Seconds.", labels, registry=ours)
+    counter = Counter("seconds_total", "Seconds.", labels, registry=theirs)
+    for values in [("a", "b"), ("a", 'c"')] if labels else [()]:
+        for amount in (1, 0, 2.5):
+            tallies.inc(amount, *values)
+            (counter.labels(*values) if values else counter).inc(amount)
     shown = [_without_times(generate_latest(registry)) for registry in (ours, theirs)]
     assert shown[0] == shown[1]
 
@@ -50,7 +60,7 @@ def _without_times(text: bytes) -> list[bytes]:
 
 def test_a_counter_never_decreases() -> None:
     registry = CollectorRegistry()
-    tally = Tallies(registry).counter(Counter("requests", "Requests.", registry=registry))
+    tally = CounterTallies("requests", "Requests.", registry=registry)
     with pytest.raises(ValueError, match="-1"):
         tally.inc(-1)
     assert registry.get_sample_value("requests_total") == 0

@@ -93,7 +93,7 @@ async def test_requests_that_waited_for_an_index_spread_as_those_that_did_not() 
 async def test_the_lead_of_a_busy_backend_is_bounded_by_what_its_cache_saves_the_request() -> None:
     routed = Routed()
     home = await routed.send(*"abcdef")
-    home.load.add(prefill_tokens=3 * TOKENS)
+    home.add_load(prefill_tokens=3 * TOKENS)
     assert await routed.send(*"abcdxy") is home
     assert await routed.send(*"bcdefg") is not home, "its cache has no prefix of these"
 
@@ -191,8 +191,8 @@ async def test_all_backends_of_a_tenant_learn_one_order() -> None:
 async def test_loads_that_change_are_read_again() -> None:
     routed = Routed()
     for backend in routed.backends.all[:2]:
-        backend.load.add(prefill_tokens=10_000)
+        backend.add_load(prefill_tokens=10_000)
     assert (await routed.send(*"abc")) is routed.backends.all[2]
-    routed.backends.all[0].load.add(prefill_tokens=-10_000)
-    routed.backends.all[2].load.add(prefill_tokens=10_000)
+    routed.backends.all[0].add_load(prefill_tokens=-10_000)
+    routed.backends.all[2].add_load(prefill_tokens=10_000)
     assert (await routed.send(*"xyz")) is routed.backends.all[0]

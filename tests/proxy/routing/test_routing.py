@@ -558,7 +558,7 @@ async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its
         return admission.backend
 
     busy = await place(b"[1,2]")
-    busy.load.add(prefill_tokens=10**6)
+    busy.add_load(prefill_tokens=10**6)
     assert await place(b"[1,2,3,4]") is busy
     assert await place(b"[1,5]") is not busy  # shares instructions only
     now += 299

@@ -177,7 +177,7 @@ async def test_a_backend_that_returns_while_its_requests_end_is_the_same() -> No
     backends.on_removed.append(lambda backend: removed.append(backend.name))
     backends.follow(settings, ["http://a:1", "http://b:1"])
     first = backends.all[0]
-    first.load.add(assigned=1)
+    first.add_load(assigned=1)
     backends.follow(settings, ["http://b:1"])
     await backends.refresh()
     assert (removed, first.is_healthy) == ([], False)
@@ -185,7 +185,7 @@ async def test_a_backend_that_returns_while_its_requests_end_is_the_same() -> No
     assert first in backends.all
     assert first.is_healthy
     backends.follow(settings, ["http://b:1"])
-    first.load.add(assigned=-1)
+    first.add_load(assigned=-1)
     await backends.refresh()
     assert (removed, backends.draining) == (["a:1"], [])
 

@@ -289,11 +289,11 @@ async def test_a_replica_hears_the_load_of_the_other_and_forgets_a_dead_one(
     one, two = replicas
     one.backend.load.running = one.backend.load.assigned = 3
 
-    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(3, 3, 0))
-    assert one.backend.load.elsewhere == Load()
+    await eventually_async(lambda: two.backend.elsewhere, equals=Load(3, 3, 0))
+    assert one.backend.elsewhere == Load()
 
     await one.transport.close()
-    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load())
+    await eventually_async(lambda: two.backend.elsewhere, equals=Load())
 
 
 @pytest.mark.asyncio
@@ -302,14 +302,14 @@ async def test_a_dead_server_is_reported_and_the_exchange_goes_on_when_it_is_bac
 ) -> None:
     one, two = replicas
     one.backend.load.running = one.backend.load.assigned = 1
-    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(1, 1, 0))
+    await eventually_async(lambda: two.backend.elsewhere, equals=Load(1, 1, 0))
 
     redis.kill()
     await eventually_async(lambda: one.transport.problem is not None)
-    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load())
+    await eventually_async(lambda: two.backend.elsewhere, equals=Load())
 
     redis.start()
-    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(1, 1, 0))
+    await eventually_async(lambda: two.backend.elsewhere, equals=Load(1, 1, 0))
     await eventually_async(lambda: one.transport.problem is None)
 
 
@@ -325,4 +325,4 @@ async def test_rubbish_on_the_channel_is_ignored(
     await one.transport._client.publish(CHANNEL, encode(endless))
     one.backend.load.running = one.backend.load.assigned = 2
 
-    await eventually_async(lambda: two.backend.load.elsewhere, equals=Load(2, 2, 0))
+    await eventually_async(lambda: two.backend.elsewhere, equals=Load(2, 2, 0))

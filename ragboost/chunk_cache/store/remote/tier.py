@@ -7,7 +7,6 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from typing import Protocol
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -48,11 +47,9 @@ class RemoteDriver(Protocol):
 class RemoteTier:
     """A `ChunkTier` in a remote store."""
 
-    def __init__(
-        self, driver: RemoteDriver, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, driver: RemoteDriver) -> None:
         self.num_refused = 0  # damaged or foreign values
-        self._driver, self._clock = driver, clock
+        self._driver = driver
         self._lock = threading.Lock()
         self._generation, self._read_at = "", 0.0
 
@@ -95,7 +92,7 @@ class RemoteTier:
     def _current(self) -> str:
         """Return the generation that the store names; a new one if it names none."""
         with self._lock:
-            now = self._clock()
+            now = time.monotonic()
             if not self._generation or now - self._read_at > _GENERATION_S:
                 name = f"{PREFIX}:generation"
                 value = self._driver.get(name, max_bytes=_MAX_GENERATION_BYTES) or b""

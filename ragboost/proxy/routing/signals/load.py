@@ -6,4 +6,4 @@ from ragboost.proxy.upstream.backend import Backend
 
 class QueuedWork(RoutingSignal):
     def waiting_tokens(self, backend: Backend) -> int:
-        return backend.load.prefill_tokens + backend.load.elsewhere.prefill_tokens
+        return backend.load.prefill_tokens + backend.elsewhere.prefill_tokens
