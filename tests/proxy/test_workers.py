@@ -325,8 +325,10 @@ def test_keys_and_backends_of_files_change_in_every_worker(
     def answers(key: str) -> set[int]:
         """Ask on so many new connections that the kernel gives each worker some."""
         headers = {"authorization": f"Bearer {key}"}
-        url = f"{proxy.url}/v1/chat/completions"
-        return {httpx.post(url, json=BODY, headers=headers).status_code for _ in range(24)}
+        # One client: each reads the certificates of the system, which takes longer than a request.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=proxy.url, headers=headers, limits=limits) as client:
+            return {client.post("/v1/chat/completions", json=BODY).status_code for _ in range(24)}
 
     write(keys, {"a": ["old"]})
     write(backends, [engine.url])
