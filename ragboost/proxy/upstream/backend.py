@@ -187,9 +187,10 @@ class Backend:
         *,
         body: bytes | None = None,
         headers: RawHeaders = (),
-        timeout_s: float = _READY_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> tuple[int, bytes]:
         """Send a request of the proxy's own on a new connection; return its status and body."""
+        timeout_s = _READY_TIMEOUT_S if timeout_s is None else timeout_s
         method = "GET" if body is None else "POST"
         own = [(b"content-type", b"application/json"), (b"connection", b"close"), *headers]
         head = self._head(method, path, self.with_key(own), len(body or b""))

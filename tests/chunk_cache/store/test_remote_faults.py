@@ -28,8 +28,8 @@ place = join_remote(sys.argv[1])
 print("begin", flush=True)
 number = 0
 while True:
-    place.save(str(number % 8), make_chunk(number % 8, num_tokens=20_000))
-    number += 1
+    place.save(str(number), make_chunk(number, num_tokens=20_000))
+    number = number + 1 if number < 7 else 2  # 0 and 1 are written once, and stay whole
 """
 
 

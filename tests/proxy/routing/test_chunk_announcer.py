@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ragboost.proxy.routing import chunk_announcer
-from tests.eventually import eventually
+from tests.eventually import DEADLINE_S, eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.metrics import read_metric
@@ -118,7 +118,10 @@ def test_a_backend_without_the_route_is_asked_once() -> None:
         assert len(engine.completions) == 3
 
 
-def test_announcements_that_hang_are_bounded_and_delay_nothing() -> None:
+def test_announcements_that_hang_are_bounded_and_delay_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunk_announcer, "_TIMEOUT_S", DEADLINE_S)  # none ends before the last
     with FakeEngine(chunk_reuse=LOADS) as engine:
         engine.prefetch_status = None  # never answers
         with waiting(engine, *[body(user=str(number)) for number in range(11)]) as proxy:
