@@ -1,6 +1,7 @@
 """List the chunks that several workers hold, for the scheduler, which alone decides what is evicted
 and loaded, so that the ranks' memories stay equal. Does not touch KV."""
 
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -169,7 +170,7 @@ class RankCatalogue:
         self.failed_requests: set[str] = set()
         self.num_layers, self.block_size = hello.num_layers, block_size
         self._size, self._regime, self.generation = size, hello.regime, 0
-        self._weights, self._num_resets, self._is_reset = hello.weights, 0, False
+        self._weights, self._reset_id, self._is_reset = hello.weights, "", False
         self._store = ListStore(
             capacity_bytes=settings.host_bytes,
             eviction=settings.eviction,
@@ -190,8 +191,9 @@ class RankCatalogue:
         return is_reset
 
     def forget_chunks(self) -> None:
-        """Empty the list; the ranks follow. What they report of earlier steps nobody asks for."""
-        self._num_resets, self._is_reset = self._num_resets + 1, True
+        """Empty the list; the ranks follow. What they report of earlier steps nobody asks for. They
+        may have been given other weights in place: nobody else shares their chunks from now on."""
+        self._reset_id, self._is_reset = secrets.token_hex(8), True
         self._store.clear()
         self.library = self._make_library()
 
@@ -219,5 +221,5 @@ class RankCatalogue:
 
     def _make_library(self) -> ChunkLibrary:
         """Return the library of the present weights, whose keys are no others' keys."""
-        identity = Identity(model=f"ranks {self._weights} {self._num_resets}")
+        identity = Identity(model=f"ranks {self._weights} {self._reset_id}")
         return ChunkLibrary(self._store, identity=identity, regime=self._regime)

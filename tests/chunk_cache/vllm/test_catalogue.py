@@ -211,3 +211,12 @@ def test_announcements_to_an_idle_engine_are_bounded() -> None:
     wanted = catalogue.take_wanted()
     assert len(wanted) == 1 << 14
     assert str((1 << 17) - 1) in wanted, "the latest"
+
+
+def test_after_a_reset_no_other_engine_has_the_same_keys() -> None:
+    """Weights may have been changed in place before it, in one engine earlier than in another."""
+    one, other = make_catalogue(remote="redis://h:1"), make_catalogue(remote="redis://h:1")
+    assert make_chunk(one, 0).key == make_chunk(other, 0).key
+    one.forget_chunks()
+    other.forget_chunks()
+    assert make_chunk(one, 0).key != make_chunk(other, 0).key
