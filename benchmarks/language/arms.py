@@ -51,7 +51,7 @@ AS_RETRIEVED = Settings(
     dedup=DedupSettings(enabled=False),
     hints=HintSettings(order=False, location=False),
 )
-Stored = Literal["alone", "captured", "primed"]
+Stored = Literal["alone", "captured", "elsewhere", "primed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,16 @@ class ArmRunner:
         return built.token_ids, built.chunks.chunks
 
     def _store(self, reuse: ChunkReuse, case: LanguageCase, *, observes: bool) -> None:
-        """Store the chunks from earlier requests without its history: one for each document, or one
-        with all of them in another order."""
-        shuffled = list(case.documents)
-        random.Random(case.id).shuffle(shuffled)
-        alone = [[document] for document in case.documents]
-        for documents in [shuffled] if self._stored == "captured" else alone:
+        """Store the chunks from earlier requests without its history: one for each document, alone
+        or among another case's documents, or one with all of them in another order."""
+        requests = [[document] for document in case.documents]
+        if self._stored == "captured":
+            requests = [[*case.documents]]
+        elif self._stored == "elsewhere":
+            requests = [[document, *case.strangers[1:]] for document in case.documents]
+        draw = random.Random(case.id)
+        for documents in requests:
+            draw.shuffle(documents)
             tokens, chunks = self.prompt(STORING, documents)
             received = torch.zeros(len(tokens), device=self._adapter.device)
 

@@ -34,6 +34,7 @@ class LanguageCase:
     conversation: str = ""  # cases of one are not independent; empty: it stands alone
     # documents of the request before it; the Booster then decides the order, with a hint
     earlier: tuple[Document, ...] = ()
+    strangers: tuple[Document, ...] = ()  # documents of another case
 
     @property
     def group(self) -> str:

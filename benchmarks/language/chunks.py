@@ -1,7 +1,7 @@
 """Measure what chunk reuse does to the answers of a language model, by policy and ratio.
 
     python -m benchmarks.language.chunks --model smollm2-135m --data DIRECTORY --json
-    python -m benchmarks.language.chunks ... --questions test --stored captured
+    python -m benchmarks.language.chunks ... --questions test --stored captured   # or elsewhere
     python -m benchmarks.language.chunks ... --task coreference     # made by rule, see `cells`
 
 Full attention is the ceiling and the first row: where its F1 is under .3, answers say nothing, KL
@@ -17,6 +17,7 @@ the default's right answers minus the row's. `cpu_s` is processor time of the wh
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -165,9 +166,16 @@ def _cases(args: Namespace, count_tokens: CountTokens) -> list[LanguageCase]:
         cases = make_cases(args.task, args.data, count=args.cases, seed=args.seed, **shape)
     else:
         cases = read_cases(args.data, **shape)
-    if found := split(cases, args.questions)[: args.limit]:
-        return found
+    found = split(cases, args.questions)
+    others = found[1:2] + found  # each case has its strangers from the one before
+    if found := [_beside(case, other) for case, other in zip(found, others, strict=False)]:
+        return found[: args.limit]
     sys.exit(f"{args.data} has no {args.questions} question with {args.documents} documents")
+
+
+def _beside(case: LanguageCase, other: LanguageCase) -> LanguageCase:
+    strangers = [replace(document, id=f"other_{document.id}") for document in other.documents]
+    return replace(case, strangers=tuple(strangers))
 
 
 def _arms(args: Namespace) -> list[Arm]:
@@ -213,7 +221,9 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=10, help="of a prompt")
     parser.add_argument("--longest", type=int, default=MAX_TOKENS, help="tokens of a document")
     parser.add_argument("--answer-tokens", type=int, default=MAX_ANSWER_TOKENS, help="at most")
-    parser.add_argument("--stored", choices=("alone", "captured", "primed"), default="alone")
+    parser.add_argument(
+        "--stored", choices=("alone", "captured", "elsewhere", "primed"), default="alone"
+    )
     parser.add_argument(
         "--question-first", action="store_true", help="ask before the documents, not behind them"
     )

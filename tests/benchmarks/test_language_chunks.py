@@ -3,6 +3,7 @@
 import gzip
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,12 @@ def test_a_cell_is_drawn_from_its_seed_and_holds_its_answer(task: str, data: Pat
         assert all(word in text for word in words)
 
 
-@pytest.mark.parametrize("stored", ["alone", "captured"])
+@pytest.mark.parametrize("stored", ["alone", "captured", "elsewhere"])
 def test_nothing_differs_from_full_attention_where_everything_is_computed(
     stored: Any, loaded: LoadedModel, data: Path
 ) -> None:
-    (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
+    case, other, *_ = read_cases(data, num_documents=3, count_tokens=_count)
+    case = replace(case, strangers=other.documents)
     runner = ArmRunner(loaded, stored=stored)
     tokens, chunks = runner.prompt(case.question, case.documents)
     assert loaded.adapter is not None
