@@ -1,6 +1,7 @@
 """Engine server with the tiny built-in model, shared by the tests of this folder."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import openai
@@ -45,14 +46,20 @@ class Served:
         return engine
 
 
-@pytest.fixture(scope="package")
-def served() -> Iterator[Served]:
+@contextmanager
+def serve_engine() -> Iterator[Served]:
     app = create_engine_app(SETTINGS)
     with (
         serve_in_thread(app) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield Served(url, app, client)
+
+
+@pytest.fixture(scope="package")
+def served() -> Iterator[Served]:
+    with serve_engine() as server:
+        yield server
 
 
 @pytest.fixture

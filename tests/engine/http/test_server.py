@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ragboost.engine.runtime.attention import Segment
-from tests.engine.conftest import MODEL, Served
+from tests.engine.conftest import MODEL, Served, serve_engine
 from tests.engine.leaving import leave_while_running, wait_until_idle
 from tests.metrics import read_metric
 
@@ -337,10 +337,11 @@ def test_full_engine_answers_503_at_once(
     assert caught.value.code == "engine_overloaded"
 
 
-def test_a_stopped_engine_does_not_ask_clients_to_try_again(fresh: Served) -> None:
-    fresh.engine.stop()
-    with pytest.raises(openai.InternalServerError, match="the engine has stopped") as caught:
-        ask(fresh, "anyone?")
+def test_a_stopped_engine_does_not_ask_clients_to_try_again() -> None:
+    with serve_engine() as own:
+        own.engine.stop()
+        with pytest.raises(openai.InternalServerError, match="the engine has stopped") as caught:
+            ask(own, "anyone?")
     assert caught.value.code == "engine_stopped"
     assert "retry-after" not in caught.value.response.headers
 
