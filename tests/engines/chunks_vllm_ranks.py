@@ -32,6 +32,17 @@ SIZE = 120
 STORED = 4  # chunks that fit into the store
 
 
+def two_ranks(**settings: Any) -> ReuseLLM:
+    return ReuseLLM(
+        SMALL,
+        blocks=75,
+        max_model_len=1024,
+        max_num_batched_tokens=1024,
+        tensor_parallel_size=2,
+        settings=settings,
+    )
+
+
 def stored_keys(worker: Any) -> list[str]:
     """Return the keys in a rank's store; runs there."""
     (tier,) = get_kv_transfer_group().filler.library.store.memory
@@ -134,14 +145,7 @@ def check_measuring(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
 
 def main() -> None:
     size = SMALL["num_hidden_layers"] * 2 * 32 * 4 * SIZE  # one KV head of each rank
-    engine = ReuseLLM(
-        SMALL,
-        blocks=75,
-        max_model_len=1024,
-        max_num_batched_tokens=1024,
-        tensor_parallel_size=2,
-        settings={"host_bytes": 6 * size},
-    )
+    engine = two_ranks(host_bytes=6 * size)
     prompts = Prompts(system=40, chunks=5, size=SIZE, question=23)
     told: dict[str, Any] = {"first": report(engine.run(*prompts.prompt([0, 1, 2, 3, 4])))}
     for check in (

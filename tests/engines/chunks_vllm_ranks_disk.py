@@ -11,8 +11,9 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from ragboost.chunk_cache.http.announcements import Announcer
 from tests.engines.chunks_vllm import report, scheduler_of
+from tests.engines.chunks_vllm_ranks import two_ranks
 from tests.engines.offline_vllm import ReuseLLM
-from tests.engines.random_model import SMALL, Prompts
+from tests.engines.random_model import Prompts
 
 ORDER = [2, 0, 1]
 RUNNING = 800  # tokens of the request that runs while chunks are loaded
@@ -59,14 +60,7 @@ def main() -> None:
     prompts = Prompts(system=40, chunks=3, size=120, question=23)
     tokens, positions = prompts.prompt(ORDER)
     with tempfile.TemporaryDirectory() as folder:
-        engine = ReuseLLM(
-            SMALL,
-            blocks=75,
-            max_model_len=1024,
-            max_num_batched_tokens=1024,
-            tensor_parallel_size=2,
-            settings={"directory": folder},
-        )
+        engine = two_ranks(directory=folder)
         engine.learn(prompts)
         engine.llm.reset_prefix_cache()
         stale = engine.logprobs(tokens, positions, ratio=0.0)

@@ -22,40 +22,50 @@ from tests.fakes.redis import PROGRAM, RedisServer
 OpenPlace = Callable[[], ChunkTier]
 
 
-class HungPlace:
-    """Answers nothing until it is released; notes the threads that ask."""
+class Place:
+    """Chunks in memory; every verb asks first, which may take time and fail."""
 
     def __init__(self) -> None:
-        self.may_answer = threading.Event()
-        self.was_asked = threading.Semaphore(0)
-        self.threads: set[str] = set()
         self.chunks: dict[str, ChunkKV] = {}
 
+    def ask(self, verb: str) -> None:
+        """Answer at once; others wait or raise."""
+
     def __contains__(self, key: str) -> bool:
-        self._ask()
+        self.ask("has")
         return key in self.chunks
 
     def load(self, key: str) -> ChunkKV | None:
-        self._ask()
+        self.ask("load")
         return self.chunks.get(key)
 
     def save(self, key: str, chunk: ChunkKV) -> bool:
-        self._ask()
+        self.ask("save")
         self.chunks[key] = chunk
         return True
 
     def remove(self, key: str) -> None:
-        self._ask()
+        self.ask("remove")
         self.chunks.pop(key, None)
 
     def clear(self) -> None:
-        self._ask()
+        self.ask("clear")
         self.chunks.clear()
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _ask(self) -> None:
+
+class HungPlace(Place):
+    """Answers nothing until it is released; notes the threads that ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = threading.Event()
+        self.was_asked = threading.Semaphore(0)
+        self.threads: set[str] = set()
+
+    def ask(self, verb: str) -> None:
         self.threads.add(threading.current_thread().name)
         self.was_asked.release()
         self.may_answer.wait()

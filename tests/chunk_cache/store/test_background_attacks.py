@@ -167,7 +167,7 @@ def test_what_was_read_before_a_clear_is_not_known_after_it() -> None:
     class Slow(HungPlace):
         def load(self, key: str) -> ChunkKV | None:
             chunk = self.chunks.get(key)
-            self._ask()
+            self.ask("load")
             return chunk
 
         def clear(self) -> None:

@@ -13,6 +13,7 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk
+from tests.chunk_cache.store.places import Place
 from tests.fakes.virtual_threads import VirtualThreads
 
 TOKENS, COMPUTE_S = 10, 0.1  # of a chunk
@@ -27,35 +28,16 @@ def loads(answer: Callable[[int, float], tuple[float, bool]]) -> Answer:
     return lambda verb, n, now: answer(n, now) if verb == "load" else (0.001, False)
 
 
-class Place:
+class FullPlace(Place):
     """Has all chunks, as another engine has stored them."""
 
     def __init__(self, time: VirtualThreads, answer: Answer, chunks: dict[str, ChunkKV]) -> None:
-        self._time, self._answer, self._chunks = time, answer, chunks
+        super().__init__()
+        self.chunks.update(chunks)
+        self._time, self._answer = time, answer
         self.num_calls: Counter[str] = Counter()
 
-    def __contains__(self, key: str) -> bool:
-        self._ask("has")
-        return key in self._chunks
-
-    def load(self, key: str) -> ChunkKV | None:
-        self._ask("load")
-        return self._chunks.get(key)
-
-    def save(self, key: str, chunk: ChunkKV) -> bool:
-        self._ask("save")
-        return True
-
-    def remove(self, key: str) -> None:
-        self._ask("remove")
-
-    def clear(self) -> None:
-        self._ask("clear")
-
-    def close(self) -> None:
-        pass
-
-    def _ask(self, verb: str) -> None:
+    def ask(self, verb: str) -> None:
         self.num_calls[verb] += 1
         seconds, fails = self._answer(verb, self.num_calls[verb], self._time.now)
         self._time.sleep(seconds)
@@ -88,7 +70,7 @@ def run(time: VirtualThreads, answer: Answer, *, num_requests: int = 200) -> Sha
     chunks = {
         str(n): make_chunk(n, num_tokens=TOKENS, compute_s=COMPUTE_S) for n in range(NUM_CHUNKS)
     }
-    size, place = chunks["0"].size_bytes, Place(time, answer, chunks)
+    size, place = chunks["0"].size_bytes, FullPlace(time, answer, chunks)
     store = TieredStore(
         remote=place,
         waits=False,

@@ -23,6 +23,7 @@ from ragboost.chunk_cache.vllm import catalogue
 from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
 from ragboost.chunk_cache.vllm.data import BlockCapture, PromptFill, RankHello, RankReport, StepWork
 from ragboost.errors import StoreUnavailableError
+from tests.chunk_cache.store.places import Place
 from tests.chunk_cache.vllm.test_worker import filler
 from tests.eventually import DEADLINE_S
 from tests.fakes.virtual_threads import VirtualThreads
@@ -69,42 +70,30 @@ class TwoRanks:
         return agreed
 
 
-class Place:
+class RankPlace(Place):
+    """A rank's part of a store, in one of the modes."""
+
     def __init__(self, time: VirtualThreads, choice: random.Random) -> None:
+        super().__init__()
         self._time, self._choice, self.mode = time, choice, "well"
         self.damaged = 0.0  # share of the values that are, and of those for which there is no room
-        self.chunks: dict[str, ChunkKV] = {}
-
-    def __contains__(self, key: str) -> bool:
-        self._ask()
-        return key in self.chunks
 
     def load(self, key: str) -> ChunkKV | None:
-        self._ask(0)
+        chunk = super().load(key)
         if self._choice.random() < self.damaged:
             self.chunks.pop(key, None)
-        return self.chunks.get(key)
+            return None
+        return chunk
 
     def save(self, key: str, chunk: ChunkKV) -> bool:
-        self._ask()
+        self.ask("save")
         if self._choice.random() < self.damaged:
             return False
         self.chunks[key] = chunk
         return True
 
-    def remove(self, key: str) -> None:
-        self._ask()
-        self.chunks.pop(key, None)
-
-    def clear(self) -> None:
-        self._ask()
-        self.chunks.clear()
-
-    def close(self) -> None:
-        pass
-
-    def _ask(self, verb: int = 1) -> None:
-        seconds, failures = MODES[self.mode][verb]
+    def ask(self, verb: str) -> None:
+        seconds, failures = MODES[self.mode][verb != "load"]
         self._time.sleep(seconds)
         if self._choice.random() < failures:
             raise StoreUnavailableError("no answer")
@@ -115,7 +104,7 @@ class World:
 
     def __init__(self, kind: Any, time: VirtualThreads, seed: int) -> None:
         self.choice, self.time = random.Random(seed), time
-        self.places = [Place(time, random.Random(seed + rank)) for rank in range(2)]
+        self.places = [RankPlace(time, random.Random(seed + rank)) for rank in range(2)]
         votes, barrier = [True, True], threading.Barrier(2)
         self.ranks = [kind(TwoRanks(n, votes, barrier), self.places[n], time) for n in range(2)]
         self.barrier = barrier
@@ -235,7 +224,7 @@ def kind(filler: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(worker, "LOAD_PAUSE_S", 0.0)
 
     class Rank(type(filler), worker.RankFiller):  # type: ignore[misc]
-        def __init__(self, ranks: TwoRanks, place: Place, time: VirtualThreads) -> None:
+        def __init__(self, ranks: TwoRanks, place: RankPlace, time: VirtualThreads) -> None:
             super().__init__()
             self.model = SimpleNamespace(ranks=ranks, device=torch.device("cpu"))
             self.block_size, self.filled = TOKENS, {}
