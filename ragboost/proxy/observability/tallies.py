@@ -20,7 +20,7 @@ class CounterTallies(Collector):
     def __init__(
         self, name: str, text: str, labels: tuple[str, ...] = (), *, registry: CollectorRegistry
     ) -> None:
-        self._counter = Counter(name, text, labels, registry=None)
+        self._counter, self._labelnames = Counter(name, text, labels, registry=None), labels
         self._behind: dict[tuple[str, ...], float] = {}
         registry.register(self)
 
