@@ -22,7 +22,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
-from ragboost.chunk_cache.store.keys import prepared_key
+from ragboost.chunk_cache.store.keys import behind_key
 from ragboost.chunk_cache.store.tiered import TieredStore
 from research.runner import EvalRow, evaluate
 
@@ -69,7 +69,7 @@ def measure_seed(args: argparse.Namespace, seed: int) -> dict[Key, EvalRow]:
 
 
 def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: int) -> ChunkReuse:
-    reuse = ChunkReuse(adapter, TieredStore(host_bytes=2 << 30), has_prepared=top_n > 0)
+    reuse = ChunkReuse(adapter, TieredStore(host_bytes=2 << 30))
     system = articles.cases[0].system
     neighbours = SOURCES[source](articles, top_n or MEASURED_AFTER)
     for number in range(DOCUMENTS * articles.asked):
@@ -80,7 +80,7 @@ def _prepare(adapter: ModelAdapter, articles: Articles, *, source: str, top_n: i
             continue
         kv = prime(reuse, system, chunk, neighbours=others)
         if others:
-            reuse.store.put(prepared_key(reuse.library.key(chunk)), kv)
+            reuse.store.put(behind_key(reuse.library.key(chunk)), kv)
     return reuse
 
 

@@ -42,6 +42,7 @@ def size(
         f"{documents:,} documents x {tokens:,} tokens, {ranks} rank(s), each rank:\n"
         f"  memory or accelerator  {sizes.memory_bytes / _GIB:10.2f} GiB\n"
         f"  disk or remote         {sizes.file_bytes / _GIB:10.2f} GiB, as files\n"
+        "as much again at most for KV computed behind other documents\n"
         f"host_bytes={sizes.host_bytes} keeps all of them in memory, public or pinned ones too "
         "if these are at most half\n"
         f"host_bytes={sizes.host_bytes_tiered} beside one place that they are written to, as for "

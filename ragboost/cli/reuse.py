@@ -159,7 +159,12 @@ def precompute(
         None, envvar="RAGBOOST_BACKEND__API_KEY", help="The engine's."
     ),
     concurrency: int = typer.Option(4, min=1, max=64, help="Requests at a time."),
-    top_n: int = typer.Option(10, min=0, help="Neighbours before each document."),
+    top_n: int = typer.Option(
+        10,
+        min=0,
+        help="Neighbours before each document in a second pass, whose KV is reused behind other "
+        "documents; 0: no such pass.",
+    ),
     neighbours: Path | None = _NEIGHBOURS,
     system: Path | None = typer.Option(
         None, help="File with the text before the first document of a prompt."

@@ -176,8 +176,7 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
     chunks.check_model(adapter)
     try:
         store = chunks.make_store(adapter.device)
-        has_prepared = chunks.prepared == "kv"
-        reuse = ChunkReuse(adapter, store, backend=chunks.backend, has_prepared=has_prepared)
+        reuse = ChunkReuse(adapter, store, backend=chunks.backend)
     except (ChunkCacheError, OSError) as error:
         raise ConfigError(f"engine.chunks: {error}") from error
     return ChunkFiller(reuse)

@@ -159,11 +159,9 @@ def keep_measured(
         return
     start, stop = plan.request.chunks[-1]
     key = library.key(plan.tokens[start:stop], tenant=plan.request.tenant)
-    kv = None
-    if library.has_prepared:
-        kv = extract(model, filled.cache, plan.tokens, start=start, stop=stop, is_exact=False)
-        measures = {"sensitivity": measure.sensitivity, "influence": measure.influence}
-        kv = replace(kv.to(torch.device("cpu")), **measures)
+    kv = extract(model, filled.cache, plan.tokens, start=start, stop=stop, is_exact=False)
+    measures = {"sensitivity": measure.sensitivity, "influence": measure.influence}
+    kv = replace(kv.to(torch.device("cpu")), **measures)
     library.measure(key, measure, behind=kv)
 
 

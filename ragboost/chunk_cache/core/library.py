@@ -1,25 +1,26 @@
 """The stored chunks of one model: keyed by their own tokens and a tenant, not by what preceded.
 
-Keys that chain on the prefix would flood the store with copies of the same chunk.
+Keys that chain on the prefix would flood the store with copies of the same chunk. A chunk has at
+most two: KV directly behind a prompt's beginning, which is exact there, and KV behind other chunks,
+which answers better behind others (docs/lab/language.md).
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import PUBLIC, Identity, PrefixDigests, chunk_key, prepared_key
+from ragboost.chunk_cache.store.keys import PUBLIC, Identity, PrefixDigests, behind_key, chunk_key
 
 logger = logging.getLogger(__name__)
 
 
 class ChunkLibrary:
     """Chunk KV of one model, by content. `model` checks what is found, unless it is elsewhere.
-    `has_prepared`: KV behind neighbours, which `measure` stores, is preferred. `has_public`: all
-    tenants find what `publish` stored."""
+    `has_public`: all tenants find what `publish` stored."""
 
     def __init__(
         self,
@@ -28,13 +29,11 @@ class ChunkLibrary:
         identity: Identity,
         regime: str,
         model: ReusableModel | None = None,
-        has_prepared: bool = False,
         has_public: bool = False,
     ) -> None:
         self.store = store
         self.regime = regime
         self.identity = identity
-        self.has_prepared = has_prepared
         self.has_public, self._is_public_full = has_public, False
         self._model = model
         self.num_fills, self.fill_seconds = 0, 0.0  # of prompts
@@ -46,7 +45,6 @@ class ChunkLibrary:
         store: KVStore,
         *,
         identity: Identity | None = None,
-        has_prepared: bool = False,
         has_public: bool = False,
     ) -> "ChunkLibrary":
         """Return the chunks that a model has computed with its present weights."""
@@ -60,7 +58,6 @@ class ChunkLibrary:
             identity=identity,
             regime=model.regime(1),
             model=model,
-            has_prepared=has_prepared,
             has_public=has_public,
         )
 
@@ -70,7 +67,6 @@ class ChunkLibrary:
         return ChunkLibrary.of(
             model,
             self.store,
-            has_prepared=self.has_prepared,
             has_public=self.has_public,
         )
 
@@ -78,7 +74,8 @@ class ChunkLibrary:
         return key in self.store
 
     def lacks(self, key: str, tokens: Sequence[int], *, is_first: bool) -> bool:
-        """Return True if KV of a computed prompt is worth storing; see `add` for first chunks."""
+        """Return True if KV of a computed prompt is worth storing under the key of its `slot`; see
+        `add` for first chunks."""
         return is_first or (key not in self and self._public(tokens) is None)
 
     def publish(self, key: str) -> None:
@@ -96,32 +93,35 @@ class ChunkLibrary:
         return self.regime if self._model is None else self._model.regime(length)
 
     def key(self, tokens: Sequence[int], *, tenant: str = "") -> str:
-        """Return the key of a chunk's plain KV."""
+        """Return the key of a chunk, which is that of its KV behind a prompt's beginning."""
         identity = replace(self.identity, salt=tenant) if tenant else self.identity
         return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
 
     def keys(self, key: str, *, is_first: bool = False) -> list[str]:
-        """Return the keys of all KV of a chunk, by that of its plain KV, the preferred first."""
-        if not self.has_prepared:
-            return [key]
-        prepared = prepared_key(key)
-        return [key, prepared] if is_first else [prepared, key]
+        """Return the keys of all KV of a chunk, the preferred first."""
+        keys = [key, behind_key(key)]
+        return keys if is_first else keys[::-1]
 
-    def prefetch(self, chunks: Mapping[str, Sequence[int]]) -> list[str]:
-        """Begin to load chunks by the keys of their plain KV; return the keys that are loaded."""
-        wanted = {key: len(c) for plain, c in chunks.items() for key in self.keys(plain)}
-        self.store.prefetch(wanted)
-        return [*wanted]
+    def keys_to_load(self, key: str, *, is_first: bool = False) -> list[str]:
+        """Return the key of the preferred KV of a chunk; all, if that is not known to be stored."""
+        keys = self.keys(key, is_first=is_first)
+        return keys[:1] if keys[0] in self else keys
 
     def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
-        """Return stored KV: prepared before plain (directly behind a prompt's beginning plain,
-        which is exact there) before public."""
-        for each in self.keys(key, is_first=is_first):
-            kv = self._get(each, tokens)
-            if kv is not None:
-                return kv
+        """Return the preferred stored KV of a chunk."""
+        return next(self.find_all(key, tokens, is_first=is_first), None)
+
+    def find_all(
+        self, key: str, tokens: Sequence[int], *, is_first: bool = False
+    ) -> Iterator[ChunkKV]:
+        """Yield the stored KV of a chunk, the preferred first: that behind other chunks before that
+        behind a prompt's beginning, `is_first` the other way round, and public KV last."""
+        keys = self.keys(key, is_first=is_first)
+        known = [each for each in keys if each in self]
         public = self._public(tokens)
-        return None if public is None else self._get(public, tokens)
+        for each in [*(known or keys[:1]), *([public] if public else [])]:  # one miss, not two
+            if (kv := self._get(each, tokens)) is not None:
+                yield kv
 
     def find_beginning(
         self, tokens: Sequence[int], stop: int, *, tenant: str = ""
@@ -136,9 +136,13 @@ class ChunkLibrary:
         )
         return kv if is_usable else None
 
+    def slot(self, key: str, *, is_first: bool) -> str:
+        """Return the key under which KV of a chunk is stored; `is_first`: no chunk precedes it."""
+        return key if is_first else behind_key(key)
+
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
-        """Store a chunk. KV directly behind a prompt's beginning replaces KV behind more tokens,
-        but approximate KV no exact KV, so that each chunk ends with KV that has seen least."""
+        """Store KV under the key of its `slot`. Of first chunks KV behind fewer tokens replaces KV
+        behind more, but approximate KV no exact KV."""
         self.store.put(key, kv)
         if is_first:
             stored = self.store.get(key)
@@ -156,10 +160,10 @@ class ChunkLibrary:
         kv = self.store.get(key)
         if kv is not None and len(kv.tokens) == len(measure.sensitivity):
             self.store.replace(key, measure.added_to(kv))
-            if self.has_prepared and behind is not None:
-                prepared = prepared_key(key)
-                keep = self.store.replace if prepared in self else self.store.put
-                keep(prepared, replace(behind, compute_s=kv.compute_s))
+            if behind is not None:
+                slot = behind_key(key)
+                keep = self.store.replace if slot in self else self.store.put
+                keep(slot, replace(behind, compute_s=kv.compute_s))
 
     def _get(self, key: str, tokens: Sequence[int]) -> ChunkKV | None:
         """Return the KV of a key; that of other tokens or another shape is removed."""

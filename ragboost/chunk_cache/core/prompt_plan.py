@@ -130,21 +130,23 @@ def plan_prompt(
     stored: list[ChunkKV | None] = [None] * len(request.chunks)
     regime, prompt = library.regime_at(len(tokens)), PrefixDigests(tokens)
     is_unmeasured = False
+    reuses_plain = make_policy(request.policy).reuses_plain
+    reuses_plain |= request.measure  # neighbours are those computed alone (eq. 10)
     for number, key in keys.items():
         start, end = request.chunks[number]
         if end <= prefix_tokens or end >= len(tokens):  # in the prefix, or it has the last token
             continue
-        is_plain = number == 0 or request.measure  # neighbours are those computed alone (eq. 10)
-        kv = library.find(key, tokens[start:end], is_first=is_plain)
-        if kv is None:
-            continue
-        is_bought = number < request.exact_chunks
-        if is_bought and not is_exact(kv, prompt, start, regime=regime):
-            continue
-        if _lacks_measure(request, kv) and not is_exact(kv, prompt, start, regime=regime):
+        is_plain = number == 0 or reuses_plain
+        for kv in library.find_all(key, tokens[start:end], is_first=is_plain):
+            if is_exact(kv, prompt, start, regime=regime):
+                stored[number] = kv
+                break
+            if number < request.exact_chunks:  # it is bought
+                continue
+            if not _lacks_measure(request, kv):
+                stored[number] = kv
+                break
             is_unmeasured = True
-            continue
-        stored[number] = kv
     plan = plan_stored(request, tokens, prefix_tokens=prefix_tokens, stored=stored, regime=regime)
     if plan.stop == prefix_tokens:
         if request.reuse_start is None:

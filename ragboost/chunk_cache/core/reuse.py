@@ -52,10 +52,9 @@ class ChunkReuse:
         *,
         identity: Identity | None = None,
         backend: str | None = "tiled",
-        has_prepared: bool = False,
     ) -> None:
         self.adapter, self.store = adapter, store
-        self.library = ChunkLibrary.of(adapter, store, identity=identity, has_prepared=has_prepared)
+        self.library = ChunkLibrary.of(adapter, store, identity=identity)
         self.backend = make_backend(backend) if backend else None
 
     def precompute(self, system: Sequence[int], chunks: Sequence[Sequence[int]]) -> int:
@@ -159,6 +158,7 @@ class ChunkReuse:
         spans = [(0, num_system)] if 0 < num_system <= num_exact else []
         for start, stop in [*spans, *chunks]:
             key = library.key(tokens[start:stop], tenant=tenant)
+            key = library.slot(key, is_first=start <= num_system)
             is_first = start == num_system
             if library.lacks(key, tokens[start:stop], is_first=is_first):
                 is_exact = stop <= num_exact

@@ -62,12 +62,6 @@ class EngineChunkSettings(Fields):
         "mooncake://HOST:PORT.",
     )
     eviction: str = Field("heat", description="Eviction policy of the store: heat or lru.")
-    prepared: Literal["measures", "kv"] = Field(
-        "measures",
-        description="What `ragboost precompute` leaves of a document behind its neighbours: "
-        "measures, or kv as well (FusionRAG eq. 10), which is reused rather than that computed "
-        "alone.",
-    )
     public_key: str = Field(
         "",
         repr=False,
@@ -111,9 +105,8 @@ class EngineChunkSettings(Fields):
             )
         if settings.remote:
             check_address(settings.remote)
-        if num_workers > 1 and (settings.public_key or settings.prepared == "kv"):
-            name = "public_key" if settings.public_key else "prepared"
-            raise ConfigError(f"`{name}` needs one worker of the model, not {num_workers}")
+        if num_workers > 1 and settings.public_key:
+            raise ConfigError(f"`public_key` needs one worker of the model, not {num_workers}")
         return settings
 
     def _calibrated(self, values: Mapping[str, Any]) -> "EngineChunkSettings":

@@ -107,8 +107,10 @@ class AnnouncementInbox:
             return []
         tenant = namespaced(announced.tenant, *announced.namespace)
         wanted = [tokens for tokens in announced.chunks if len(tokens) >= MIN_CHUNK_TOKENS]
-        keys = library.prefetch({library.key(tokens, tenant=tenant): tokens for tokens in wanted})
-        return [] if announced.reply_to is None else [_Pending(keys, announced.reply_to)]
+        chunks = {library.key(tokens, tenant=tenant): len(tokens) for tokens in wanted}
+        keys = {each: n for key, n in chunks.items() for each in library.keys_to_load(key)}
+        library.store.prefetch(keys)
+        return [] if announced.reply_to is None else [_Pending([*keys], announced.reply_to)]
 
 
 class Announcer:

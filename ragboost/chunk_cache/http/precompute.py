@@ -1,5 +1,5 @@
-"""Let a running engine store and measure the documents of a corpus: each alone behind the system
-prompt, then behind its neighbours, as `cachecraft` and `hybrid-offline` need."""
+"""Let a running engine store the documents of a corpus: each alone behind the system prompt, where
+it is exact, then behind its neighbours (FusionRAG eq. 10), which answers better behind others."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +42,7 @@ class EngineCorpus:
             text += (
                 "\nnot measured: documents without neighbours, and those that the store has lost; "
                 "if it is too small, increase host_bytes, or set directory; an engine with several "
-                "workers measures nothing: use --top-n 0 with it"
+                "workers measures nothing, and stores KV behind neighbours all the same"
             )
         return text
 

@@ -21,7 +21,7 @@ class Hybrid(SelectionPolicy):
 class HybridOffline(SelectionPolicy):
     """Selection like `Hybrid`, with the sensitivity that was measured when the chunk was stored."""
 
-    reads_question = True
+    reads_question = reuses_plain = True
 
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:
         require_measured(view.assembly, "sensitivity", policy="hybrid-offline")

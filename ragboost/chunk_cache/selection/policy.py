@@ -17,6 +17,7 @@ from ragboost.errors import ChunkCacheError
 class SelectionPolicy(ABC):
     looks_at_all = False  # the policy first computes some layers of the whole prompt
     reads_question = False  # it first computes the question over the reused KV
+    reuses_plain = False  # what it reads was measured of KV computed alone, which it reuses
 
     @abstractmethod
     def score(self, view: SelectionView) -> Steps[torch.Tensor]:

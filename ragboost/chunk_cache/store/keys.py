@@ -62,9 +62,9 @@ def chunk_key(
     return owner_prefix(one.salt) + _digest([LAYOUT_VERSION, *made_from, *ids])
 
 
-def prepared_key(plain: str) -> str:
-    """Return the key of a chunk's KV computed behind neighbours, by that of its plain KV."""
-    return owner_of(plain) + _digest([plain, "neighbours"])
+def behind_key(key: str) -> str:
+    """Return the key of a chunk's KV that was computed behind other chunks, by the chunk's key."""
+    return owner_of(key) + _digest([key, "neighbours"])
 
 
 def owner_of(key: str) -> str:

@@ -36,19 +36,32 @@ def test_ranks_with_one_disk_do_not_find_each_others_heads(adapter: ModelAdapter
     assert len({library.key([1, 2, 3]) for library in libraries}) == 3
 
 
-def test_kv_that_saw_no_other_chunk_replaces_kv_that_did(adapter: ModelAdapter) -> None:
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [1], [0]])
+def test_kv_behind_others_serves_there_and_kv_of_the_first_place_serves_in_that(
+    adapter: ModelAdapter, order: list[int]
+) -> None:
     library = make_library(adapter)
     alone = exact_prefix(adapter, [3, 4, 5, 6])
-    late, early = replace(alone, base=20), replace(alone, base=2)
-    key = library.key(alone.tokens)
+    behind, first, later = replace(alone, base=20), replace(alone, base=2), replace(alone, base=9)
+    chunk = library.key(alone.tokens)
+    assert library.keys_to_load(chunk) == library.keys(chunk), "it is not known which there is"
+    for number in order:
+        kv, is_first = ((behind, False), (first, True), (later, True))[number]
+        key = library.slot(chunk, is_first=is_first)
+        if library.lacks(key, alone.tokens, is_first=is_first):
+            assert library.add(key, kv, is_first=is_first)
 
-    bases = []
-    for kv, is_first in ((late, False), (early, True), (late, False), (late, True)):
-        library.add(key, kv, is_first=is_first)
-        found = library.find(key, alone.tokens)
-        bases.append(None if found is None else found.base)
-
-    assert bases == [20, 2, 2, 2]
+    bases = {}
+    for is_first in (False, True):
+        found = library.find(chunk, alone.tokens, is_first=is_first)
+        assert found is not None
+        bases[is_first] = found.base
+    assert bases == {
+        False: 20 if 0 in order else 2,
+        True: 2 if 1 in order else 20,
+    }
+    if len(order) > 1:
+        assert len(library.keys_to_load(chunk)) == 1
 
 
 def test_approximate_kv_replaces_no_exact_kv(adapter: ModelAdapter) -> None:

@@ -57,12 +57,11 @@ def test_a_chunk_is_measured_behind_its_neighbours_as_offline(adapter: ModelAdap
     assert filled.counts.recomputed == len(chunk)
 
 
-def test_kv_behind_neighbours_is_kept_and_preferred_if_the_engine_is_told_so(
+def test_kv_behind_neighbours_is_kept_and_preferred(
     adapter: ModelAdapter,
 ) -> None:
     system, chunks, question = make_prompt()
     library = make_library(adapter)
-    library.has_prepared = True
     learn(library, adapter, system, chunks)
     *neighbours, chunk = chunks
     reuse = ChunkReuse(adapter, TieredStore(), backend=None)
@@ -93,13 +92,13 @@ def test_kv_behind_neighbours_is_kept_and_preferred_if_the_engine_is_told_so(
         assert isinstance(plan, PromptPlan)
         assert plan.stored[-1] is not None
         assert plan.stored[-1].layers is kv.layers
-    # Prepared anew behind others it replaces the old; elsewhere both are loaded ahead.
+    # Prepared anew behind others it replaces the old, and alone is loaded ahead.
     other = replace(primed, base=primed.base + 1)
     library.measure(key, measure, behind=other)
     found = library.find(key, chunk)
     assert found is not None
     assert found.base == other.base
-    assert len(library.prefetch({key: chunk})) == 2
+    assert library.keys_to_load(key) == library.keys(key)[:1]
 
 
 def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(

@@ -24,7 +24,6 @@ from tests.eventually import eventually
         ({"ratio": 2}, "ratio"),
         ({"policy": "best"}, "best"),
         ({"eviction": "fifo"}, "fifo"),
-        ({"prepared": "yes"}, "prepared.*measures.* or .*kv"),
         ({"eviction": "lacr"}, "lacr.*use heat or lru"),
         ({"eviction": "next-use"}, "next-use.*use heat or lru"),
     ],

@@ -57,13 +57,14 @@ def test_a_chunk_of_approximate_ancestry_is_never_exact(reuse: ChunkReuse) -> No
     assert again.counts.reused == 40
 
 
-def test_plain_and_prepared_kv_come_before_one_that_was_taken(reuse: ChunkReuse) -> None:
+def test_kv_behind_others_and_kv_computed_alone_are_both_kept(reuse: ChunkReuse) -> None:
     ask(reuse, [C, B])
     taken = stored_kv(reuse, B)
     plain = reuse.plain(SYSTEM, B)
     assert taken is not None
     assert taken.base == 26
-    assert stored_kv(reuse, B) is plain
+    assert stored_kv(reuse, B) is taken
+    assert reuse.library.find(reuse.library.key(B), B, is_first=True) is plain
 
 
 def test_the_first_chunk_of_a_prompt_is_plain(reuse: ChunkReuse) -> None:

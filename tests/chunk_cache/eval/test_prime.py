@@ -9,7 +9,7 @@ from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import TokenSource
 from ragboost.chunk_cache.store.influence import chunk_name
-from ragboost.chunk_cache.store.keys import prepared_key
+from ragboost.chunk_cache.store.keys import behind_key
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import stored_kv
@@ -116,10 +116,10 @@ def test_measuring_leaves_the_kv_plain(reuse: ChunkReuse) -> None:
 def test_prepared_kv_is_preferred_and_plain_kv_serves_where_it_is_gone(
     adapter: ModelAdapter,
 ) -> None:
-    reuse = ChunkReuse(adapter, TieredStore(), has_prepared=True)
+    reuse = ChunkReuse(adapter, TieredStore())
     kv = prime(reuse, SYSTEM, A, neighbours=[C, B])
     plain = stored_kv(reuse, A)
-    key = prepared_key(reuse.library.key(A))
+    key = behind_key(reuse.library.key(A))
     assert reuse.store.put(key, kv)
 
     assert stored_kv(reuse, A) is kv

@@ -18,7 +18,7 @@ from ragboost.chunk_cache.http.store_commands import (
     run_command,
 )
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.keys import Identity, owner_prefix, prepared_key
+from ragboost.chunk_cache.store.keys import Identity, behind_key, owner_prefix
 from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import RequestError
@@ -89,9 +89,8 @@ def test_a_chunk_is_named_by_its_text_or_by_its_key(library: ChunkLibrary) -> No
 
 def test_what_is_prepared_of_a_document_shares_its_fate(library: ChunkLibrary) -> None:
     key = library.key(CHUNKS[1], tenant="a")
-    library.has_prepared = True
-    library.store.put(prepared_key(key), make_chunk())
-    assert keys(ask(library, StoreOptions(), tenant="a")) >= {key, prepared_key(key)}
+    library.store.put(behind_key(key), make_chunk())
+    assert keys(ask(library, StoreOptions(), tenant="a")) >= {key, behind_key(key)}
     ask(library, StoreOptions(action="evict"), tenant="a", chunks=[CHUNKS[1]])
     assert len(keys(ask(library, StoreOptions(), tenant="a"))) == 2
 

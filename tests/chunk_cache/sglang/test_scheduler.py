@@ -419,7 +419,9 @@ def test_chunks_that_ranks_hold_differently_are_computed_and_forgotten_by_all(
     assert not [key for key in request.keys.values() if key in bench.filler.library]
 
 
-def test_several_ranks_measure_nothing(bench: Bench) -> None:
+def test_several_ranks_measure_nothing_and_keep_what_they_compute_behind_neighbours(
+    bench: Bench,
+) -> None:
     bench.learn()
     bench.filler.model = SimpleNamespace(ranks=Differing(), num_layers=2)
     req = bench.req()
@@ -427,3 +429,7 @@ def test_several_ranks_measure_nothing(bench: Bench) -> None:
     req.sampling_params.custom_params["ragboost"] = json.dumps({**told, "measure": True})
 
     assert bench.find(req).options.reason == "several_workers"
+    library = bench.filler.library
+    keys = [library.keys(library.key(chunk), is_first=True) for chunk in bench.chunks]
+    captured = bench.scheduler.captures(bench.find(req), len(req.origin_input_ids))
+    assert [chunk.key for chunk in captured] == [keys[0][0], *(behind for _, behind in keys[1:])]

@@ -82,9 +82,8 @@ def test_a_corpus_that_is_stored_is_not_computed_again(tmp_path: Path) -> None:
     assert computed[1] < prompt / 2
 
 
-@pytest.mark.parametrize("prepared", ["measures", "kv"])
 def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_restart(
-    tmp_path: Path, prepared: str
+    tmp_path: Path,
 ) -> None:
     corpus, directory = tmp_path / "corpus.jsonl", tmp_path / "kv"
     texts = [f"Passage {n}: " + " ".join(f"word{n * n + i}" for i in range(20)) for n in range(3)]
@@ -93,7 +92,7 @@ def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_resta
     near = tmp_path / "near.jsonl"
     near.write_text("".join(f'{{"id": {n}, "neighbours": [{(n + 1) % 3}]}}\n' for n in range(3)))
     given = ["--corpus", str(corpus), "--neighbours", str(near), "--template", "{text}", "--json"]
-    settings = {"directory": str(directory), "prepared": prepared}
+    settings = {"directory": str(directory)}
 
     with serving(**settings) as url:
         done = CliRunner().invoke(app, ["precompute", *given, "--engine", url])
@@ -102,7 +101,7 @@ def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_resta
     assert (told["num_documents"], told["num_stored"], told["num_measured"]) == (3, 3, 3)
     num_files = len(list(directory.glob("*.safetensors")))
     # Each document alone, the text before them, and each behind its neighbour.
-    assert num_files == 4 + (3 if prepared == "kv" else 0)
+    assert num_files == 4 + 3
 
     with serving(**settings) as url:
         for policy in ("cachecraft", "hybrid-offline"):

@@ -21,7 +21,7 @@ from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
 class ChunkCapture(NamedTuple):
     """A chunk to take out of the engine's cache, once the prompt is computed up to its end."""
 
-    key: str
+    key: str  # under which it is stored
     tokens: list[int]  # of the prompt, up to the chunk's end
     start: int  # position of the chunk
     is_exact: bool  # its KV equals that of an ordinary prefill
@@ -70,8 +70,12 @@ class ReusingRequest:
         options = in_namespace(options, *namespace)
         keys = find_chunks(options, tokens, library)
         if options.reason is None:
-            spans = {key: options.chunks[number] for number, key in keys.items()}
-            library.prefetch({key: tokens[start:stop] for key, (start, stop) in spans.items()})
+            wanted: dict[str, int] = {}
+            for number, key in keys.items():
+                start, stop = options.chunks[number]
+                found = library.keys_to_load(key, is_first=number == 0)
+                wanted |= dict.fromkeys(found, stop - start)
+            library.store.prefetch(wanted)
         reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
         return cls(request_id, options, tokens, keys, set(keys), reply_to, options.reason)
 
@@ -109,7 +113,8 @@ class ReusingRequest:
             if stop > num_computed:
                 break
             self.uncaptured.discard(number)
-            is_first, key = number == 0, self.keys[number]
+            is_first = number == 0
+            key = library.slot(self.keys[number], is_first=is_first)
             is_exact = exact_stop is None or stop <= exact_stop
             if not is_exact and stop <= self.prefix_tokens:
                 continue  # approximate blocks of an equal request

@@ -39,7 +39,6 @@ class SlotFiller(ABC):
         self.library = ChunkLibrary.of(
             model,
             store,
-            has_prepared=settings.prepared == "kv",
             has_public=bool(settings.public_key),
         )
         self.backend = make_backend(settings.backend)
