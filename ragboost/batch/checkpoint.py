@@ -18,7 +18,7 @@ from ragboost.errors import RequestError
 
 
 class RejectedLinesError(RequestError):
-    """A strict job found malformed lines."""
+    """A strict job found malformed lines, or any job nothing else."""
 
 
 class Checkpoint(NamedTuple):
@@ -36,7 +36,7 @@ _STATE = TypeAdapter(_State)
 
 
 def checkpoint_path(output: Path) -> Path:
-    return output.with_name(f".{output.name}.checkpoint")
+    return output.parent / f".{output.name}.checkpoint"
 
 
 def last_checkpoint(output: Path) -> Checkpoint | None:
@@ -95,14 +95,14 @@ class GrowingFiles:
         temporary.replace(self._state)
 
     def finish(self, summary: BatchSummary, *, source: Path, is_strict: bool) -> None:
-        """Give the files their names; a strict job with rejects fails, and has only these."""
-        has_failed = is_strict and summary.rejected > 0
+        """Give the files their names. A strict job with rejects fails and has only these, as does
+        one whose lines are all malformed."""
+        has_failed = summary.rejected > 0 and (is_strict or not summary.requests)
         for number in [2] if has_failed else range(len(self._paths)):
             self.files[number].close()
             self._parts[number].replace(self._paths[number])
         if has_failed:
-            where = f"{summary.rejected}, see {self._paths[2]}"
-            raise RejectedLinesError(f"{source}: malformed lines: {where}")
+            raise RejectedLinesError(f"{source}: {summary.rejects_sentence(self._paths[2])}")
 
     def forget(self) -> None:
         """Delete the checkpoint: there is nothing to go on from."""

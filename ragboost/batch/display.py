@@ -10,7 +10,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from ragboost.batch.catalog import Progress as ProgressFunction
-from ragboost.batch.files import side_path
 from ragboost.batch.forecast import Forecast, ForecastPoint
 from ragboost.batch.summary import BatchSummary
 from ragboost.plots import line_plot
@@ -62,10 +61,6 @@ def summary_sentence(summary: BatchSummary) -> str:
         f"document order, {summary.duplicates_removed:,} of {summary.documents:,} documents "
         f"removed as duplicates{windows}"
     )
-
-
-def warning(summary: BatchSummary, output: Path) -> str:
-    return f"warning: malformed lines: {summary.rejected:,}, see {side_path(output, 'rejects')}"
 
 
 def forecast_table(forecast: Forecast) -> Table:

@@ -13,7 +13,7 @@ _GZIP = b"\x1f\x8b"
 def side_path(output: Path, name: str) -> Path:
     """Return the path beside an output: `OUT.jsonl` and `positions` give `OUT.positions.jsonl`."""
     stem = output.name.removesuffix(".jsonl")
-    return output.with_name(f"{stem}.{name}.jsonl")
+    return output.parent / f"{stem}.{name}.jsonl"  # the output may be ".", which has no name
 
 
 @contextmanager

@@ -41,7 +41,8 @@ def run_batch(
 
     `cache_tokens` (None: unbounded) and `block_size` (None: whole documents) are of the prediction.
     `window` requests, or as many as fit into `memory_mb`, are planned together. With `strict`,
-    malformed lines fail the job. `keep` are further files that it must not overwrite.
+    malformed lines fail the job, as always if there is no other line. `keep` are further files that
+    it must not overwrite.
     """
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
@@ -73,11 +74,14 @@ def _run(
         read = job.read(source, rejects, start=place, is_full=is_full)
         if strict and summary.rejected + read.rejected:
             growing.forget()
-            summary = BatchSummary(rejected=summary.rejected + read.rejected)
+            rejected, problem = summary.rejected + read.rejected, summary.problem or read.problem
+            summary = BatchSummary(rejected=rejected, problem=problem)
         else:
             planned = job.plan()
             job.write(source, output, positions, planned=planned, lines_before=summary.requests)
-            summary = summary.with_window(job.catalog, planned, rejected=read.rejected)
+            summary = summary.with_window(
+                job.catalog, planned, rejected=read.rejected, problem=read.problem
+            )
             del planned  # before the next window is read
         if read.is_last:
             return summary

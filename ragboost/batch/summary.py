@@ -1,6 +1,7 @@
 """The counts and predictions of a batch job, added up over its windows."""
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ragboost.batch.catalog import DocumentCatalog
@@ -13,7 +14,8 @@ _NOTHING = HitRate(0, 0)
 @dataclass(frozen=True)
 class BatchSummary:
     requests: int = 0
-    rejected: int = 0
+    rejected: int = 0  # malformed lines
+    problem: str = ""  # of the first of them
     documents: int = 0  # documents in the requests, as given
     duplicates_removed: int = 0  # documents removed because their request repeats them
     requests_reordered: int = 0  # requests whose documents are in another order
@@ -25,7 +27,7 @@ class BatchSummary:
     after: HitRate = _NOTHING  # predicted hit rate of the output, as well
 
     def with_window(
-        self, catalog: DocumentCatalog, planned: FilePlan, *, rejected: int
+        self, catalog: DocumentCatalog, planned: FilePlan, *, rejected: int, problem: str
     ) -> "BatchSummary":
         entries, cache, block = catalog.entries, self.cache_tokens, self.block_size
         before = predict(catalog, None, cache_tokens=cache, block_size=block)
@@ -35,6 +37,7 @@ class BatchSummary:
             self,
             requests=self.requests + len(entries),
             rejected=self.rejected + rejected,
+            problem=self.problem or problem,
             documents=self.documents + num_documents,
             duplicates_removed=self.duplicates_removed
             + num_documents
@@ -45,6 +48,10 @@ class BatchSummary:
             before=_sum(self.before, before),
             after=_sum(self.after, after),
         )
+
+    def rejects_sentence(self, rejects: Path) -> str:
+        """Say how many lines are malformed, why the first is, and where all of them are."""
+        return f"malformed lines: {self.rejected:,}, see {rejects}; {self.problem}"
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)

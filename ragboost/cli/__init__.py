@@ -3,6 +3,7 @@
 Parses arguments, calls the packages and prints.
 """
 
+import inspect
 import sys
 
 import typer
@@ -59,6 +60,17 @@ app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)
 app.command(rich_help_panel=_REUSE)(calibrate)
 app.command(rich_help_panel=_REUSE)(precompute)
 app.add_typer(chunks, name="chunks", rich_help_panel=_REUSE)
+
+
+def _joined(text: str) -> str:
+    """Join the lines of each paragraph but examples, since help breaks them to the terminal."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(p if p.startswith("\b") else p.replace("\n", " ") for p in paragraphs)
+
+
+for _group in (app, bench, chunks):
+    for _command in _group.registered_commands:
+        _command.help = _joined((_command.callback and _command.callback.__doc__) or "")
 
 
 def main() -> None:

@@ -11,7 +11,10 @@ from ragboost.cli.options import AS_JSON, BODY, KEY_ENV, PROGRESS, api_key, json
 from ragboost.config import BackendSettings
 from ragboost.errors import ConfigError
 
-app = typer.Typer(help="Measure a server.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure a server, or the proxy in front of it, with recorded traffic.",
+    no_args_is_help=True,
+)
 
 
 @app.callback()

@@ -7,7 +7,7 @@ import typer
 
 from ragboost.config.model_directory import find_model
 
-app = typer.Typer(help="Stored chunks of chunk reuse.", no_args_is_help=True)
+app = typer.Typer(help="Plan the memory for stored chunks.", no_args_is_help=True)
 
 _GIB = 1 << 30
 
@@ -28,7 +28,13 @@ def size(
     ranks: int = typer.Option(1, min=1, help="Tensor-parallel size: each rank stores its part."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Print the bytes of a corpus in each place, by the model's configuration."""
+    """Print what a corpus needs in memory, on disk or in a remote store.
+
+    Reads the model's configuration only; no weights, no engine.
+
+    \b
+    ragboost chunks size --model Qwen/Qwen3-0.6B --documents 10000 --tokens 512
+    """
     from ragboost.chunk_cache.store.sizes import corpus_sizes
 
     found = find_model(model, only="config.json")

@@ -95,7 +95,7 @@ def _is_done(output: Path) -> bool:
         place, summary = checkpoint
         where = f"behind line {place.line:,}, with {summary.requests:,} requests written"
         typer.echo(f"{output}: going on {where}", err=True)
-    elif output.exists():
+    elif output.is_file():
         typer.echo(f"{output} is complete; without --resume it is written anew", err=True)
         return True
     return False
@@ -120,10 +120,14 @@ def _interruptible(output: Path) -> Iterator[None]:
 
 
 def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
-    from ragboost.batch.display import summary_sentence, summary_table, warning
+    from ragboost.batch.display import summary_sentence, summary_table
+    from ragboost.batch.files import side_path
 
+    if not summary.requests:
+        typer.echo("warning: no requests: the output is empty", err=True)
     if summary.rejected:
-        typer.echo(warning(summary, output), err=True)
+        rejects = side_path(output, "rejects")
+        typer.echo(f"warning: {summary.rejects_sentence(rejects)}", err=True)
     if as_json:
         typer.echo(json.dumps(summary.as_json()))
     else:
@@ -207,8 +211,7 @@ def warm(
 ) -> None:
     """Learn from a corpus which documents are retrieved together, before the first request.
 
-    Asks a retriever for a passage of each document. Then set `ordering.tail = "popularity"` and
-    `ordering.prior = "FILE"`.
+    Asks a retriever for a passage of each document. Then set `ordering.prior = "FILE"`.
 
     \b
     ragboost warm corpus.jsonl -o prior.json
@@ -245,8 +248,9 @@ def demo(
 ) -> None:
     """Replay a RAG workload through proxy and embedded engine, plain and boosted.
 
-    The text is the documentation in Python's standard library; everything runs on this machine.
-    If the model smollm2-135m was fetched, it answers a few questions, plain and boosted.
+    The text is the documentation in Python's standard library; everything runs on this machine,
+    in a minute or two. If the model smollm2-135m was fetched, it answers a few questions, plain and
+    boosted.
     """
     import_extra("torch", extra="engine")
     from ragboost.demo import run_demo

@@ -45,6 +45,7 @@ def test_summary_is_json_on_request_and_a_warning_counts_the_rejects(source: Pat
 
     assert done.returncode == 0
     assert "warning: malformed lines: 1, see" in done.stderr
+    assert "out.rejects.jsonl; line 4: not JSON" in done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     assert (summary["requests"], summary["rejected"]) == (3, 1)
     assert summary["before"]["hit_rate"] == 0
@@ -71,6 +72,8 @@ def test_summary_is_a_table_and_progress_is_shown_on_request(source: Path) -> No
     [
         (["-o", "{folder}/out.jsonl", "--strict"], "malformed lines: 4, see"),
         (["-o", "{folder}/in.jsonl"], "is an input of the job"),
+        (["-o", "."], "cannot write .: not a regular file"),
+        (["-o", ".", "--resume"], "cannot write .: not a regular file"),
         (["-o", "{folder}/out.jsonl", "--corpus", "{folder}/none.jsonl"], "cannot read"),
         (["-o", "{folder}/corpus.jsonl", "--corpus", "{folder}/corpus.jsonl"], "is an input"),
         (["-o", "{folder}/out.jsonl", "--cache-tokens", "-1"], "--cache-tokens"),
@@ -85,6 +88,23 @@ def test_bad_flags_files_and_strict_rejects_are_exit_code_2(
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_of_malformed_lines_fails_and_leaves_no_empty_output(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"question": "q", "documents": "text"}\n')
+    done = ragboost(tmp_path / "in.jsonl", "-o", str(tmp_path / "out.jsonl"))
+
+    assert done.returncode == 2
+    assert "out.rejects.jsonl; line 1: documents must be a list" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.rejects.jsonl"]
+
+
+def test_an_empty_file_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("")
+    done = ragboost(tmp_path / "in.jsonl", "-o", str(tmp_path / "out.jsonl"))
+
+    assert done.returncode == 0
+    assert "no requests: the output is empty" in done.stderr
 
 
 def test_a_file_is_planned_in_windows_on_request(source: Path) -> None:

@@ -156,7 +156,8 @@ def test_missing_corpus_ids_are_rejected_by_name(tmp_path: Path) -> None:
 
 
 def test_doc_ids_without_a_corpus_are_rejected_with_the_way_out(tmp_path: Path) -> None:
-    run(tmp_path, [{"id": 1, "question": "?", "doc_ids": ["a"]}])
+    with pytest.raises(RejectedLinesError, match="give it with --corpus"):
+        run(tmp_path, [{"id": 1, "question": "?", "doc_ids": ["a"]}])
 
     assert "--corpus" in rejects(tmp_path)[0]["error"]
 
