@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ragboost.booster import Booster, Planned
+from ragboost.booster import Booster
 from ragboost.booster.compose import behind
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.dedup import unique_documents
 from ragboost.evaluation.arms import EvalArm
 from ragboost.evaluation.questions import EvalQuestion
+from ragboost.ordering import Order
 
 Messages = tuple[tuple[str, str], ...]
 """Pairs of role and text."""
@@ -71,9 +72,9 @@ class ArmRenderer:
             planned=planned,
         )
 
-    def _moved(self, question: EvalQuestion) -> Planned:
+    def _moved(self, question: EvalQuestion) -> Order:
         unique = unique_documents(question.documents)
         permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
         elements = behind(self._prompt_prefix, [unique[i].key for i in permutation])
         tokens = self._booster.tokens.count_documents([unique[i] for i in permutation])
-        return Planned(permutation, elements, tuple(tokens), 0)
+        return Order(permutation, elements, tuple(tokens), 0)
