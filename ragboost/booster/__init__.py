@@ -5,7 +5,6 @@ from ragboost.booster.residency import UsageTotals
 from ragboost.booster.session_state import (
     CarriedDocuments,
     MemorySessions,
-    SentDocument,
     SessionState,
     SessionStore,
     Turn,
@@ -15,7 +14,6 @@ __all__ = [
     "Booster",
     "CarriedDocuments",
     "MemorySessions",
-    "SentDocument",
     "Session",
     "SessionState",
     "SessionStore",

@@ -206,10 +206,10 @@ class Booster(StoredConversations, UsageReports):
         """
         tokens = self.tokens.count_documents(context.documents)
         num_tokens = sum(tokens) + self.tokens.count(context.query)
-        sent = zip(context.documents, context.labels, tokens, strict=True)
         with self._lock:
             return state.add_sent(
-                sent,
+                context,
+                tokens,
                 num_tokens=num_tokens,
                 is_leading=is_leading,
                 max_documents=self.settings.session.max_documents,
@@ -288,9 +288,9 @@ class Booster(StoredConversations, UsageReports):
         else:
             entry = self._record_turn(state, retrieved.prompt_prefix, num_tokens)
         if state is not None:
-            labelled = zip(context.documents, context.labels, tokens, strict=True)
             state.add_sent(
-                labelled,
+                context,
+                tokens,
                 num_tokens=num_tokens,
                 is_leading=past.is_empty,
                 max_documents=settings.session.max_documents,
@@ -341,10 +341,10 @@ class Booster(StoredConversations, UsageReports):
     def _record_turn(
         self, state: SessionState | None, prompt_prefix: str, num_tokens: int
     ) -> IndexEntry:
-        leading = state.leading_documents() if state else ()
+        leading = state.leading_turn() if state else None
         entry = self.index.record_turn(
-            behind(prompt_prefix, [sent.key for sent in leading]),
-            [sent.num_tokens for sent in leading],
+            behind(prompt_prefix, leading.keys if leading else ()),
+            leading.tokens if leading else (),
             history_tokens=state.later_tokens() if state else 0,
             turn_tokens=num_tokens,
         )
