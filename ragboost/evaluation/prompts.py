@@ -22,7 +22,6 @@ Messages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArmPrompt:
-    question: str
     messages: Messages  # the whole conversation
     prompt_tokens: int  # their estimated length
     predicted_cached_tokens: int  # as the Booster predicts
@@ -54,7 +53,7 @@ class ArmRenderer:
         count = self._booster.tokens.count
         tokens = sum(count(text) for _, text in messages)
         cached = min(context.predicted_cached_tokens, tokens)
-        return ArmPrompt(question.id, messages, tokens, cached)
+        return ArmPrompt(messages, tokens, cached)
 
     def _boost(self, question: EvalQuestion) -> Context:
         documents, planned = list(question.documents), None
