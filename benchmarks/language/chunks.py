@@ -109,7 +109,7 @@ def _contains(outcomes: Sequence[Outcome]) -> list[float]:
 
 def _mean(name: str, values: Sequence[float], groups: Sequence[str]) -> dict[str, float]:
     interval = mean_interval(values, groups=groups)
-    return {name: fmean(values), f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _difference(

@@ -165,13 +165,10 @@ def _order(
     policy: OrderPolicy,
 ) -> list[Hashable]:
     lengths = [tokens[document] for document in context]
-    permutation = order_documents(
-        index, context, lengths, settings=settings, policy=policy
-    ).permutation
-    order = [context[i] for i in permutation]
-    index.insert(order, [lengths[i] for i in permutation])
+    order = order_documents(index, context, lengths, settings=settings, policy=policy)
+    index.insert(order.documents, order.tokens)
     policy.add(context)
-    return order
+    return [*order.documents]
 
 
 def show(result: dict[str, Any]) -> None:

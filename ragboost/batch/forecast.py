@@ -103,7 +103,7 @@ def _online(catalog: DocumentCatalog, settings: OrderingSettings, size: int | No
             tokens = [catalog.tokens[document] for document in sent]
             order = order_documents(index, elements, tokens, settings=settings, policy=policy)
             elements = [elements[i] for i in order.permutation]
-            index.insert(elements, [tokens[i] for i in order.permutation])
+            index.insert(elements, order.tokens)
             policy.add(elements)
         orders.append(elements)
     counted = simulate(orders, lambda element: catalog.tokens[element[1]], capacity_tokens=size)

@@ -1,12 +1,10 @@
 """Order, de-duplicate and hint documents: the room where index, ordering, dedup and hints meet."""
 
 from ragboost.booster.booster import Booster, Session
-from ragboost.booster.planning import Planned
 from ragboost.booster.residency import UsageTotals
 from ragboost.booster.session_state import (
     CarriedDocuments,
     MemorySessions,
-    SentDocument,
     SessionState,
     SessionStore,
     Turn,
@@ -16,8 +14,6 @@ __all__ = [
     "Booster",
     "CarriedDocuments",
     "MemorySessions",
-    "Planned",
-    "SentDocument",
     "Session",
     "SessionState",
     "SessionStore",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose, drop_dear_hint
-from ragboost.booster.planning import LivePlanner, Planned, plan_offline
+from ragboost.booster.planning import LivePlanner, plan_offline
 from ragboost.booster.residency import Residency, UsageReports, UsageTotals
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -100,7 +100,7 @@ class Booster(StoredConversations, UsageReports):
         session: str | SessionState | None = None,
         history: Collection[str] | None = None,
         prompt_prefix: str = "",
-        planned: Planned | None = None,
+        planned: Order | None = None,
         recompute_ratio: float | None = None,
     ) -> Context:
         """Order, de-duplicate and hint one request's documents.
@@ -151,23 +151,21 @@ class Booster(StoredConversations, UsageReports):
             continued = {s for s in set(sessions) if s is not None and self.turns(s)}
         turns = group_turns(sessions, continued)
         leading = [retrieved[i] for i in turns.leading]
-        permutations, release = plan_offline(leading, settings=self.settings.ordering)
-        planned = dict(zip(turns.leading, permutations, strict=True))
+        orders, release = plan_offline(leading, settings=self.settings.ordering)
+        planned = dict(zip(turns.leading, orders, strict=True))
         order = turns.release_order(release)
         contexts = []
         for i in order:
             with self._lock:
-                contexts.append(self._boost(retrieved[i], sessions[i], order=planned.get(i)))
+                contexts.append(self._boost(retrieved[i], sessions[i], planned=planned.get(i)))
         return Plan(tuple(contexts), order)
 
-    def plan_next(
-        self, requests: Sequence[Request], *, budget_tokens: float
-    ) -> tuple[int, Planned]:
+    def plan_next(self, requests: Sequence[Request], *, budget_tokens: float) -> tuple[int, Order]:
         """Plan which of a few requests that wait to send next, against the current prefix cache.
 
         For live traffic, unlike `boost_batch`: requests whose documents are at the front of their
         payloads. Changes nothing: the request counts as cached when `boost` is called with its
-        `Planned`. The others are planned again then, together with those that have arrived.
+        `Order`. The others are planned again then, together with those that have arrived.
 
         Args:
             requests: those that wait; the first one is sent if no other may overtake it.
@@ -183,8 +181,7 @@ class Booster(StoredConversations, UsageReports):
         with self._lock:
             if is_single:
                 self._planner.clear()
-                order = self._order_alone(retrieved[0])
-                return 0, Planned.of(retrieved[0], order.permutation, order.cached_tokens)
+                return 0, self._order_alone(retrieved[0])
             return self._planner.plan_first(retrieved, budget_tokens=budget_tokens)
 
     def record(
@@ -209,10 +206,10 @@ class Booster(StoredConversations, UsageReports):
         """
         tokens = self.tokens.count_documents(context.documents)
         num_tokens = sum(tokens) + self.tokens.count(context.query)
-        sent = zip(context.documents, context.labels, tokens, strict=True)
         with self._lock:
             return state.add_sent(
-                sent,
+                context,
+                tokens,
                 num_tokens=num_tokens,
                 is_leading=is_leading,
                 max_documents=self.settings.session.max_documents,
@@ -264,8 +261,7 @@ class Booster(StoredConversations, UsageReports):
         session: str | SessionState | None,
         *,
         history: Collection[str] | None = None,
-        order: Sequence[int] | None = None,
-        planned: Planned | None = None,
+        planned: Order | None = None,
         ratio: float | None = None,
     ) -> Context:
         """Boost one request. Changes index and session last, after all checks have passed."""
@@ -276,9 +272,7 @@ class Booster(StoredConversations, UsageReports):
             state = session
         has_references = settings.dedup.enabled and settings.hints.location
         past = CarriedDocuments.of(state, history, has_references=has_references)
-        if ratio is None and planned is not None and planned.fits(retrieved.elements):
-            order = planned.permutation
-        sent = self._order(retrieved, past, planned=order, ratio=ratio)
+        sent = self._order(retrieved, past, planned=planned, ratio=ratio)
         purchase = self._buy(*retrieved.in_order(sent), ratio) if past.is_empty else None
         if purchase is not None:
             keep_last = settings.ordering.keep_last
@@ -294,9 +288,9 @@ class Booster(StoredConversations, UsageReports):
         else:
             entry = self._record_turn(state, retrieved.prompt_prefix, num_tokens)
         if state is not None:
-            labelled = zip(context.documents, context.labels, tokens, strict=True)
             state.add_sent(
-                labelled,
+                context,
+                tokens,
                 num_tokens=num_tokens,
                 is_leading=past.is_empty,
                 max_documents=settings.session.max_documents,
@@ -331,7 +325,7 @@ class Booster(StoredConversations, UsageReports):
         retrieved: Retrieved,
         history: CarriedDocuments,
         *,
-        planned: Sequence[int] | None,
+        planned: Order | None,
         ratio: float | None,
     ) -> Sequence[int]:
         """Return the indices of the unique documents to send, in prompt order."""
@@ -340,17 +334,17 @@ class Booster(StoredConversations, UsageReports):
             return [i for i, doc in enumerate(retrieved.unique) if doc.key not in carried]
         if not self.settings.ordering.enabled:
             return range(len(retrieved.unique))
-        if planned is not None:
-            return planned
+        if ratio is None and planned is not None and planned.fits(retrieved.elements):
+            return planned.permutation
         return self._order_alone(retrieved, ratio=ratio).permutation
 
     def _record_turn(
         self, state: SessionState | None, prompt_prefix: str, num_tokens: int
     ) -> IndexEntry:
-        leading = state.leading_documents() if state else ()
+        leading = state.leading_turn() if state else None
         entry = self.index.record_turn(
-            behind(prompt_prefix, [sent.key for sent in leading]),
-            [sent.num_tokens for sent in leading],
+            behind(prompt_prefix, leading.keys if leading else ()),
+            leading.tokens if leading else (),
             history_tokens=state.later_tokens() if state else 0,
             turn_tokens=num_tokens,
         )

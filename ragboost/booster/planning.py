@@ -4,38 +4,13 @@ Decides in which order documents and requests are sent. Does not know sessions, 
 """
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering import OrderPolicy, RequestWindow, order_documents, plan_batch
+from ragboost.ordering import Order, OrderPolicy, RequestWindow, order_documents, plan_batch
 
 _MAX_WAITING_NODES = 10_000
-
-
-class Planned(NamedTuple):
-    """The order that `Booster.plan_next` found for a request, to be passed to `Booster.boost`."""
-
-    permutation: tuple[int, ...]  # positions of the distinct documents in the relevance order
-    elements: tuple[Hashable, ...]  # names of these documents in the context index
-    tokens: tuple[int, ...]  # their lengths
-    cached_tokens: int  # tokens of them that the prefix cache holds
-
-    @classmethod
-    def of(
-        cls, retrieved: Retrieved, permutation: tuple[int, ...], cached_tokens: int
-    ) -> "Planned":
-        """Apply a permutation to a request's documents."""
-        elements = tuple([retrieved.elements[i] for i in permutation])
-        tokens = tuple([retrieved.tokens[i] for i in permutation])
-        return cls(permutation, elements, tokens, cached_tokens)
-
-    def fits(self, elements: Sequence[Hashable]) -> bool:
-        """Return True if this orders exactly these documents, given in relevance order."""
-        return len(elements) == len(self.permutation) and self.elements == tuple(
-            [elements[i] for i in self.permutation]
-        )
 
 
 class LivePlanner:
@@ -76,12 +51,12 @@ class LivePlanner:
             ),
             key=lambda order: order.cached_tokens,
         )
-        self._in_order.insert(*retrieved.in_order(order.permutation))
+        self._in_order.insert(order.documents, order.tokens)
         return order.cached_tokens
 
     def plan_first(
         self, retrieved: Sequence[Retrieved], *, budget_tokens: float
-    ) -> tuple[int, Planned]:
+    ) -> tuple[int, Order]:
         """Return the position of the request to send next, and the order of its documents.
 
         The arguments are those of `RequestWindow.plan_next`. Changes nothing in the index.
@@ -93,30 +68,30 @@ class LivePlanner:
             policy=self._policy,
             budget_tokens=budget_tokens,
         )
-        elements = retrieved[at].elements
+        elements, tokens = retrieved[at].elements, retrieved[at].tokens
         position = {element: i for i, element in enumerate(elements)}
         last = range(min(keep, len(elements)) - 1, -1, -1)
         permutation = (*(position[element] for element in order), *last)
-        return at, Planned.of(retrieved[at], permutation, cached_tokens)
+        return at, Order.of(elements, tokens, permutation, cached_tokens=cached_tokens)
 
 
 def plan_offline(
     leading: Sequence[Retrieved], *, settings: OrderingSettings
-) -> tuple[Sequence[tuple[int, ...]], Sequence[int]]:
-    """Plan a batch without an index.
-
-    Returns:
-        The permutation of each request's documents, and the release order of the requests.
-    """
+) -> tuple[Sequence[Order], Sequence[int]]:
+    """Plan a batch without an index; return an order for each request, and the release order."""
     if not settings.enabled or not leading:
-        unmoved = [tuple(range(len(retrieved.elements))) for retrieved in leading]
+        unmoved = [Order.of(r.elements, r.tokens, tuple(range(len(r.elements)))) for r in leading]
         return unmoved, range(len(leading))
     plan = plan_batch(
         [retrieved.elements for retrieved in leading],
         _lengths(leading),
         keep_last=settings.keep_last,
     )
-    return plan.permutations, plan.release_order
+    orders = [
+        Order.of(r.elements, r.tokens, permutation)
+        for r, permutation in zip(leading, plan.permutations, strict=True)
+    ]
+    return orders, plan.release_order
 
 
 def _lengths(retrieved: Sequence[Retrieved]) -> dict[Hashable, int]:

@@ -4,30 +4,25 @@ State is plain data: keys, labels and lengths, no texts. Does not know prompts, 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import NamedTuple, Protocol
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.context import Context
-from ragboost.types import Document
-
-
-class SentDocument(NamedTuple):
-    """A document that a turn sent in full, and its label there."""
-
-    key: str
-    label: str
-    num_tokens: int
+from ragboost.types import KEY_OF
 
 
 class Turn(NamedTuple):
     number: int  # counts from 1; never reused within a session
     # Its documents are at the front of the prompt, with no earlier turn before them.
     is_leading: bool
-    documents: tuple[SentDocument, ...]  # those sent in full, in prompt order
     num_tokens: int  # length of documents and question
+    # Of the documents that it sent in full, in prompt order.
+    keys: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -45,7 +40,7 @@ class SessionState:
     _num_documents: int = field(default=0, init=False, repr=False, compare=False)
     _labels: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     _owners: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _leading: tuple[SentDocument, ...] = field(default=(), init=False, repr=False, compare=False)
+    _leading: Turn | None = field(default=None, init=False, repr=False, compare=False)
     _later_tokens: int = field(default=0, init=False, repr=False, compare=False)
 
     def labels(self) -> Mapping[str, str]:
@@ -58,8 +53,8 @@ class SessionState:
         self._sum_up()
         return self._owners
 
-    def leading_documents(self) -> tuple[SentDocument, ...]:
-        """Return the documents at the front of the prompt: those of the last leading turn."""
+    def leading_turn(self) -> Turn | None:
+        """Return the last turn whose documents are at the front of the prompt, if any."""
         self._sum_up()
         return self._leading
 
@@ -80,7 +75,7 @@ class SessionState:
         self._sum_up()
         total, num_forgotten = self._num_documents, 0
         while total > max_documents and num_forgotten < len(self.turns) - 1:
-            total -= len(self.turns[num_forgotten].documents)
+            total -= len(self.turns[num_forgotten].keys)
             num_forgotten += 1
         if num_forgotten:
             self._replace_turns(self.turns[num_forgotten:])
@@ -88,15 +83,17 @@ class SessionState:
 
     def add_sent(
         self,
-        sent: Iterable[tuple[Document, str, int]],
+        context: Context,
+        tokens: Sequence[int],
         *,
         num_tokens: int,
         is_leading: bool,
         max_documents: int,
     ) -> Turn:
-        """Add the next turn, whose documents have these labels and lengths."""
-        documents = [SentDocument(document.key, label, length) for document, label, length in sent]
-        turn = Turn(self.next_turn, is_leading, tuple(documents), num_tokens)
+        """Add the next turn, with the lengths of its documents."""
+        keys = tuple(map(KEY_OF, context.documents))
+        documents = keys, context.labels, tuple(tokens)
+        turn = Turn(self.next_turn, is_leading, num_tokens, *documents)
         self.add(turn, max_documents=max_documents)
         return turn
 
@@ -107,18 +104,17 @@ class SessionState:
     def _replace_turns(self, turns: list[Turn]) -> None:
         self.turns = turns
         self._num_summed = self._num_documents = self._later_tokens = 0
-        self._labels, self._owners, self._leading = {}, {}, ()
+        self._labels, self._owners, self._leading = {}, {}, None
 
     def _sum_up(self) -> None:
         if self._num_summed == len(self.turns):
             return
         for turn in self.turns[self._num_summed :]:
-            keys, labels, _ = zip(*turn.documents, strict=True) if turn.documents else ((), (), ())
-            self._labels.update(zip(keys, labels, strict=True))
-            self._owners.update(zip(labels, keys, strict=True))
-            self._num_documents += len(turn.documents)
+            self._labels.update(zip(turn.keys, turn.labels, strict=True))
+            self._owners.update(zip(turn.labels, turn.keys, strict=True))
+            self._num_documents += len(turn.keys)
             if turn.is_leading:
-                self._leading, self._later_tokens = turn.documents, 0
+                self._leading, self._later_tokens = turn, 0
             else:
                 self._later_tokens += turn.num_tokens
         self._num_summed = len(self.turns)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ragboost.booster import Booster, Planned
+from ragboost.booster import Booster
 from ragboost.booster.compose import behind
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.dedup import unique_documents
 from ragboost.evaluation.arms import EvalArm
 from ragboost.evaluation.questions import EvalQuestion
+from ragboost.ordering import Order
 
 Messages = tuple[tuple[str, str], ...]
 """Pairs of role and text."""
@@ -21,7 +22,6 @@ Messages = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ArmPrompt:
-    question: str
     messages: Messages  # the whole conversation
     prompt_tokens: int  # their estimated length
     predicted_cached_tokens: int  # as the Booster predicts
@@ -53,7 +53,7 @@ class ArmRenderer:
         count = self._booster.tokens.count
         tokens = sum(count(text) for _, text in messages)
         cached = min(context.predicted_cached_tokens, tokens)
-        return ArmPrompt(question.id, messages, tokens, cached)
+        return ArmPrompt(messages, tokens, cached)
 
     def _boost(self, question: EvalQuestion) -> Context:
         documents, planned = list(question.documents), None
@@ -71,9 +71,9 @@ class ArmRenderer:
             planned=planned,
         )
 
-    def _moved(self, question: EvalQuestion) -> Planned:
+    def _moved(self, question: EvalQuestion) -> Order:
         unique = unique_documents(question.documents)
         permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
         elements = behind(self._prompt_prefix, [unique[i].key for i in permutation])
         tokens = self._booster.tokens.count_documents([unique[i] for i in permutation])
-        return Planned(permutation, elements, tuple(tokens), 0)
+        return Order(permutation, elements, tuple(tokens), 0)

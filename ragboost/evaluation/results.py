@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragboost.evaluation.arms import BASELINE, BOOSTED, EvalArm
-from ragboost.evaluation.bootstrap import PairedDifference, paired_difference
+from ragboost.evaluation.bootstrap import MeanInterval, paired_difference
 
 Scores = Mapping[str, Mapping[str, float]]
 """By question, the score by metric."""
@@ -19,7 +19,7 @@ class ArmResult:
     prompt_tokens: int  # estimated, of all its prompts
     predicted_hit_rate: float  # share of them that the Booster predicts to be cached
     scores: Mapping[str, float]  # mean by metric, over the questions that all arms have answered
-    differences: Mapping[str, PairedDifference]  # to the baseline, by metric
+    differences: Mapping[str, MeanInterval]  # to the baseline, by metric
 
 
 @dataclass(frozen=True, slots=True)

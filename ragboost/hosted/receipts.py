@@ -24,65 +24,59 @@ class PromptCost(NamedTuple):
         return self.uncached - self.cost
 
 
-class PromptZones(NamedTuple):
-    """Tokens of a prompt behind its cached prefix, where the backend reuses chunks."""
+def write_receipt(
+    usage: Usage,
+    *,
+    predicted_tokens: int,
+    dropped_tokens: int,
+    bought_tokens: int,
+    cost: PromptCost | None = None,
+    advice: str = "",
+    cache_break: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return the JSON object that says what one request used and saved.
 
-    bought_tokens: int  # computed exactly, though they might have been reused: a prefix for others
-    reused_tokens: int
-    recomputed_tokens: int
-
-    @classmethod
-    def of(cls, usage: Usage, *, bought_tokens: int) -> "PromptZones | None":
-        """Return the zones of a response; None if it does not report chunk reuse."""
-        bought = usage.bought_tokens(bought_tokens)
-        if bought is None or usage.reused_tokens is None:
-            return None
-        return cls(bought, usage.reused_tokens, usage.recomputed_tokens or 0)
-
-
-class Receipt(NamedTuple):
-    """Tokens and money that one request used and saved."""
-
-    prompt_tokens: int  # as reported, like the cached ones
-    cached_tokens: int | None
-    predicted_cached_tokens: int  # before the request was sent; 0 if unknown
-    # Of documents that the payload has already and that were not sent, as the index counts them.
-    dropped_tokens: int
-    cost: PromptCost | None = None  # with a price for the model
-    # The origins of the others where chunks are reused; the rest of the prompt was computed.
-    zones: PromptZones | None = None
-    advice: str = ""  # what keeps the prompt from being cached, if that is known
-    cache_break: Mapping[str, Any] | None = None  # why it is not the continuation of another
-
-    @property
-    def saved_tokens(self) -> int:
-        return (self.cached_tokens or 0) + self.dropped_tokens
-
-    def encode(self) -> bytes:
-        fields: dict[str, Any] = {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "predicted_cached_tokens": self.predicted_cached_tokens,
-            "dropped_tokens": self.dropped_tokens,
-            "saved_tokens": self.saved_tokens,
-        }
-        if self.zones is not None:
-            fields |= self.zones._asdict()
-        if self.cost is not None:
-            fields["cost"] = round(self.cost.cost, _DIGITS)
-            fields["uncached_cost"] = round(self.cost.uncached, _DIGITS)
-            fields["saved_cost"] = round(self.cost.saved, _DIGITS)
-        if self.advice:
-            fields["advice"] = self.advice
-        if self.cache_break is not None:
-            fields["cache_break"] = self.cache_break
-        return msgspec.json.encode(fields)
+    Args:
+        predicted_tokens: cached ones, before the request was sent; 0 if unknown.
+        dropped_tokens: of documents that the payload has already and that were not sent, as the
+            index counts them.
+        bought_tokens: see `Usage.bought_tokens`.
+        cost: with a price for the model.
+        advice: what keeps the prompt from being cached, if that is known.
+        cache_break: why it is not the continuation of another.
+    """
+    fields: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "predicted_cached_tokens": predicted_tokens,
+        "dropped_tokens": dropped_tokens,
+        "saved_tokens": (usage.cached_tokens or 0) + dropped_tokens,
+    }
+    if (bought := usage.bought_tokens(bought_tokens)) is not None:
+        fields["bought_tokens"] = bought
+        fields["reused_tokens"] = usage.reused_tokens
+        fields["recomputed_tokens"] = usage.recomputed_tokens or 0
+    if cost is not None:
+        fields["cost"] = round(cost.cost, _DIGITS)
+        fields["uncached_cost"] = round(cost.uncached, _DIGITS)
+        fields["saved_cost"] = round(cost.saved, _DIGITS)
+    if advice:
+        fields["advice"] = advice
+    if cache_break is not None:
+        fields["cache_break"] = cache_break
+    return msgspec.json.encode(fields)
 
 
 def find_price(prices: Sequence[PriceSettings], model: str) -> PriceSettings | None:
     """Return the price with the longest beginning of a model's name; None if there is none."""
     fitting = [price for price in prices if model.startswith(price.model)]
     return max(fitting, key=lambda price: len(price.model), default=None)
+
+
+def lost_cost(price: PriceSettings, lost_tokens: int) -> float:
+    """Return what tokens cost that are computed again, beyond what reading them from the cache
+    does."""
+    return lost_tokens * price.input * (1 - price.cached_read) / _PER
 
 
 def prompt_cost(price: PriceSettings, usage: Usage, *, dropped_tokens: int = 0) -> PromptCost:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.booster import Booster, SentDocument, SessionState, Turn
+from ragboost.booster import Booster, SessionState, Turn
 from ragboost.context import Context
 from ragboost.types import Document
 
@@ -39,21 +39,21 @@ def boost_turn(
         question,
         documents,
         session=state,
-        history=[sent.key for turn in turns for sent in turn.documents],
+        history=[key for turn in turns for key in turn.keys],
         prompt_prefix=_digest(before),
     )
     last = state.turns[-1]
     record = {
         "question": question,
-        "documents": [list(sent) for sent in last.documents],
+        "documents": list(map(list, zip(last.keys, last.labels, last.tokens, strict=True))),
         "num_tokens": last.num_tokens,
     }
     return BoostedTurn(context, record)
 
 
 def _turn(number: int, record: Record) -> Turn:
-    sent = tuple(SentDocument(*document) for document in record["documents"])
-    return Turn(number, is_leading=number == 1, documents=sent, num_tokens=record["num_tokens"])
+    columns = zip(*record["documents"], strict=True)
+    return Turn(number, number == 1, record["num_tokens"], *columns)
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -33,8 +33,32 @@ class OrderPolicy:
 
 
 class Order(NamedTuple):
+    """A request's documents in the order in which they are, or might be, sent."""
+
     permutation: tuple[int, ...]  # positions in the relevance order
+    documents: tuple[Hashable, ...]
+    tokens: tuple[int, ...]  # lengths of `documents`
     cached_tokens: int  # leading tokens that the cache holds
+
+    @classmethod
+    def of(
+        cls,
+        documents: Sequence[Hashable],
+        tokens: Sequence[int],
+        permutation: tuple[int, ...],
+        *,
+        cached_tokens: int = 0,
+    ) -> "Order":
+        """Apply a permutation to documents in their relevance order."""
+        sent = tuple(map(documents.__getitem__, permutation))
+        return cls(permutation, sent, tuple(map(tokens.__getitem__, permutation)), cached_tokens)
+
+    def fits(self, documents: Sequence[Hashable]) -> bool:
+        """Return True if this orders exactly these documents, given in relevance order."""
+        num = len(self.permutation)
+        return len(documents) == num and self.documents == tuple(
+            map(documents.__getitem__, self.permutation)
+        )
 
 
 def order_documents(
@@ -56,7 +80,7 @@ def order_documents(
         policy: orders the documents behind the cached prefix; None: relevance order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
-    unmoved = _measured(index, documents, _by_relevance(len(documents), keep))
+    unmoved = _measured(index, documents, tokens, _by_relevance(len(documents), keep))
     if not settings.enabled or len(documents) < 2:
         return unmoved
     free, lengths = documents[keep:], tokens[keep:]
@@ -73,9 +97,10 @@ def order_documents(
         *[position[document] for document in tail],
         *range(keep - 1, -1, -1),
     )
-    order = Order(permutation, match.cached_tokens)
     if keep:  # the kept ones may be cached behind the others
-        order = _measured(index, documents, permutation)
+        order = _measured(index, documents, tokens, permutation)
+    else:
+        order = Order.of(documents, tokens, permutation, cached_tokens=match.cached_tokens)
     if order.cached_tokens - unmoved.cached_tokens < settings.min_saved_tokens:
         return unmoved
     return order
@@ -96,7 +121,10 @@ def _by_relevance(num: int, keep: int) -> tuple[int, ...]:
 
 
 def _measured(
-    index: ContextIndex, documents: Sequence[Hashable], permutation: tuple[int, ...]
+    index: ContextIndex,
+    documents: Sequence[Hashable],
+    tokens: Sequence[int],
+    permutation: tuple[int, ...],
 ) -> Order:
-    cached = index.cached_prefix([documents[i] for i in permutation])
-    return Order(permutation, cached.cached_tokens)
+    order = Order.of(documents, tokens, permutation)
+    return order._replace(cached_tokens=index.cached_prefix(order.documents).cached_tokens)

@@ -9,12 +9,13 @@ from typing import Any, Self
 
 from msgspec import Raw
 
-from ragboost.booster import Booster, CarriedDocuments, Planned, Turn
+from ragboost.booster import Booster, CarriedDocuments, Turn
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.formats import Format, FoundDocuments
 from ragboost.formats.ragboost_object import without_object
 from ragboost.hints import label_documents
+from ragboost.ordering import Order
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, prompt_prefix
 from ragboost.rewriting.sent_history import (
@@ -57,14 +58,14 @@ class Rewriting:
         self._conversation = conversation
         self._label_template = label_template
         self._booster: Booster | None = None
-        self._planned: Planned | None = None
+        self._planned: Order | None = None
         self._ratio: float | None = None
 
     def boost(
         self,
         booster: Booster,
         *,
-        planned: Planned | None = None,
+        planned: Order | None = None,
         recompute_ratio: float | None = None,
     ) -> Self:
         """Rewrite the request and boost its documents.

@@ -64,7 +64,7 @@ def test_a_third_turn_refers_to_documents_of_all_earlier_turns() -> None:
 
     assert sent(third) == [4]
     assert [turn.number for turn in session.turns] == [1, 2, 3]
-    assert [[d.label for d in turn.documents] for turn in session.turns] == [
+    assert [list(turn.labels) for turn in session.turns] == [
         ["[Doc_1]", "[Doc_2]"],
         ["[Doc_3]"],
         ["[Doc_4]"],
@@ -418,7 +418,7 @@ def test_threads_share_a_booster() -> None:
     b.index.check_integrity()
     for user in range(8):
         turns = b.session(f"user {user}").turns
-        assert [d.label for t in turns for d in t.documents] == [f"[Doc_{i}]" for i in range(23)]
+        assert [label for t in turns for label in t.labels] == [f"[Doc_{i}]" for i in range(23)]
 
 
 def test_repr_reads_like_the_call() -> None:

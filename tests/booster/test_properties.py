@@ -203,7 +203,7 @@ def test_index_and_sessions_stay_sound_and_bounded(
         assert len(booster.sessions) <= sections["session"]["max_sessions"]
         assert context.predicted_cached_tokens >= 0
         if context.session:
-            kept = sum(len(turn.documents) for turn in booster.turns(context.session)[:-1])
+            kept = sum(len(turn.keys) for turn in booster.turns(context.session)[:-1])
             assert kept <= sections["session"]["max_documents"]
 
 

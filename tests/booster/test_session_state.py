@@ -1,10 +1,11 @@
 import json
 from collections.abc import Iterator
+from itertools import chain
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.booster import MemorySessions, SentDocument, SessionState, Turn
+from ragboost.booster import MemorySessions, SessionState, Turn
 
 
 class Clock:
@@ -16,8 +17,13 @@ class Clock:
 
 
 def turn(number: int, *keys: str, is_leading: bool = False) -> Turn:
-    sent = tuple(SentDocument(key, f"[{key}]", 10) for key in keys)
-    return Turn(number, is_leading, sent, 10 * len(keys) + 1)
+    labels = tuple(f"[{key}]" for key in keys)
+    return Turn(number, is_leading, 10 * len(keys) + 1, keys, labels, (10,) * len(keys))
+
+
+def leading_keys(session: SessionState) -> tuple[str, ...]:
+    found = session.leading_turn()
+    return found.keys if found is not None else ()
 
 
 def state(*turns: Turn) -> SessionState:
@@ -33,11 +39,11 @@ def test_labels_are_those_of_all_turns() -> None:
 
 def test_the_front_is_the_last_leading_turn_and_the_rest_its_tail() -> None:
     session = state(turn(1, "a", is_leading=True), turn(2, "b"), turn(3, "c", "d"))
-    assert [sent.key for sent in session.leading_documents()] == ["a"]
+    assert leading_keys(session) == ("a",)
     assert session.later_tokens() == 11 + 21
 
     session.add(turn(4, "e", is_leading=True), max_documents=100)
-    assert [sent.key for sent in session.leading_documents()] == ["e"]
+    assert leading_keys(session) == ("e",)
     assert session.later_tokens() == 0
 
 
@@ -66,10 +72,7 @@ def test_the_state_is_plain_data() -> None:
     session = state(turn(1, "a", is_leading=True), turn(2, "b"))
 
     data = json.loads(json.dumps([session.id, session.turns, session.next_turn]))
-    turns = [
-        Turn(number, is_leading, tuple(SentDocument(*sent) for sent in documents), num_tokens)
-        for number, is_leading, documents, num_tokens in data[1]
-    ]
+    turns = [Turn(*numbers[:3], *map(tuple, numbers[3:])) for numbers in data[1]]
 
     assert SessionState(data[0], turns, data[2]) == session
 
@@ -144,35 +147,37 @@ def test_the_store_is_bounded_and_returns_what_was_put(steps: list[tuple[str, st
 def test_what_is_kept_of_the_turns_is_what_they_say(steps: list[tuple[bool, int, int]]) -> None:
     state = SessionState("a")
     for is_leading, number, rollback in steps:
-        sent = [SentDocument(f"k{number}{i}", f"l{number}{i}", number) for i in range(number)]
-        state.add(Turn(state.next_turn, is_leading, tuple(sent), number), max_documents=12)
+        keys, labels = (tuple(f"{kind}{number}{i}" for i in range(number)) for kind in "kl")
+        documents = keys, labels, (number,) * number
+        state.add(Turn(state.next_turn, is_leading, number, *documents), max_documents=12)
         if rollback == 0:
             state.rollback(state.next_turn - 2)
-        labels = {sent.key: sent.label for turn in state.turns for sent in turn.documents}
+        pairs = [zip(turn.keys, turn.labels, strict=True) for turn in state.turns]
+        known = dict(chain.from_iterable(pairs))
         leading = [at for at, turn in enumerate(state.turns) if turn.is_leading]
         later = state.turns[leading[-1] + 1 :] if leading else state.turns
-        assert state.labels() == labels
-        assert state.owners() == {label: key for key, label in labels.items()}
-        assert state.leading_documents() == (state.turns[leading[-1]].documents if leading else ())
+        assert state.labels() == known
+        assert state.owners() == {label: key for key, label in known.items()}
+        assert state.leading_turn() == (state.turns[leading[-1]] if leading else None)
         assert state.later_tokens() == sum(turn.num_tokens for turn in later)
-        assert sum(len(turn.documents) for turn in state.turns) <= 12
+        assert sum(len(turn.keys) for turn in state.turns) <= 12
 
 
-class CountedReads(tuple[SentDocument, ...]):
+class CountedReads(tuple[str, ...]):
     num_reads = 0
 
-    def __iter__(self) -> Iterator[SentDocument]:
+    def __iter__(self) -> Iterator[str]:
         CountedReads.num_reads += 1
         return super().__iter__()
 
 
 def test_a_turn_is_read_once_however_many_follow() -> None:
     state = SessionState("a")
-    first = CountedReads([SentDocument("k", "l", 1)])
-    state.add(Turn(1, is_leading=True, documents=first, num_tokens=1), max_documents=1_000)
+    first = Turn(1, is_leading=True, num_tokens=1, keys=CountedReads("k"), labels=("l",))
+    state.add(first, max_documents=1_000)
     for number in range(2, 100):
-        state.add(Turn(number, is_leading=False, documents=(), num_tokens=1), max_documents=1_000)
+        state.add(Turn(number, is_leading=False, num_tokens=1), max_documents=1_000)
         assert state.labels() == {"k": "l"}
 
-    assert CountedReads.num_reads == 1
+    assert CountedReads.num_reads == 2, "once each for labels and owners"
     assert state.later_tokens() == 98

@@ -13,7 +13,7 @@ from ragboost.config import PriceSettings
 from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak, compare, expired_break
 from ragboost.hosted.lint.conversations import MARKS, LastPrompts, Predecessor
 from ragboost.hosted.lint.prompt import PromptParts
-from ragboost.hosted.receipts import find_price
+from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.wires.body import is_stored
@@ -141,9 +141,8 @@ class PrefixWatch:
         lost = int(found.lost_bytes * tokens_per_byte)
         if lost <= 0:
             return None
-        price, cost = find_price(self._prices, model), None
-        if price is not None:
-            cost = lost * price.input * (1 - price.cached_read) / 1_000_000
+        price = find_price(self._prices, model)
+        cost = lost_cost(price, lost) if price is not None else None
         tokens_in = int(found.equal_bytes * tokens_per_byte)
         return CacheBreak(found.cause, found.path, tokens_in, lost, cost)
 

@@ -15,7 +15,7 @@ from ragboost.hosted.lint.conversations import LastPrompts
 from ragboost.hosted.lint.live import PromptComparison
 from ragboost.hosted.lint.prompt import PROMPTS, PromptParts, conversation_name, estimate_tokens
 from ragboost.hosted.lint.varying import LoggedVarying
-from ragboost.hosted.receipts import find_price
+from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.jsonl import Line, decode, read_lines
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.rewriting.recorded_request import RecordedRequest
@@ -95,7 +95,7 @@ class LintReport:
         finding.lost_tokens += lost
         if price is not None:
             self.has_prices = True
-            finding.cost += lost * price.input * (1 - price.cached_read) / 1_000_000
+            finding.cost += lost_cost(price, lost)
         if len(finding.examples) < _MAX_EXAMPLES:
             finding.examples.append((earlier, later, found))
 

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
-from ragboost.hosted.receipts import PromptCost, PromptZones, Receipt, find_price, prompt_cost
+from ragboost.hosted.receipts import PromptCost, find_price, prompt_cost, write_receipt
 from ragboost.proxy.asgi.client_exchange import (
     ClientDisconnectedError,
     ClientExchange,
@@ -156,13 +156,15 @@ class Completions(Passthrough):
             return None
 
         def write(usage: Usage) -> bytes:
-            predicted, dropped = admission.cached_tokens, upstream.dropped_tokens
-            cost = self._cost(upstream, usage)
-            tokens = usage.prompt_tokens, usage.cached_tokens
-            zones = PromptZones.of(usage, bought_tokens=upstream.bought_tokens)
-            advice = self._advice(upstream)
-            found = upstream.cache_break.as_json() if upstream.cache_break else None
-            return Receipt(*tokens, predicted, dropped, cost, zones, advice, found).encode()
+            return write_receipt(
+                usage,
+                predicted_tokens=admission.cached_tokens,
+                dropped_tokens=upstream.dropped_tokens,
+                bought_tokens=upstream.bought_tokens,
+                cost=self._cost(upstream, usage),
+                advice=self._advice(upstream),
+                cache_break=upstream.cache_break.as_json() if upstream.cache_break else None,
+            )
 
         return write
 

@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ragboost.booster import Planned
 from ragboost.booster.tenants import Tenant
 from ragboost.errors import BackendError
+from ragboost.ordering import Order
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
@@ -61,7 +61,7 @@ class Admission:
         self.announce: Callable[[Admission], None] | None = None  # called once, if it has to wait
         # Its place.
         self.cached_tokens = 0  # tokens of it that the backend's prefix cache should hold
-        self.planned: Planned | None = None  # the order of its documents, if it was planned
+        self.planned: Order | None = None  # the order of its documents, if it was planned
         self.is_running = False  # it has been sent, or is about to be
         self.is_prefilling = False  # it is running, and its response has not begun
         # How it left the waiting room: `at_once`, or after a wait `alone`, `planned` with others,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.booster import Planned
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
+from ragboost.ordering import Order
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
@@ -204,7 +204,7 @@ async def test_a_full_room_refuses_only_what_the_backend_may_not_be_sent() -> No
 async def test_a_plan_is_for_one_backend() -> None:
     made = Room(replicas=2)
     assignment = await made.enter(1, 2)
-    assignment.planned = Planned((1, 0), ("2", "1"), (10, 10), 20)
+    assignment.planned = Order((1, 0), ("2", "1"), (10, 10), 20)
     assignment.move(next(b for b in made.backends.all if b is not assignment.backend))
     assert assignment.planned is None
 
