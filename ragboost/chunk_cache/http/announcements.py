@@ -107,8 +107,10 @@ class AnnouncementInbox:
             return []
         tenant = namespaced(announced.tenant, *announced.namespace)
         wanted = [tokens for tokens in announced.chunks if len(tokens) >= MIN_CHUNK_TOKENS]
-        keys = library.prefetch({library.key(tokens, tenant=tenant): tokens for tokens in wanted})
-        return [] if announced.reply_to is None else [_Pending(keys, announced.reply_to)]
+        plain = {library.key(tokens, tenant=tenant): len(tokens) for tokens in wanted}
+        keys = {key: count for each, count in plain.items() for key in library.keys(each)}
+        library.store.prefetch(keys, is_awaited=announced.reply_to is not None)
+        return [] if announced.reply_to is None else [_Pending([*keys], announced.reply_to)]
 
 
 class Announcer:
