@@ -109,7 +109,7 @@ class AnnouncementInbox:
         wanted = [tokens for tokens in announced.chunks if len(tokens) >= MIN_CHUNK_TOKENS]
         chunks = {library.key(tokens, tenant=tenant): len(tokens) for tokens in wanted}
         keys = {each: n for key, n in chunks.items() for each in library.keys_to_load(key)}
-        library.store.prefetch(keys)
+        library.store.prefetch(keys, is_awaited=announced.reply_to is not None)
         return [] if announced.reply_to is None else [_Pending([*keys], announced.reply_to)]
 
 

@@ -31,7 +31,8 @@ _MAX_KNOWN = 1 << 18
 
 class ChunkLoad:
     """KV of one chunk (of 0 tokens: unknown) on its way into memory, with those of the keys
-    `beside`. Requests wait until `wait_until`, rather than compute it."""
+    `beside`. Requests wait until `wait_until`, rather than compute it; not `is_awaited`: none
+    has come for it."""
 
     def __init__(
         self,
@@ -41,9 +42,10 @@ class ChunkLoad:
         beside: Collection[str],
         wait_until: float,
         latest: float,
+        is_awaited: bool,
     ) -> None:
         self.key, self.num_tokens, self.beside = key, num_tokens, beside
-        self.wait_until, self.latest = wait_until, latest
+        self.wait_until, self.latest, self.is_awaited = wait_until, latest, is_awaited
         self.is_cancelled = False  # the result is not needed any more and is dropped
         self.has_ended = threading.Event()
         self.chunk: ChunkKV | None = None

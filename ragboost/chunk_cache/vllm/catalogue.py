@@ -3,7 +3,7 @@ and loaded, so that the ranks' memories stay equal. Does not touch KV."""
 
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -18,7 +18,7 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
-from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
+from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport, WantedChunk
 
 _MAX_LOADS = 1 << 16
 _MAX_ASKED = 1 << 14  # chunks asked for between two steps
@@ -27,10 +27,10 @@ _MAX_ASKED = 1 << 14  # chunks asked for between two steps
 class _RankLoad:
     """A chunk that the ranks were told to load."""
 
-    def __init__(self, wait_until: float) -> None:
+    def __init__(self, wait_until: float, *, is_awaited: bool) -> None:
         self.wait_until = self.retry_at = wait_until
-        self.has_failed = False
-        self.loaded: Counter[ListedChunk] = Counter()  # by the ranks that have it in memory
+        self.is_awaited, self.has_failed = is_awaited, False
+        self.loaded: dict[int, ListedChunk] = {}  # by the ranks that have it in memory
 
     def fail(self, now: float) -> None:
         """Note that a rank has not loaded it: nobody waits, and nobody tries again for a while."""
@@ -45,8 +45,8 @@ class ListStore:
     def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
         self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
         self._size, self._is_backed = size, is_backed
-        self._asked: deque[tuple[str, int]] = deque(maxlen=_MAX_ASKED)  # with their tokens
-        self._wanted: dict[str, int] = {}  # those that the ranks are to load
+        self._asked: deque[tuple[str, WantedChunk]] = deque(maxlen=_MAX_ASKED)
+        self._wanted: dict[str, WantedChunk] = {}  # those that the ranks are to load
         self._loads: BoundedMap[str, _RankLoad] = BoundedMap(max_entries=_MAX_LOADS)
         self._tier = MemoryTier(
             capacity_bytes=capacity_bytes,
@@ -90,11 +90,12 @@ class ListStore:
         self._tier.remove(key)
         self._drop(key)  # also if it is not listed: a rank may have it
 
-    def prefetch(self, chunks: Mapping[str, int]) -> None:
+    def prefetch(self, chunks: Mapping[str, int], *, is_awaited: bool = True) -> None:
         if self._is_backed:
-            self._asked.extend(chunks.items())
+            asked = [(key, WantedChunk(count, is_awaited)) for key, count in chunks.items()]
+            self._asked.extend(asked)
 
-    def take_wanted(self) -> dict[str, int]:
+    def take_wanted(self) -> dict[str, WantedChunk]:
         self._begin_loads()
         wanted, self._wanted = self._wanted, {}
         return wanted
@@ -102,11 +103,19 @@ class ListStore:
     def _begin_loads(self) -> None:
         now = time.monotonic()
         while self._asked:
-            key, num_tokens = self._asked.popleft()
+            key, chunk = self._asked.popleft()
+            if key in self._tier:
+                continue
             load = self._loads.peek(key)
-            if key not in self._tier and (load is None or load.retry_at < now):
-                self._loads.put(key, _RankLoad(now + MAX_WAIT_S))
-                self._wanted[key] = num_tokens
+            if load is None or load.retry_at < now:
+                load = _RankLoad(now + MAX_WAIT_S, is_awaited=chunk.is_awaited)
+                self._loads.put(key, load)
+            elif chunk.is_awaited and not (load.is_awaited or load.has_failed):
+                # Announced: the ranks, which know how long to wait, hear that its request is here.
+                load.is_awaited, load.wait_until = True, now + MAX_WAIT_S
+            else:
+                continue
+            self._wanted[key] = chunk
 
     def is_loading(self, keys: Sequence[str]) -> bool:
         self._begin_loads()
@@ -118,20 +127,22 @@ class ListStore:
         """List the chunks that all ranks have loaded, and forget the loads that failed on one. What
         is late stays on its way, for the next request."""
         now = time.monotonic()
-        for chunk, count in report.loaded.items():
-            load = self._loads.peek(chunk.key)
+        for (rank, key), chunk in report.loaded.items():
+            load = self._loads.peek(key)
             if load is None or load.has_failed:
-                self._drop_unlisted(chunk.key)
+                self._drop_unlisted(key)
                 continue
-            load.loaded[chunk] += count
-            if load.loaded[chunk] == self._size:
-                self._loads.pop(chunk.key)
-                self.put(chunk.key, chunk)
-            elif load.loaded.total() >= self._size:
+            load.loaded[rank] = chunk
+            if len(load.loaded) < self._size:
+                continue
+            if len({*load.loaded.values()}) == 1:
+                self._loads.pop(key)
+                self.put(key, chunk)
+            else:
                 # Of different versions: one rank's was not written, or another engine's was. Where
                 # they are they would be for good.
                 load.fail(now)
-                self._drop(chunk.key, everywhere=True)
+                self._drop(key, everywhere=True)
         for key in report.late | report.absent:
             load = self._loads.peek(key)
             if load is None or load.has_failed:
@@ -183,7 +194,7 @@ class RankCatalogue:
         dropped, self._store.dropped = self._store.dropped, {}
         return dropped
 
-    def take_wanted(self) -> dict[str, int]:
+    def take_wanted(self) -> dict[str, WantedChunk]:
         return self._store.take_wanted()
 
     def take_reset(self) -> bool:

@@ -29,6 +29,11 @@ class BlockCapture(NamedTuple):
     blocks: Sequence[int]  # the request's block table
 
 
+class WantedChunk(NamedTuple):
+    num_tokens: int
+    is_awaited: bool  # by a request; else it was announced
+
+
 @dataclass(slots=True)
 class StepWork:
     fills: list[PromptFill] = field(default_factory=list)
@@ -39,8 +44,8 @@ class StepWork:
     dropped: dict[str, bool] = field(default_factory=dict)
     is_reset: bool = False  # ranks forget all chunks before anything else
     generation: int = 0  # of the weights, see `RankReport`, for which this was ordered
-    # Chunks that ranks are to load from disk or the remote store, and their numbers of tokens.
-    wanted: dict[str, int] = field(default_factory=dict)
+    # Chunks that ranks are to load from disk or the remote store, by key.
+    wanted: dict[str, WantedChunk] = field(default_factory=dict)
     num_tokens: int = 0  # that the step computes, of all requests
 
 
@@ -62,7 +67,7 @@ class WorkerView(Protocol):
 
     def take_reset(self) -> bool: ...
 
-    def take_wanted(self) -> dict[str, int]:
+    def take_wanted(self) -> dict[str, WantedChunk]:
         """Return the chunks that the ranks are to load, once, see `StepWork.wanted`."""
         ...
 
@@ -114,7 +119,7 @@ class RankHello(NamedTuple):
 @dataclass(slots=True)
 class RankReport:
     captured: Counter[CapturedChunk] = field(default_factory=Counter)  # by the ranks that did
-    loaded: Counter[ListedChunk] = field(default_factory=Counter)  # likewise
+    loaded: dict[tuple[int, str], ListedChunk] = field(default_factory=dict)  # by rank and key
     absent: set[str] = field(default_factory=set)  # keys that a rank was to load and did not
     late: set[str] = field(default_factory=set)  # that it loads, but a request should not wait
     outcomes: dict[str, TokenOrigins] = field(default_factory=dict)  # of filled requests
@@ -126,7 +131,7 @@ class RankReport:
     def merged(self, other: "RankReport") -> "RankReport":
         return RankReport(
             self.captured + other.captured,
-            self.loaded + other.loaded,
+            self.loaded | other.loaded,
             self.absent | other.absent,
             self.late | other.late,
             {**self.outcomes, **other.outcomes},

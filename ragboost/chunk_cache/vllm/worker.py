@@ -31,6 +31,7 @@ from ragboost.chunk_cache.vllm.data import (
     RankHello,
     RankReport,
     StepWork,
+    WantedChunk,
 )
 from ragboost.chunk_cache.vllm.model import EngineModel
 from ragboost.errors import ChunkCacheError, ChunkLostError, UnsupportedModelError
@@ -103,7 +104,7 @@ class BlockFiller(SlotFiller):
     def take_reset(self) -> bool:
         return False
 
-    def take_wanted(self) -> dict[str, int]:
+    def take_wanted(self) -> dict[str, WantedChunk]:
         return {}
 
     def forget_chunks(self) -> None:
@@ -228,18 +229,20 @@ class RankFiller(BlockFiller):
     def fill_step(self, work: StepWork) -> None:
         if work.is_reset:
             self.library.store.clear()
-        if work.wanted:
-            self.library.store.prefetch({self._own(key): n for key, n in work.wanted.items()})
-            self._loading.update(dict.fromkeys(work.wanted, False))
+        self._store.forget([self._own(key) for key in work.dropped])
+        for key in (key for key, everywhere in work.dropped.items() if everywhere):
+            self._store.discard(self._own(key))
+        for is_awaited in (True, False):  # a request's own before what is announced
+            wanted = {k: n for k, (n, awaited) in work.wanted.items() if awaited is is_awaited}
+            own = {self._own(key): num_tokens for key, num_tokens in wanted.items()}
+            self._store.prefetch(own, is_awaited=is_awaited)
+        self._loading.update(dict.fromkeys(work.wanted, False))
         is_idle = not (work.num_tokens or work.fills or self._paced)
         awaited = [self._own(key) for key, is_late in self._loading.items() if not is_late]
         if is_idle and awaited and all(self._store.is_loading([own]) for own in awaited):
             self._store.wait_for_load(timeout_s=LOAD_PAUSE_S)
         fills = [self._with_kv(fill) for fill in work.fills]
         super().fill_step(replace(work, fills=[fill for fill in fills if fill is not None]))
-        self._store.forget([self._own(key) for key in work.dropped])
-        for key in (key for key, everywhere in work.dropped.items() if everywhere):
-            self._store.discard(self._own(key))
 
     def capture_step(self, work: StepWork) -> None:
         if work.generation != self.generation:  # its keys are of the old weights
@@ -284,7 +287,7 @@ class RankFiller(BlockFiller):
             if kv is None:
                 self._report.absent.add(key)
             else:
-                self._report.loaded[ListedChunk.of(key, kv)] = 1
+                self._report.loaded[self.model.ranks.rank, key] = ListedChunk.of(key, kv)
 
     def _with_kv(self, fill: PromptFill) -> PromptFill | None:
         """Return a filling with this rank's KV in its plan; None if it fails on a rank."""

@@ -97,6 +97,27 @@ def test_a_request_waits_for_what_is_left_while_its_chunks_arrive(
     store.close()
 
 
+def test_a_request_waits_for_announced_chunks_from_its_own_arrival_on(
+    place: HungPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiered, "MIN_WAIT_S", 0.05)
+    now = [0.0]
+    store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
+    store._tiers[0].speeds.computed(6, 1.0)
+    place.chunks["a"] = make_chunk()
+    store.prefetch({"a": 6}, is_awaited=False)
+    for now[0] in (9.0, 9.9):
+        store.prefetch({"a": 6})
+        assert store.is_loading(["a"]), "computing it takes a second"
+    now[0] = 10.1
+    store.prefetch({"a": 6}, is_awaited=False)
+    store.prefetch({"a": 6})
+    assert not store.is_loading(["a"]), "what later requests ask for prolongs nothing"
+    place.may_answer.set()
+    eventually(lambda: store.get("a") is not None)
+    store.close()
+
+
 def test_what_was_removed_while_the_place_hung_is_not_found(place: HungPlace) -> None:
     store = TieredStore(remote=place, waits=False)
     place.chunks |= {"removed": make_chunk(1), "kept": make_chunk(2)}

@@ -10,7 +10,13 @@ from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
-from ragboost.chunk_cache.vllm.data import CapturedChunk, ListedChunk, RankHello, RankReport
+from ragboost.chunk_cache.vllm.data import (
+    CapturedChunk,
+    ListedChunk,
+    RankHello,
+    RankReport,
+    WantedChunk,
+)
 from tests.eventually import eventually
 
 TOKENS = 16
@@ -129,21 +135,22 @@ def test_a_filling_that_failed_on_one_rank_has_failed() -> None:
     assert not catalogue.outcomes
 
 
-def loaded(chunk: ListedChunk) -> RankReport:
-    return RankReport(loaded=Counter({chunk: 1}))
+def loaded(chunk: ListedChunk, *, rank: int = 0) -> RankReport:
+    return RankReport(loaded={(rank, chunk.key): chunk})
 
 
 def test_a_chunk_that_all_ranks_have_loaded_is_listed() -> None:
     catalogue = make_catalogue(remote="redis://h:1")
     chunk, store = make_chunk(catalogue, 0), catalogue.library.store
     store.prefetch({chunk.key: TOKENS})
-    assert catalogue.take_wanted() == {chunk.key: TOKENS}
+    assert catalogue.take_wanted() == {chunk.key: (TOKENS, True)}
     store.prefetch({chunk.key: TOKENS})
     assert catalogue.take_wanted() == {}, "they are on it"
-    take(catalogue, loaded(chunk))
-    assert store.is_loading([chunk.key])
-    assert listed(catalogue, chunk) is None
-    take(catalogue, loaded(chunk))
+    for _ in range(2):
+        take(catalogue, loaded(chunk))
+        assert store.is_loading([chunk.key])
+        assert listed(catalogue, chunk) is None
+    take(catalogue, loaded(chunk, rank=1))
     assert not store.is_loading([chunk.key])
     assert listed(catalogue, chunk) == chunk
     assert catalogue.take_dropped() == {}
@@ -157,7 +164,7 @@ def test_a_chunk_that_a_rank_could_not_load_is_dropped_by_the_others() -> None:
     assert len(catalogue.take_wanted()) == 2
     take(catalogue, loaded(lacking), RankReport(absent={lacking.key}))
     # One rank's was not written, or another engine's was: where they are they would stay different.
-    take(catalogue, loaded(differing), loaded(replace(differing, base=7)))
+    take(catalogue, loaded(differing), loaded(replace(differing, base=7), rank=1))
     assert not store.is_loading([lacking.key, differing.key])
     assert catalogue.take_dropped() == {lacking.key: False, differing.key: True}
     take(catalogue, loaded(lacking))
@@ -176,7 +183,7 @@ def test_a_chunk_that_is_late_on_one_rank_is_there_for_the_next_request() -> Non
     take(catalogue, loaded(chunk), RankReport(late={chunk.key}))
     assert not store.is_loading([chunk.key]), "the request computes it"
     assert listed(catalogue, chunk) is None
-    take(catalogue, loaded(chunk))
+    take(catalogue, loaded(chunk, rank=1))
     assert listed(catalogue, chunk) == chunk
     assert catalogue.take_dropped() == {}
 
@@ -194,13 +201,20 @@ def test_chunks_that_another_thread_announces_are_wanted_with_the_next_step() ->
     inbox = AnnouncementInbox("ranks", rank=0, library=lambda: catalogue.library)
     announcer = Announcer("ranks", num_inboxes=1)
     announcer.send([chunk.tokens], tenant="", namespace=[None])
-    wanted: dict[str, int] = {}
+    wanted: dict[str, WantedChunk] = {}
     eventually(lambda: wanted.update(catalogue.take_wanted()) or wanted)
     announcer.close()
     inbox.close()
+<<<<<<< HEAD
     assert wanted == dict.fromkeys(catalogue.library.keys(chunk.key), TOKENS)
+=======
+    assert wanted == {chunk.key: (TOKENS, False)}
+    take(catalogue, RankReport(late={chunk.key}))
+    store.prefetch({chunk.key: TOKENS})
+>>>>>>> ranks29
     assert store.is_loading([chunk.key]), "a request that comes meanwhile waits for it"
-    take(catalogue, loaded(chunk), loaded(chunk))
+    assert catalogue.take_wanted() == {chunk.key: (TOKENS, True)}, "and the ranks know"
+    take(catalogue, loaded(chunk), loaded(chunk, rank=1))
     assert listed(catalogue, chunk) == chunk
 
 

@@ -16,7 +16,13 @@ from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.ranks import ONE_RANK
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.chunk_cache.vllm.data import BlockCapture, PromptFill, RankReport, StepWork
+from ragboost.chunk_cache.vllm.data import (
+    BlockCapture,
+    PromptFill,
+    RankReport,
+    StepWork,
+    WantedChunk,
+)
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
 from tests.eventually import DEADLINE_S, eventually
@@ -184,7 +190,7 @@ def test_a_step_without_tokens_ends_when_a_chunk_has_been_loaded(
     from ragboost.chunk_cache.vllm import worker
 
     def step() -> None:
-        rank.fill_step(StepWork(wanted={"a": 6}))
+        rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}))
         reports.append(rank.take_report())
 
     reports: list[RankReport | None] = []
@@ -195,14 +201,14 @@ def test_a_step_without_tokens_ends_when_a_chunk_has_been_loaded(
     assert place.was_asked.acquire(timeout=DEADLINE_S)
     place.may_answer.set()
     thread.join(DEADLINE_S)
-    assert [[chunk.key for chunk in report.loaded] for report in reports if report] == [["a"]]
+    assert [[*report.loaded] for report in reports if report] == [[(0, "a")]]
 
 
 def test_a_step_of_running_requests_waits_for_no_load(
     rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank._store, "wait_for_load", None)
-    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
+    rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}, num_tokens=1))
     assert rank.take_report() is None
 
 
@@ -212,14 +218,27 @@ def test_a_load_that_is_late_is_reported_as_that_once_and_goes_on(
     now = [0.0]
     monkeypatch.setattr(rank._store, "_clock", lambda: now[0])
     place.chunks["a-0"] = make_chunk()
-    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
+    rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}, num_tokens=1))
     assert rank.take_report() is None
     now[0] = 1e6
     assert rank.take_report().late == {"a"}
     assert rank.take_report() is None
     place.may_answer.set()
     report = eventually(rank.take_report)
-    assert [chunk.key for chunk in report.loaded] == ["a"]
+    assert [*report.loaded] == [(0, "a")]
+
+
+def test_a_chunk_that_is_evicted_and_asked_for_in_one_step_is_loaded(
+    rank: Any, place: HungPlace
+) -> None:
+    place.may_answer.set()
+    place.chunks["a-0"] = make_chunk()
+    wanted = {"a": WantedChunk(6, True)}
+    rank.fill_step(StepWork(wanted=wanted, num_tokens=1))
+    assert [*eventually(rank.take_report).loaded] == [(0, "a")]
+    rank.fill_step(StepWork(dropped={"a": False}, wanted=wanted, num_tokens=1))
+    report = eventually(rank.take_report)
+    assert ([*report.loaded], report.absent) == ([(0, "a")], set())
 
 
 def test_versions_that_differ_between_ranks_are_removed_from_the_place(
