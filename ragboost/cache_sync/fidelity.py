@@ -7,6 +7,7 @@ from typing import NamedTuple
 logger = logging.getLogger(__name__)
 
 _WARN_BELOW = 0.9
+_RECOVERED = 0.92  # higher, so that figures about the limit are not warned of again and again
 
 
 class Fidelity(NamedTuple):
@@ -23,7 +24,7 @@ class FidelityTracker:
 
     def __init__(self, *, window: int = 512, min_requests: int = 50) -> None:
         self.min_requests = min_requests
-        self.is_low = False  # precision or recall is below `_WARN_BELOW`
+        self.is_low = False  # precision or recall fell below `_WARN_BELOW`
         self._window: deque[tuple[int, int]] = deque(maxlen=window)
         self._predicted = self._reported = self._both = 0
 
@@ -54,7 +55,8 @@ class FidelityTracker:
         if len(self._window) < self.min_requests:
             return
         figures = self.read()
-        is_low = min(figures.precision, figures.recall) < _WARN_BELOW
+        limit = _RECOVERED if self.is_low else _WARN_BELOW
+        is_low = min(figures.precision, figures.recall) < limit
         if is_low and not self.is_low:
             logger.warning(
                 "predicted cached tokens no longer match what the backend reports: precision %.3f, "

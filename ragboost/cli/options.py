@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from ragboost.config import Settings, field_paths
+from ragboost.config.model_directory import check_model
 from ragboost.errors import ConfigError, RequestError
 
 AS_JSON: bool = typer.Option(False, "--json", help="Print one JSON object.")
@@ -60,10 +61,10 @@ def check_paths(**paths: Path | None) -> None:
         ConfigError: one does not or is not; the message names the option.
     """
     for name, path in paths.items():
-        if path is not None and not path.exists():
+        if name == "model" and path is not None:
+            check_model(path, option="--model")
+        elif path is not None and not path.exists():
             raise ConfigError(f"--{name} {path} does not exist")
-        if name == "model" and path is not None and not (path / "config.json").is_file():
-            raise ConfigError(f"--model {path} is not a model directory (it has no config.json)")
 
 
 def api_key(variable: str) -> str:

@@ -9,8 +9,9 @@ import typer
 
 from ragboost.cli.logs import log_settings_file, log_to_terminal
 from ragboost.cli.options import CONFIG, backends, setting, switch
-from ragboost.config import Settings, load_settings, settings_file
-from ragboost.errors import ConfigError, import_extra
+from ragboost.config import EngineSettings, Settings, load_settings, settings_file
+from ragboost.config.model_directory import check_model, find_model
+from ragboost.errors import ConfigError
 
 _BACKEND = (
     "Base URL of a backend, without /v1; give it once per backend; by default "
@@ -53,8 +54,6 @@ def serve(
         raise ConfigError("--embedded starts its own backend: omit --backend")
     if model is not None and not embedded:
         raise ConfigError("--model is for --embedded; a backend names its own models")
-    if embedded:
-        import_extra("torch", extra="engine")
     flags |= {"engine.model": model, "log.level": log_level}
     config = config or settings_file()
     settings = load_settings({**flags, **backends(backend)}, toml=config)
@@ -68,11 +67,22 @@ def serve(
         serve_proxy(settings, set_up_logging=set_up_logging)
         return
 
+    engine_settings = _with_found_model(settings.engine)
+
     from ragboost.engine import create_engine_app, with_events
     from ragboost.serving import serve_in_thread
 
-    with serve_in_thread(create_engine_app(with_events(settings.engine))) as url:
+    with serve_in_thread(create_engine_app(with_events(engine_settings))) as url:
         serve_proxy(_in_front_of_engine(settings, url), set_up_logging=set_up_logging)
+
+
+def _with_found_model(settings: EngineSettings) -> EngineSettings:
+    """Find the model before PyTorch is loaded, so that a wrong name is refused at once."""
+    if settings.model is None:
+        return settings
+    directory = find_model(settings.model)
+    check_model(directory, option="engine.model")
+    return settings.model_copy(update={"model": directory})
 
 
 def _in_front_of_engine(settings: Settings, url: str) -> Settings:
@@ -116,13 +126,13 @@ def engine(
     flags = {f"engine.{name}": value for name, value in locals().items() if name != "config"}
     config = config or settings_file()
     loaded = load_settings(flags, toml=config)
-    settings = loaded.engine
+    log_to_terminal(loaded.log)
+    log_settings_file(config)
+    settings = _with_found_model(loaded.engine)
 
     from ragboost.engine import create_engine_app
     from ragboost.serving import serve
 
-    log_to_terminal(loaded.log)
-    log_settings_file(config)
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
 
 

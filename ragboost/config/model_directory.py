@@ -48,6 +48,17 @@ def find_model(model: Path, *, only: str | None = None) -> Path:
     return _find_on_hub(name, only) if _HUB_NAME.fullmatch(name) else model
 
 
+def check_model(directory: Path, *, option: str) -> None:
+    """Raise `ConfigError` unless this is the directory of a model; `option` named it."""
+    if not directory.exists():
+        raise ConfigError(
+            f"{option}: {directory} is no directory, no name on the hub such as Qwen/Qwen3-0.6B, "
+            f"and no model that can be fetched ({', '.join(FETCHED_MODELS)})"
+        )
+    if not (directory / _CONFIG).is_file():
+        raise ConfigError(f"{option}: {directory} is not a model directory (it has no {_CONFIG})")
+
+
 def model_name(directory: Path) -> str:
     """Return the name of a model: on the hub if the directory is of its cache, else its own."""
     path = directory.resolve()

@@ -16,7 +16,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
-from ragboost.config.model_directory import find_model, model_name
+from ragboost.config.model_directory import check_model, find_model, model_name
 from ragboost.engine import builtin
 from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
@@ -183,8 +183,7 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
 
 
 def _from_directory(path: Path, settings: EngineSettings) -> tuple[Any, Any]:
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"engine.model: {path} is not a model directory (it has no config.json)")
+    check_model(path, option=_OPTION)
     model = load_causal_lm(path, dtype=_dtype(settings), option=_OPTION)
     return model, load_tokenizer(path, option=_OPTION)
 

@@ -51,3 +51,12 @@ def test_a_fall_is_warned_of_once_and_a_recovery_is_told(
             tracker.record(predicted=100, reported=100, prompt_tokens=100)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert not tracker.is_low
+
+
+def test_figures_about_the_limit_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = FidelityTracker(window=10, min_requests=5)
+    with caplog.at_level(logging.INFO):
+        for reported in [89, 91] * 20:
+            for _ in range(10):
+                tracker.record(predicted=100, reported=reported, prompt_tokens=100)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

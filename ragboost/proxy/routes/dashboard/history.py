@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Self
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 from ragboost.hosted.lint.causes import MENDS, Cause
 from ragboost.proxy.observability.metrics import HANDED_OVER
@@ -19,122 +21,103 @@ _NO_ERRORS = ("ok", HANDED_OVER)
 _NO_FAULTS = ("refused", "client_left")  # errors of clients
 RESULTS = ("boosted", "bypassed")
 
+Samples = Mapping[str, Sequence[Sample]]
+"""The samples of all metrics by their names."""
 
-def read_errors(families: Iterable[Metric]) -> dict[str, float]:
-    """Return the number of requests that ended in each kind of error, the most frequent first."""
-    counts: dict[str, float] = {}
+
+def read_samples(families: Iterable[Metric]) -> Samples:
+    samples: defaultdict[str, list[Sample]] = defaultdict(list)
     for family in families:
         for sample in family.samples:
-            kind = sample.labels.get("outcome", "ok")
-            if sample.name == "ragboost_requests_total" and kind not in _NO_ERRORS:
-                counts[kind] = counts.get(kind, 0.0) + sample.value
+            samples[sample.name].append(sample)
+    return dict(samples)
+
+
+def _sum(samples: Samples, name: str, **labels: str) -> float:
+    """Add up the samples of a metric that have these labels."""
+    found = samples.get(name, ())
+    return sum([each.value for each in found if labels.items() <= each.labels.items()], 0.0)
+
+
+def read_errors(samples: Samples) -> dict[str, float]:
+    """Return the number of requests that ended in each kind of error, the most frequent first."""
+    counts: defaultdict[str, float] = defaultdict(float)
+    for sample in samples.get("ragboost_requests_total", ()):
+        if (kind := sample.labels["outcome"]) not in _NO_ERRORS:
+            counts[kind] += sample.value
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def read_cache_breaks(families: Iterable[Metric]) -> dict[str, dict[str, float | str]]:
+def read_cache_breaks(samples: Samples) -> dict[str, dict[str, float | str]]:
     """Return number, lost tokens and mend of each cause for cache misses, the worst first."""
-    names = {
-        "ragboost_cache_breaks_total": "count",
-        "ragboost_cache_break_tokens_total": "lost_tokens",
-    }
-    figures = {cause: {"count": 0.0, "lost_tokens": 0.0} for cause in Cause}
-    for family in families:
-        for sample in family.samples:
-            if sample.name in names:
-                figures[Cause(sample.labels["cause"])][names[sample.name]] += sample.value
-    worst = sorted(figures.items(), key=lambda item: -item[1]["lost_tokens"])
-    return {str(c): {**each, "mend": MENDS[c]} for c, each in worst if each["count"]}
+    figures = []
+    for cause in Cause:
+        num = _sum(samples, "ragboost_cache_breaks_total", cause=str(cause))
+        lost = _sum(samples, "ragboost_cache_break_tokens_total", cause=str(cause))
+        if num:
+            figures.append((lost, cause, num))
+    figures.sort(key=lambda figure: -figure[0])
+    return {str(c): {"count": n, "lost_tokens": lost, "mend": MENDS[c]} for lost, c, n in figures}
 
 
-def read_totals(families: Sequence[Metric]) -> dict[str, float]:
+def read_totals(samples: Samples) -> dict[str, float]:
     """Return the page's counters as `/metrics` has them, without what was handed over."""
-    totals = {
-        "requests": 0.0,
-        "errors": sum(
-            count for kind, count in read_errors(families).items() if kind not in _NO_FAULTS
-        ),
-        "bypassed": 0.0,
-        "documents_sent": 0.0,
-        "documents_dropped": 0.0,
-        "prompt_tokens": 0.0,
-        "cached_tokens": 0.0,
-        "reused_tokens": 0.0,
-        "recomputed_tokens": 0.0,
-        "bought_tokens": 0.0,
-        "dropped_tokens": 0.0,
-        "cost": 0.0,
-        "uncached_cost": 0.0,
-        "compared_tokens": 0.0,
-        "compared_sent_tokens": 0.0,
-        "compared_boosted_tokens": 0.0,
+    total = partial(_sum, samples)
+    requests, documents = "ragboost_requests_total", "ragboost_documents_total"
+    compared = "ragboost_compared_cached_prompt_tokens_total"
+    errors = read_errors(samples).items()
+    return {
+        "requests": total(requests) - total(requests, outcome=HANDED_OVER),
+        "errors": sum([count for kind, count in errors if kind not in _NO_FAULTS]),
+        "bypassed": total("ragboost_bypass_total"),
+        "documents_sent": total(documents, result="sent"),
+        "documents_dropped": total(documents, result="dropped"),
+        "prompt_tokens": total("ragboost_prompt_tokens_total"),
+        "cached_tokens": total("ragboost_cached_prompt_tokens_total"),
+        "reused_tokens": total("ragboost_reused_prompt_tokens_total"),
+        "recomputed_tokens": total("ragboost_recomputed_prompt_tokens_total"),
+        "bought_tokens": total("ragboost_bought_prompt_tokens_total"),
+        "dropped_tokens": total("ragboost_dropped_prompt_tokens_total"),
+        "cost": total("ragboost_prompt_cost_total"),
+        "uncached_cost": total("ragboost_uncached_prompt_cost_total"),
+        "compared_tokens": total("ragboost_compared_document_tokens_total"),
+        "compared_sent_tokens": total(compared, order="sent"),
+        "compared_boosted_tokens": total(compared, order="boosted"),
     }
-    keys = {
-        "ragboost_requests_total": "requests",
-        "ragboost_bypass_total": "bypassed",
-        "ragboost_prompt_tokens_total": "prompt_tokens",
-        "ragboost_cached_prompt_tokens_total": "cached_tokens",
-        "ragboost_reused_prompt_tokens_total": "reused_tokens",
-        "ragboost_recomputed_prompt_tokens_total": "recomputed_tokens",
-        "ragboost_bought_prompt_tokens_total": "bought_tokens",
-        "ragboost_dropped_prompt_tokens_total": "dropped_tokens",
-        "ragboost_prompt_cost_total": "cost",
-        "ragboost_uncached_prompt_cost_total": "uncached_cost",
-        "ragboost_compared_document_tokens_total": "compared_tokens",
-    }
-    for family in families:
-        for sample in family.samples:
-            if sample.labels.get("outcome") == HANDED_OVER:
-                continue
-            if sample.name in keys:
-                totals[keys[sample.name]] += sample.value
-            elif sample.name == "ragboost_documents_total":
-                totals[f"documents_{sample.labels['result']}"] += sample.value
-            elif sample.name == "ragboost_compared_cached_prompt_tokens_total":
-                totals[f"compared_{sample.labels['order']}_tokens"] += sample.value
-    return totals
 
 
-def read_ttft(families: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
+def read_ttft(samples: Samples) -> dict[str, dict[str, float | None]]:
     """Return count, median and 95th percentile of the time to first token, boosted and bypassed."""
-    counts: dict[str, dict[float, float]] = {result: {} for result in RESULTS}
-    return _read_times(families, "ragboost_time_to_first_token_seconds", "result", counts)
+    times = _read_times(samples, "ragboost_time_to_first_token_seconds", "result")
+    return {result: times.get(result) or _figures({}) for result in RESULTS}
 
 
-def read_arms(families: Sequence[Metric]) -> dict[str, dict[str, float | None]]:
+def read_arms(samples: Samples) -> dict[str, dict[str, float | None]]:
     """Return the same of the arms of a hold-out, with their tokens and cost; empty without one."""
-    arms = _read_times(families, "ragboost_arm_time_to_first_token_seconds", "arm", {})
-    for name in ("prompt_tokens", "cached_prompt_tokens", "prompt_cost"):
-        sums = dict.fromkeys(arms, 0.0)
-        for family in families:
-            for sample in family.samples:
-                if sample.name == f"ragboost_arm_{name}_total":
-                    sums[sample.labels["arm"]] += sample.value
-        for arm, value in sums.items():
-            arms[arm][name.replace("_prompt", "").replace("prompt_cost", "cost")] = value
+    arms = _read_times(samples, "ragboost_arm_time_to_first_token_seconds", "arm")
+    for arm, figures in arms.items():
+        total = partial(_sum, samples, arm=arm)
+        figures["prompt_tokens"] = total("ragboost_arm_prompt_tokens_total")
+        figures["cached_tokens"] = total("ragboost_arm_cached_prompt_tokens_total")
+        figures["cost"] = total("ragboost_arm_prompt_cost_total")
     return arms
 
 
-def _read_times(
-    families: Iterable[Metric], name: str, label: str, counts: dict[str, dict[float, float]]
-) -> dict[str, dict[str, float | None]]:
-    """Return the figures of a histogram of seconds by the values of a label.
+def _read_times(samples: Samples, name: str, label: str) -> dict[str, dict[str, float | None]]:
+    """Return the figures of a histogram of seconds by the values of a label."""
+    counts: dict[str, dict[float, float]] = {}  # by upper bound, cumulative
+    for sample in samples.get(f"{name}_bucket", ()):
+        buckets, bound = counts.setdefault(sample.labels[label], {}), float(sample.labels["le"])
+        buckets[bound] = buckets.get(bound, 0.0) + sample.value
+    return {value: _figures(buckets) for value, buckets in counts.items()}
 
-    Percentiles are interpolated within the buckets, as Prometheus does. `counts` is filled with
-    cumulative counts by upper bound.
-    """
-    for family in families:
-        for sample in family.samples:
-            if sample.name == f"{name}_bucket":
-                buckets = counts.setdefault(sample.labels[label], {})
-                bound = float(sample.labels["le"])
-                buckets[bound] = buckets.get(bound, 0.0) + sample.value
+
+def _figures(buckets: Mapping[float, float]) -> dict[str, float | None]:
+    """Return count and percentiles, interpolated within the buckets, as Prometheus does."""
     return {
-        result: {
-            "count": max(buckets.values(), default=0.0),
-            "p50_ms": _quantile(buckets, 0.5),
-            "p95_ms": _quantile(buckets, 0.95),
-        }
-        for result, buckets in counts.items()
+        "count": max(buckets.values(), default=0.0),
+        "p50_ms": _quantile(buckets, 0.5),
+        "p95_ms": _quantile(buckets, 0.95),
     }
 
 
@@ -168,15 +151,16 @@ class TotalsHistory:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def as_json(self, now: Mapping[str, float]) -> dict[str, list[float]]:
-        columns = zip(*self._samples, _sample(now), strict=True)
+    def as_json(self) -> dict[str, list[float]]:
+        """Return the columns of the samples, the last one taken now."""
+        columns = zip(*self._samples, self._sample(), strict=True)
         return dict(zip(("time", *_COLUMNS), map(list, columns), strict=True))
 
     async def _run(self) -> None:
         while True:
-            self._samples.append(_sample(read_totals(list(self._registry.collect()))))
+            self._samples.append(self._sample())
             await asyncio.sleep(_INTERVAL_S)
 
-
-def _sample(totals: Mapping[str, float]) -> tuple[float, ...]:
-    return (time.time(), *(totals[name] for name in _COLUMNS))
+    def _sample(self) -> tuple[float, ...]:
+        totals = read_totals(read_samples(self._registry.collect()))
+        return (time.time(), *(totals[name] for name in _COLUMNS))

@@ -24,6 +24,7 @@ from ragboost.proxy.routes.dashboard.history import (
     read_arms,
     read_cache_breaks,
     read_errors,
+    read_samples,
     read_totals,
     read_ttft,
 )
@@ -79,25 +80,23 @@ class Dashboard:
         return merge_dashboard(self._figures(families, team), others, max_recent=MAX_RECENT)
 
     def _figures(self, families: Sequence[Metric], team: str) -> dict[str, Any]:
-        totals = read_totals(families)
+        samples = read_samples(families)
         return {
             "version": __version__,
             "now": time.time(),
             "started": self._started,
             "totals": {
-                **totals,
+                **read_totals(samples),
                 "index_nodes": self._state.boosting.tenants.num_nodes,
                 "sessions": len(self._state.boosting.conversations),
                 "waiting": self._state.dispatcher.num_waiting,
             },
-            "errors": read_errors(families),
-            "ttft": read_ttft(families),
-            "arms": read_arms(families),
-            "cache_breaks": read_cache_breaks(families),
+            "errors": read_errors(samples),
+            "ttft": read_ttft(samples),
+            "arms": read_arms(samples),
+            "cache_breaks": read_cache_breaks(samples),
             "fidelity": self._fidelity(),
-            "history": self.history.as_json(
-                read_totals(list(self._state.metrics.registry.collect()))
-            ),
+            "history": self.history.as_json(),
             "backends": self._backends(),
             "varying": self._varying(team),
             "indexes": self._indexes(team),
