@@ -205,13 +205,9 @@ def test_chunks_that_another_thread_announces_are_wanted_with_the_next_step() ->
     eventually(lambda: wanted.update(catalogue.take_wanted()) or wanted)
     announcer.close()
     inbox.close()
-<<<<<<< HEAD
-    assert wanted == dict.fromkeys(catalogue.library.keys(chunk.key), TOKENS)
-=======
-    assert wanted == {chunk.key: (TOKENS, False)}
+    assert wanted == dict.fromkeys(catalogue.library.keys(chunk.key), (TOKENS, False))
     take(catalogue, RankReport(late={chunk.key}))
     store.prefetch({chunk.key: TOKENS})
->>>>>>> ranks29
     assert store.is_loading([chunk.key]), "a request that comes meanwhile waits for it"
     assert catalogue.take_wanted() == {chunk.key: (TOKENS, True)}, "and the ranks know"
     take(catalogue, loaded(chunk), loaded(chunk, rank=1))
