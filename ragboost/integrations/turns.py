@@ -5,7 +5,8 @@ as the message that carries it is in the history.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ragboost.booster import Booster, SessionState, Turn
@@ -24,23 +25,22 @@ class BoostedTurn(NamedTuple):
 def boost_turn(
     booster: Booster,
     question: str,
-    documents: Sequence[Document],
+    documents: Iterable[Document | None],
     *,
-    history: Sequence[Record],
-    before: Sequence[str] = (),
+    behind: Sequence[tuple[str, Record | None]],
 ) -> BoostedTurn:
-    """Boost the turn behind those with these records, oldest first.
-
-    `before` are the texts before the payload's first document, the same in every turn.
+    """Boost the turn behind these messages, oldest first: their texts, each with the record of its
+    turn if it carries documents. Documents that are None are skipped.
     """
-    turns = [_turn(number, record) for number, record in enumerate(history, 1)]
+    records = [record for _, record in behind if record is not None]
+    turns = [_turn(number, record) for number, record in enumerate(records, 1)]
     state = SessionState("caller", turns=turns, next_turn=len(turns) + 1)
     context = booster.boost(
         question,
-        documents,
+        [document for document in documents if document is not None],
         session=state,
         history=[key for turn in turns for key in turn.keys],
-        prompt_prefix=_digest(before),
+        prompt_prefix=_digest([text for text, _ in takewhile(_is_plain, behind)]),
     )
     last = state.turns[-1]
     record = {
@@ -54,6 +54,10 @@ def boost_turn(
 def _turn(number: int, record: Record) -> Turn:
     columns = zip(*record["documents"], strict=True)
     return Turn(number, number == 1, record["num_tokens"], *columns)
+
+
+def _is_plain(message: tuple[str, Record | None]) -> bool:
+    return message[1] is None
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from ragboost.booster.booster import Booster
 from ragboost.bounded_map import BoundedMap
 from ragboost.integrations.langchain.documents import KEY, as_document
-from ragboost.integrations.turns import boost_turn
+from ragboost.integrations.turns import Record, boost_turn
 
 _NAMES = ("user_id", "session_id", "conversation_id", "thread_id")
 _MAX_QUESTIONS = 10_000
@@ -57,15 +57,11 @@ class BoostPrompt(BaseChatPromptTemplate):
         before = [] if self.system is None else [SystemMessage(self.system)]
         names, plain = _conversation(), [*before, *history]
         messages: list[BaseMessage] = self._as_sent(plain, names) if names else plain
-        past = [message.additional_kwargs[KEY] for message in messages if _is_boosted(message)]
-        at = next((i for i, m in enumerate(messages) if _is_boosted(m)), len(messages))
-        converted = (as_document(document) for document in documents)
         turn = boost_turn(
             self.booster,
             kwargs["question"],
-            [document for document in converted if document is not None],
-            history=past,
-            before=[f"{message.type}:{message.text}" for message in messages[:at]],
+            map(as_document, documents),
+            behind=[(f"{message.type}:{message.text}", _record(message)) for message in messages],
         )
         content = turn.context.render()
         message = HumanMessage(content, additional_kwargs={KEY: turn.record})
@@ -108,5 +104,5 @@ def _size(message: HumanMessage) -> int:
     return 2 * len(message.text) + _MESSAGE_BYTES
 
 
-def _is_boosted(message: BaseMessage) -> bool:
-    return isinstance(message, HumanMessage) and KEY in message.additional_kwargs
+def _record(message: BaseMessage) -> Record | None:
+    return message.additional_kwargs.get(KEY) if isinstance(message, HumanMessage) else None

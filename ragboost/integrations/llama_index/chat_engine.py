@@ -135,16 +135,14 @@ class BoostChatEngine(BaseChatEngine):
     def _turn(
         self, question: str, nodes: Sequence[NodeWithScore], past: Sequence[ChatMessage]
     ) -> ChatMessage:
-        messages = [*self._prefix, *past]
-        is_boosted = [KEY in message.additional_kwargs for message in messages]
-        first = is_boosted.index(True) if True in is_boosted else len(messages)
-        documents = (as_document(node) for node in nodes)
         turn = boost_turn(
             self._booster,
             question,
-            [document for document in documents if document is not None],
-            history=[m.additional_kwargs[KEY] for m in messages if KEY in m.additional_kwargs],
-            before=[f"{message.role}:{message.content}" for message in messages[:first]],
+            map(as_document, nodes),
+            behind=[
+                (f"{message.role}:{message.content}", message.additional_kwargs.get(KEY))
+                for message in (*self._prefix, *past)
+            ],
         )
         return ChatMessage(
             role=MessageRole.USER,
