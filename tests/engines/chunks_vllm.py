@@ -404,6 +404,7 @@ def check_reset(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     for when, factor in (("before", 1.0), ("changed", 2.0), ("restored", 0.5)):
         engine.llm.collective_rpc(scale, kwargs={"factor": factor})
         is_reset = engine.llm.reset_prefix_cache(reset_connector=factor != 1.0)
+        engine.run(prompts.tokens(30))  # several ranks look at their weights in this step
         first = report(engine.run(tokens, positions, ratio=0.0))
         engine.llm.reset_prefix_cache()
         second = report(engine.run(tokens, positions, ratio=0.0))

@@ -21,7 +21,7 @@ from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
 from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport, WantedChunk
 
 _MAX_LOADS = 1 << 16
-_MAX_ASKED = 1 << 14  # chunks asked for between two steps
+_MAX_ASKED, _MAX_ANNOUNCED = 1 << 14, 1 << 10  # chunks between two steps, by whom
 
 
 class _RankLoad:
@@ -45,7 +45,8 @@ class ListStore:
     def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
         self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
         self._size, self._is_backed = size, is_backed
-        self._asked: deque[tuple[str, WantedChunk]] = deque(maxlen=_MAX_ASKED)
+        self._asked: deque[tuple[str, WantedChunk]] = deque(maxlen=_MAX_ASKED)  # by requests
+        self._announced: deque[tuple[str, WantedChunk]] = deque(maxlen=_MAX_ANNOUNCED)
         self._wanted: dict[str, WantedChunk] = {}  # those that the ranks are to load
         self._loads: BoundedMap[str, _RankLoad] = BoundedMap(max_entries=_MAX_LOADS)
         self._tier = MemoryTier(
@@ -92,8 +93,8 @@ class ListStore:
 
     def prefetch(self, chunks: Mapping[str, int], *, is_awaited: bool = True) -> None:
         if self._is_backed:
-            asked = [(key, WantedChunk(count, is_awaited)) for key, count in chunks.items()]
-            self._asked.extend(asked)
+            asked = self._asked if is_awaited else self._announced
+            asked.extend((key, WantedChunk(n, is_awaited)) for key, n in chunks.items())
 
     def take_wanted(self) -> dict[str, WantedChunk]:
         self._begin_loads()
@@ -102,8 +103,8 @@ class ListStore:
 
     def _begin_loads(self) -> None:
         now = time.monotonic()
-        while self._asked:
-            key, chunk = self._asked.popleft()
+        while self._asked or self._announced:
+            key, chunk = (self._asked or self._announced).popleft()
             if key in self._tier:
                 continue
             load = self._loads.peek(key)
@@ -163,6 +164,7 @@ class ListStore:
         self._tier.clear()
         self._loads = BoundedMap(max_entries=_MAX_LOADS)
         self._asked.clear()
+        self._announced.clear()
         self._wanted.clear()
 
     def close(self) -> None: ...
@@ -181,7 +183,7 @@ class RankCatalogue:
         self.failed_requests: set[str] = set()
         self.num_layers, self.block_size = hello.num_layers, block_size
         self._size, self._regime, self.generation = size, hello.regime, 0
-        self._weights, self._reset_id, self._is_reset = hello.weights, "", False
+        self._weights, self._reset_id, self.num_resets = hello.weights, "", 0
         self._store = ListStore(
             capacity_bytes=settings.host_bytes,
             eviction=settings.eviction,
@@ -197,14 +199,10 @@ class RankCatalogue:
     def take_wanted(self) -> dict[str, WantedChunk]:
         return self._store.take_wanted()
 
-    def take_reset(self) -> bool:
-        is_reset, self._is_reset = self._is_reset, False
-        return is_reset
-
     def forget_chunks(self) -> None:
         """Empty the list; the ranks follow. What they report of earlier steps nobody asks for. They
-        may have been given other weights in place: nobody else shares their chunks from now on."""
-        self._reset_id, self._is_reset = secrets.token_hex(8), True
+        may have been given other weights in place: until they have told, keys are no others'."""
+        self._reset_id, self.num_resets = secrets.token_hex(8), self.num_resets + 1
         self._store.clear()
         self.library = self._make_library()
 
@@ -219,6 +217,8 @@ class RankCatalogue:
         is_new = report.generation != self.generation
         if is_new:  # the ranks have emptied their stores
             self.generation, self._weights = report.generation, report.weights
+            if report.num_resets == self.num_resets:
+                self._reset_id = ""
             self._store.clear()
             self.library = self._make_library()
         for key in report.lost:

@@ -42,7 +42,7 @@ class StepWork:
     rows: int = 0  # tokens that paced fillings may compute
     # Keys to remove from the memory of ranks; True: and from disk and the remote store.
     dropped: dict[str, bool] = field(default_factory=dict)
-    is_reset: bool = False  # ranks forget all chunks before anything else
+    num_resets: int = 0  # so far; after another one ranks forget all chunks
     generation: int = 0  # of the weights, see `RankReport`, for which this was ordered
     # Chunks that ranks are to load from disk or the remote store, by key.
     wanted: dict[str, WantedChunk] = field(default_factory=dict)
@@ -60,12 +60,11 @@ class WorkerView(Protocol):
     block_size: int
     can_measure: bool
     generation: int  # of the weights, as last reported by several ranks
+    num_resets: int  # that several ranks are to follow
 
     def take_dropped(self) -> dict[str, bool]:
         """Return the keys of chunks that the ranks must remove, once, see `StepWork.dropped`."""
         ...
-
-    def take_reset(self) -> bool: ...
 
     def take_wanted(self) -> dict[str, WantedChunk]:
         """Return the chunks that the ranks are to load, once, see `StepWork.wanted`."""
@@ -125,8 +124,13 @@ class RankReport:
     outcomes: dict[str, TokenOrigins] = field(default_factory=dict)  # of filled requests
     failed: set[str] = field(default_factory=set)  # requests whose filling failed on a rank
     lost: set[str] = field(default_factory=set)  # keys that a rank did not have as listed
-    generation: int = 0  # number of times that the weights have changed
+    generation: int = 0  # number of times that the weights have changed, or were looked at again
     weights: str = ""  # their digest; empty: as at the start
+    num_resets: int = 0  # after how many
+
+    @property
+    def _state(self) -> tuple[int, str, int]:
+        return self.generation, self.weights, self.num_resets
 
     def merged(self, other: "RankReport") -> "RankReport":
         return RankReport(
@@ -137,5 +141,5 @@ class RankReport:
             {**self.outcomes, **other.outcomes},
             self.failed | other.failed,
             self.lost | other.lost,
-            *max((self.generation, self.weights), (other.generation, other.weights)),
+            *max(self._state, other._state),
         )

@@ -178,7 +178,7 @@ class ChunkScheduler:
         self._salts.clear()
         self._drop_old_plans()
         work, self._work = self._work, StepWork()
-        work.dropped, work.is_reset = self._worker.take_dropped(), self._worker.take_reset()
+        work.dropped, work.num_resets = self._worker.take_dropped(), self._worker.num_resets
         work.wanted, work.num_tokens = self._worker.take_wanted(), sum(num_scheduled.values())
         work.generation = self._worker.generation
         work.rows = self._budget.rows_left(work.num_tokens)

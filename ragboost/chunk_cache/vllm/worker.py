@@ -68,7 +68,7 @@ class ChunkWorker(_PlatformWorker):  # type: ignore[misc]  # vLLM is untyped her
 
 class BlockFiller(SlotFiller):
     can_measure = True
-    generation = 0  # number of times that several ranks have had new weights
+    generation = num_resets = 0  # of several ranks, see `RankReport`
 
     def __init__(
         self, runner: Any, config: Any, *, ranks: Ranks, settings: EngineChunkSettings
@@ -100,9 +100,6 @@ class BlockFiller(SlotFiller):
 
     def take_dropped(self) -> dict[str, bool]:
         return {}
-
-    def take_reset(self) -> bool:
-        return False
 
     def take_wanted(self) -> dict[str, WantedChunk]:
         return {}
@@ -227,8 +224,12 @@ class RankFiller(BlockFiller):
         return report
 
     def fill_step(self, work: StepWork) -> None:
-        if work.is_reset:
-            self.library.store.clear()
+        is_idle = not (work.num_tokens or work.fills or self._paced)
+        if work.num_resets != self.num_resets and not is_idle:  # vLLM may sleep without weights
+            self.num_resets = work.num_resets
+            self._store.clear()
+            if self.check_weights():
+                self._begin_generation()
         self._store.forget([self._own(key) for key in work.dropped])
         for key in (key for key, everywhere in work.dropped.items() if everywhere):
             self._store.discard(self._own(key))
@@ -237,7 +238,6 @@ class RankFiller(BlockFiller):
             own = {self._own(key): num_tokens for key, num_tokens in wanted.items()}
             self._store.prefetch(own, is_awaited=is_awaited)
         self._loading.update(dict.fromkeys(work.wanted, False))
-        is_idle = not (work.num_tokens or work.fills or self._paced)
         awaited = [self._own(key) for key, is_late in self._loading.items() if not is_late]
         if is_idle and awaited and all(self._store.is_loading([own]) for own in awaited):
             self._store.wait_for_load(timeout_s=LOAD_PAUSE_S)
@@ -253,11 +253,14 @@ class RankFiller(BlockFiller):
         """After new weights on any rank, forget all chunks."""
         is_same = super().check_weights()
         if not is_same:
-            self._store.forget()
-            self._loading.clear()
-            self.generation += 1
-            self._report = self._new_report()
+            self._begin_generation()
         return is_same
+
+    def _begin_generation(self) -> None:
+        self._store.forget()
+        self._loading.clear()
+        self.generation += 1
+        self._report = self._new_report()
 
     def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
         # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
@@ -268,7 +271,7 @@ class RankFiller(BlockFiller):
 
     def _new_report(self) -> RankReport:
         weights = self.library.identity.model if self.generation else ""
-        return RankReport(generation=self.generation, weights=weights)
+        return RankReport(generation=self.generation, weights=weights, num_resets=self.num_resets)
 
     def _own(self, key: str) -> str:
         return f"{key}-{self.model.ranks.rank}"

@@ -1,6 +1,7 @@
 """Requests before places that are slow, stall, fail or hang, in virtual time: it costs hits, and
 nobody waits for long."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tests.fakes.virtual_threads import VirtualThreads
 
 TOKENS, COMPUTE_S = 10, 0.1  # of a chunk
 NUM_CHUNKS, PER_REQUEST, IN_MEMORY = 40, 4, 8
+WELL_AT = 60.0  # when a place that was not is well again
 
 Answer = Callable[[str, int, float], tuple[float, bool]]
 """Seconds of the n-th call of a verb at some time, and whether it fails."""
@@ -52,6 +54,7 @@ class Shares(NamedTuple):
     spent: float  # waiting and computing
     spent_later: float
     longest: float  # wait of a request, of its own time
+    hit_at: float  # time of the first request from `WELL_AT` on that has a loaded chunk
 
 
 @pytest.fixture
@@ -79,16 +82,18 @@ def run(time: VirtualThreads, answer: Answer, *, num_requests: int = 200) -> Sha
         write_bytes=4 * size,
     )
     store.put("another", make_chunk(num_tokens=TOKENS, compute_s=COMPUTE_S))
-    waited, computed = list[float](), list[float]()
+    waited, computed, hits = list[float](), list[float](), list[float]()
     for _ in range(num_requests):
         keys = choice.sample(sorted(chunks), PER_REQUEST)
-        asked_at = time.now
+        asked_at, in_memory = time.now, {key for key in keys if key in store.memory[0]}
         store.prefetch(dict.fromkeys(keys, TOKENS))
         while time.next_at and store.is_loading(keys):
             time.advance(0.002)
         waited.append(time.now - asked_at)
         missing = [key for key in keys if store.get(key) is None]
         computed.append(len(missing) * COMPUTE_S)
+        if not in_memory.union(missing).issuperset(keys):
+            hits.append(asked_at)
         time.advance(computed[-1])
         for key in missing:
             store.put(key, chunks[key])
@@ -101,6 +106,7 @@ def run(time: VirtualThreads, answer: Answer, *, num_requests: int = 200) -> Sha
         sum(waited + computed) / whole / num_requests,
         sum(later) / whole / (num_requests - num_requests // 2),
         max(waited) / whole,
+        min((at for at in hits if at >= WELL_AT), default=math.inf),
     )
 
 
@@ -148,13 +154,16 @@ def test_a_place_that_is_bad_now_and_then_costs_little(
     assert run(time, loads(answer)).spent < 1.08
 
 
-@pytest.mark.parametrize(("seconds", "fails"), [(4.0, True), (30.0, False), (2.0, False)])
+@pytest.mark.parametrize(
+    ("seconds", "fails"), [(0.0, True), (4.0, True), (30.0, False), (2.0, False)]
+)
 def test_a_place_that_is_well_again_is_used_again(
     time: VirtualThreads, seconds: float, fails: bool
 ) -> None:
     shares = run(
         time,
-        lambda verb, n, now: (seconds, fails) if now < 60.0 else (0.01, False),
+        lambda verb, n, now: (seconds, fails) if now < WELL_AT else (0.01, False),
         num_requests=600,
     )
     assert shares.spent_later < 0.2
+    assert shares.hit_at < WELL_AT + 33, "after a minute a pause takes 32 s, or 32 requests"

@@ -22,12 +22,12 @@ from tests.eventually import eventually
 TOKENS = 16
 KV_BYTES = 2 * 4 * TOKENS * 8  # keys and values of one layer, one head, float32
 SIZE = 2
+HELLO = RankHello(None, num_layers=1, regime="r", weights="w")
 
 
 def make_catalogue(*, chunks: int = 4, remote: str = "") -> RankCatalogue:
     settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction="lru", remote=remote)
-    hello = RankHello(None, num_layers=1, regime="r")
-    return RankCatalogue(hello, size=SIZE, block_size=16, settings=settings)
+    return RankCatalogue(HELLO, size=SIZE, block_size=16, settings=settings)
 
 
 def make_chunk(catalogue: RankCatalogue, number: int, *, base: int = 40) -> ListedChunk:
@@ -215,18 +215,33 @@ def test_chunks_that_another_thread_announces_are_wanted_with_the_next_step() ->
 
 
 def test_announcements_to_an_idle_engine_are_bounded() -> None:
+    """Else the step of the next request begins thousands of loads, and its own are the last."""
     catalogue = make_catalogue(remote="redis://h:1")
+    store = catalogue.library.store
     for first in range(0, 1 << 17, 1 << 12):
-        catalogue.library.store.prefetch({str(first + n): TOKENS for n in range(1 << 12)})
-    wanted = catalogue.take_wanted()
-    assert len(wanted) == 1 << 14
-    assert str((1 << 17) - 1) in wanted, "the latest"
+        chunks = {str(first + n): TOKENS for n in range(1 << 12)}
+        store.prefetch(chunks, is_awaited=False)
+    store.prefetch({f"own {n}": TOKENS for n in range(1 << 12)})
+    wanted = [*catalogue.take_wanted()]
+    assert wanted[: 1 << 12] == [f"own {n}" for n in range(1 << 12)]
+    assert wanted[1 << 12 :] == [str((1 << 17) - (1 << 10) + n) for n in range(1 << 10)], "latest"
 
 
-def test_after_a_reset_no_other_engine_has_the_same_keys() -> None:
+def test_after_a_reset_keys_are_shared_once_the_ranks_have_looked_at_their_weights() -> None:
     """Weights may have been changed in place before it, in one engine earlier than in another."""
-    one, other = make_catalogue(remote="redis://h:1"), make_catalogue(remote="redis://h:1")
+    one, other, same = (make_catalogue(remote="redis://h:1") for _ in range(3))
     assert make_chunk(one, 0).key == make_chunk(other, 0).key
     one.forget_chunks()
     other.forget_chunks()
     assert make_chunk(one, 0).key != make_chunk(other, 0).key
+    other.forget_chunks()  # the ranks know of the first
+    for catalogue in (one, other):
+        looked = RankReport(generation=1, weights=HELLO.weights, num_resets=1)
+        take(catalogue, looked, looked)
+    assert make_chunk(one, 0).key == make_chunk(same, 0).key
+    assert make_chunk(other, 0).key != make_chunk(same, 0).key
+    looked = RankReport(generation=2, weights="new", num_resets=2)
+    take(other, looked, looked)
+    new = RankReport(generation=1, weights="new")
+    take(same, new, new)
+    assert make_chunk(other, 0).key == make_chunk(same, 0).key

@@ -58,7 +58,7 @@ class Bench:
             can_measure=True,
             generation=0,
             take_dropped=dict,
-            take_reset=bool,
+            num_resets=0,
             take_wanted=dict,
             forget_chunks=self.forget,
             outcomes={},

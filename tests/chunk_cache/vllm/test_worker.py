@@ -271,3 +271,26 @@ def test_a_chunk_of_new_weights_is_not_stored_under_a_key_of_the_old_ones(
     assert (report.generation, report.weights, report.captured) == (1, "n", Counter())
     rank._store.flush()
     assert not place.chunks
+
+
+def test_after_a_reset_a_rank_looks_at_its_weights_in_the_next_step_that_computes(
+    rank: Any, place: HungPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.may_answer.set()
+    looks: list[str] = []
+
+    def renewed(model: object) -> ChunkLibrary:
+        looks.append("look")
+        library: ChunkLibrary = rank.library
+        return library
+
+    monkeypatch.setattr(rank.library, "renewed", renewed)
+    rank._store.put("a-0", make_chunk())
+    rank.fill_step(StepWork(num_resets=2))
+    assert not looks, "a sleeping engine has no weights"
+    for _ in range(2):
+        rank.fill_step(StepWork(num_resets=2, num_tokens=1))
+    assert len(looks) == 1
+    assert rank._store.get("a-0") is None
+    report = rank.take_report()
+    assert (report.generation, report.weights, report.num_resets) == (1, "m", 2)
