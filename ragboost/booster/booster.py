@@ -272,25 +272,28 @@ class Booster(StoredConversations, UsageReports):
             state = session
         has_references = settings.dedup.enabled and settings.hints.location
         past = CarriedDocuments.of(state, history, has_references=has_references)
-        sent = self._order(retrieved, past, planned=planned, ratio=ratio)
-        purchase = self._buy(*retrieved.in_order(sent), ratio) if past.is_empty else None
+        order = self._order(retrieved, past, planned=planned, ratio=ratio)
+        purchase = self._buy(order.documents, order.tokens, ratio) if past.is_empty else None
         if purchase is not None:
-            keep_last = settings.ordering.keep_last
-            sent = order_exact_first(sent, purchase.num_documents, keep_last=keep_last)
-        context = compose(retrieved, sent, history=past, settings=settings, state=state)
-        elements, tokens = retrieved.in_order(sent)
-        num_tokens = sum(tokens)
+            num_exact, keep_last = purchase.num_documents, settings.ordering.keep_last
+            order = retrieved.in_order(
+                order_exact_first(order.permutation, num_exact, keep_last=keep_last)
+            )
+        context = compose(
+            retrieved, order.permutation, history=past, settings=settings, state=state
+        )
+        num_tokens = sum(order.tokens)
         if state is not None or not past.is_empty:
             num_tokens += self.tokens.count(retrieved.query)
         if past.is_empty:
-            (self._policy if ratio is None else self._reuse_policy).add(elements)
-            entry = self._record(elements, tokens, purchase)
+            (self._policy if ratio is None else self._reuse_policy).add(order.documents)
+            entry = self._record(order.documents, order.tokens, purchase)
         else:
             entry = self._record_turn(state, retrieved.prompt_prefix, num_tokens)
         if state is not None:
             state.add_sent(
                 context,
-                tokens,
+                order.tokens,
                 num_tokens=num_tokens,
                 is_leading=past.is_empty,
                 max_documents=settings.session.max_documents,
@@ -327,16 +330,18 @@ class Booster(StoredConversations, UsageReports):
         *,
         planned: Order | None,
         ratio: float | None,
-    ) -> Sequence[int]:
-        """Return the indices of the unique documents to send, in prompt order."""
+    ) -> Order:
+        """Order the unique documents to send."""
         if not history.is_empty:
             carried = history.carried
-            return [i for i, doc in enumerate(retrieved.unique) if doc.key not in carried]
+            return retrieved.in_order(
+                [i for i, doc in enumerate(retrieved.unique) if doc.key not in carried]
+            )
         if not self.settings.ordering.enabled:
-            return range(len(retrieved.unique))
+            return retrieved.in_order(range(len(retrieved.unique)))
         if ratio is None and planned is not None and planned.fits(retrieved.elements):
-            return planned.permutation
-        return self._order_alone(retrieved, ratio=ratio).permutation
+            return planned
+        return self._order_alone(retrieved, ratio=ratio)
 
     def _record_turn(
         self, state: SessionState | None, prompt_prefix: str, num_tokens: int

@@ -12,6 +12,7 @@ from ragboost.context import Context
 from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint
+from ragboost.ordering import Order
 from ragboost.types import KEY_OF, Document, DocumentLike, Hint, as_documents
 
 _HINT_SHARE = 0.25  # of the tokens that an order saves: the most that its hint may cost
@@ -43,10 +44,9 @@ class Retrieved(NamedTuple):
         elements = behind(prompt_prefix, map(KEY_OF, unique))
         return cls(query, documents, unique, elements, count(unique), prompt_prefix)
 
-    def in_order(self, sent: Sequence[int]) -> tuple[list[Hashable], list[int]]:
-        """Return elements and lengths of these documents."""
-        elements, tokens = self.elements.__getitem__, self.tokens.__getitem__
-        return list(map(elements, sent)), list(map(tokens, sent))
+    def in_order(self, permutation: Sequence[int], *, cached_tokens: int = 0) -> Order:
+        """Return these documents, given by their index in `unique`, in prompt order."""
+        return Order.of(self.elements, self.tokens, permutation, cached_tokens=cached_tokens)
 
 
 def behind(prompt_prefix: str, keys: Iterable[str]) -> tuple[Hashable, ...]:

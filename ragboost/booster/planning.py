@@ -68,11 +68,11 @@ class LivePlanner:
             policy=self._policy,
             budget_tokens=budget_tokens,
         )
-        elements, tokens = retrieved[at].elements, retrieved[at].tokens
+        elements = retrieved[at].elements
         position = {element: i for i, element in enumerate(elements)}
         last = range(min(keep, len(elements)) - 1, -1, -1)
         permutation = (*(position[element] for element in order), *last)
-        return at, Order.of(elements, tokens, permutation, cached_tokens=cached_tokens)
+        return at, retrieved[at].in_order(permutation, cached_tokens=cached_tokens)
 
 
 def plan_offline(
@@ -80,18 +80,15 @@ def plan_offline(
 ) -> tuple[Sequence[Order], Sequence[int]]:
     """Plan a batch without an index; return an order for each request, and the release order."""
     if not settings.enabled or not leading:
-        unmoved = [Order.of(r.elements, r.tokens, tuple(range(len(r.elements)))) for r in leading]
+        unmoved = [each.in_order(range(len(each.elements))) for each in leading]
         return unmoved, range(len(leading))
     plan = plan_batch(
         [retrieved.elements for retrieved in leading],
         _lengths(leading),
         keep_last=settings.keep_last,
     )
-    orders = [
-        Order.of(r.elements, r.tokens, permutation)
-        for r, permutation in zip(leading, plan.permutations, strict=True)
-    ]
-    return orders, plan.release_order
+    orders = map(Retrieved.in_order, leading, plan.permutations)
+    return list(orders), plan.release_order
 
 
 def _lengths(retrieved: Sequence[Retrieved]) -> dict[Hashable, int]:

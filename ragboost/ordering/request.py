@@ -45,13 +45,14 @@ class Order(NamedTuple):
         cls,
         documents: Sequence[Hashable],
         tokens: Sequence[int],
-        permutation: tuple[int, ...],
+        permutation: Sequence[int],
         *,
         cached_tokens: int = 0,
     ) -> "Order":
-        """Apply a permutation to documents in their relevance order."""
+        """Apply a permutation to documents in their relevance order; it may leave some out."""
         sent = tuple(map(documents.__getitem__, permutation))
-        return cls(permutation, sent, tuple(map(tokens.__getitem__, permutation)), cached_tokens)
+        lengths = tuple(map(tokens.__getitem__, permutation))
+        return cls(tuple(permutation), sent, lengths, cached_tokens)
 
     def fits(self, documents: Sequence[Hashable]) -> bool:
         """Return True if this orders exactly these documents, given in relevance order."""
