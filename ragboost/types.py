@@ -157,8 +157,12 @@ def as_document(value: DocumentLike | object, *, where: str = "document") -> Doc
             problem = f"must be a string or an object with 'text', got {show(value)}"
             raise InvalidDocumentError(problem)
         names = (name for name in ("text", "content", "page_content") if name in value)
+        name = next(names, None)
+        if name is None:
+            problem = f"is missing, and so are content and page_content; got {show(list(value))}"
+            raise InvalidDocumentError(problem, param="text")
         return Document(
-            text=value.get(next(names, "text")),  # type: ignore[arg-type]  # Document checks it
+            text=value[name],
             id=value.get("id", value.get("doc_id")),
             title=value.get("title"),
             score=value.get("score"),

@@ -46,7 +46,7 @@ def test_gzipped_corpus_is_read(tmp_path: Path) -> None:
     [
         (b'{"id": "a", "text": "again"}', "id 'a' is used on line 1 already"),
         (b'{"id": "b", "text": " "}', "text must be a non-empty string"),
-        (b'{"id": "b"}', "text must be a non-empty string"),
+        (b'{"id": "b"}', 'text: is missing, and so are content and page_content; got ["id"]'),
         (b'{"id": ["b"], "text": "x"}', "id must be a JSON scalar"),
         (b'{"id": "b", "text": "x", "score": NaN}', "score must be a finite number"),
         (b'{"id": "b", "text": "\xff"}', "not UTF-8 at byte 22"),

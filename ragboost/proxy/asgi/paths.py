@@ -59,8 +59,11 @@ class ForwardedPaths:
         prefixes = ("/".join(segments[:end]) for end in range(2, min(len(segments), _MAX) + 1))
         is_allowed = any(prefix in self._allowed for prefix in prefixes)
         if not (is_allowed and _is_plain(decoded, segments)):
-            if not is_allowed and "/v1" + "/".join(segments[:2]) in self._allowed:
+            first = "/".join(segments[:2])
+            if not is_allowed and (first == "/sessions" or "/v1" + first in self._allowed):
                 raise ForbiddenPathError("the client's base URL lacks /v1 at its end")
+            if segments[1:3] == ["v1", "v1"]:
+                raise ForbiddenPathError("the client's base URL has /v1 twice")
             raise ForbiddenPathError(
                 "this path is not forwarded to the backend; the operator of RAGBoost can allow "
                 "further ones with proxy.forwarded_paths"

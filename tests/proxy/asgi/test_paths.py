@@ -103,9 +103,16 @@ def test_no_other_path_reaches_the_backend(
     assert engine.requests == []
 
 
-def test_a_base_url_without_v1_is_named(guarded: ProxyServer, engine: FakeEngine) -> None:
-    assert b"403 Forbidden" in (answer := send(guarded, "/chat/completions"))
-    assert b"base URL lacks /v1" in answer
+def test_a_base_url_without_v1_or_with_two_is_named(
+    guarded: ProxyServer, engine: FakeEngine
+) -> None:
+    for path, problem in (
+        ("/chat/completions", b"base URL lacks /v1"),
+        ("/sessions", b"base URL lacks /v1"),
+        ("/v1/v1/chat/completions", b"base URL has /v1 twice"),
+    ):
+        assert b"403 Forbidden" in (answer := send(guarded, path))
+        assert problem in answer
     assert engine.requests == []
 
 
