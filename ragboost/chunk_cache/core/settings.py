@@ -16,9 +16,10 @@ from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.selection.calibration import Calibration
+from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.remote import check_address, join_remote
-from ragboost.chunk_cache.store.tiered import TieredStore, split_memory
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ConfigError, RequestError
 
 _GIB = 1 << 30
@@ -144,8 +145,11 @@ class EngineChunkSettings(Fields):
         if self.directory:
             disk = DiskTier(Path(self.directory), capacity_bytes=self.disk_bytes)
         remote = join_remote(self.remote)
+        on_its_way = min(WRITE_BEHIND_BYTES, self.host_bytes // 8)  # KV to each of these two
+        num_places = (disk is not None) + (remote is not None)
         return TieredStore(
-            **split_memory(self.host_bytes, disk, remote),
+            host_bytes=self.host_bytes - num_places * on_its_way,
+            write_bytes=on_its_way,
             disk=disk,
             remote=remote,
             accelerator_bytes=self.accelerator_bytes,

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TypedDict
 
 import torch
 
@@ -32,20 +31,6 @@ CLOSE_S = 30.0
 """Seconds that writing what is only in memory may take at the end; the rest is lost."""
 _MAX_MISSED = 1 << 16
 _MAX_LOADS = 1 << 14  # chunks on their way; more are computed
-
-
-class MemoryShares(TypedDict):
-    """Arguments of a `TieredStore`."""
-
-    host_bytes: int
-    write_bytes: int
-
-
-def split_memory(total_bytes: int, *places: ChunkTier | None) -> MemoryShares:
-    """Divide host memory between stored KV, and KV on its way to each of the other places."""
-    write_bytes = min(WRITE_BEHIND_BYTES, total_bytes // 8)
-    num_places = sum(place is not None for place in places)
-    return {"host_bytes": total_bytes - num_places * write_bytes, "write_bytes": write_bytes}
 
 
 class TieredStore:
