@@ -185,5 +185,5 @@ def import_extra(module: str, *, extra: str) -> ModuleType:
         if error.name is None or not module.startswith(error.name):
             raise
         raise MissingExtraError(
-            f"{module} is not installed; it comes with: pip install '.[{extra}]' in its clone"
+            f"{error.name} is not installed; it comes with: pip install '.[{extra}]' in its clone"
         ) from error

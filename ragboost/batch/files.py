@@ -1,6 +1,6 @@
 """The files of a batch job, checked before it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -32,18 +32,23 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def output_paths(output: Path, *, inputs: list[Path]) -> list[Path]:
+def output_paths(output: Path, *, inputs: Sequence[Path]) -> list[Path]:
     paths = [output, side_path(output, "positions"), side_path(output, "rejects")]
     for path in paths:
-        _check_output(path, inputs=inputs)
+        check_output(path, inputs=inputs)
     return paths
 
 
-def _check_output(path: Path, *, inputs: list[Path]) -> None:
-    for source in inputs:
-        if path.exists() and source.exists() and path.samefile(source):
-            raise RequestError(f"{path} is an input of the job: give another output")
+def check_output(path: Path, *, inputs: Sequence[Path]) -> None:
+    """Check before the work that a file can be written, and overwrites no input."""
+    check_not_input(path, inputs=inputs)
     if path.exists() and not path.is_file():
         raise RequestError(f"cannot write {path}: not a regular file")
     if not path.parent.is_dir():
         raise RequestError(f"cannot write {path}: {path.parent} is not a directory")
+
+
+def check_not_input(path: Path, *, inputs: Sequence[Path]) -> None:
+    for source in inputs:
+        if path.exists() and source.exists() and path.samefile(source):
+            raise RequestError(f"{path} is an input of the job: give another output")

@@ -70,6 +70,7 @@ def eval_order(
     \b
     ragboost eval-order questions.jsonl --endpoint http://127.0.0.1:8000 --model MODEL
     """
+    from ragboost.batch.files import check_not_input
     from ragboost.evaluation.answers import AnswerFile
     from ragboost.evaluation.endpoint import ChatEndpoint
     from ragboost.plots import check_plot
@@ -85,7 +86,9 @@ def eval_order(
         judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
     loaded = _load(questions, corpus=corpus, limit=limit)
     make_run = _with_arms(arm, loaded)
-    kept = AnswerFile(answers or questions.with_name(questions.name + ".answers.jsonl"))
+    answers = answers or questions.with_name(questions.name + ".answers.jsonl")
+    check_not_input(answers, inputs=[questions, *([corpus] if corpus else [])])
+    kept = AnswerFile(answers)
     run = make_run(endpoint=asked, answers=kept, judge=judging, system=system, seed=seed)
     estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
     _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)

@@ -218,9 +218,11 @@ def warm(
     ragboost warm corpus.jsonl -o prior.json --retriever mymodule:make_retriever
     """
     from ragboost.batch.display import progress_bar
+    from ragboost.batch.files import check_output
     from ragboost.retrieval.corpus import Corpus
     from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
 
+    check_output(output, inputs=[corpus])
     documents = Corpus.read(corpus)
     if not documents:
         raise RequestError(f"{corpus} has no documents", param="corpus")

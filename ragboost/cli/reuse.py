@@ -106,9 +106,11 @@ def calibrate(
     model = find_model(model)
     check_paths(model=model, data=data)
     from ragboost.batch.display import progress_bar
+    from ragboost.batch.files import check_not_input
     from ragboost.chunk_cache.eval.calibrate import run
     from ragboost.chunk_cache.selection.calibration import calibrated_policies
 
+    check_not_input(out, inputs=[data])
     with progress_bar(progress) as on_progress:
         text = run(
             model,

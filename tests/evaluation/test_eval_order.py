@@ -47,6 +47,14 @@ def run(questions: Path, url: str, *arguments: str, stdin: str = "") -> Result:
     return CliRunner().invoke(app, command, input=stdin)
 
 
+def test_answers_are_never_written_into_the_questions(questions: Path) -> None:
+    before = questions.read_bytes()
+    done = run(questions, "http://127.0.0.1:1", "--answers", str(questions))
+
+    assert "is an input of the job" in str(done.exception)
+    assert questions.read_bytes() == before
+
+
 def test_a_model_that_believes_the_first_document_loses_and_keep_last_does_not_help(
     questions: Path,
 ) -> None:

@@ -87,6 +87,20 @@ def test_an_empty_corpus_is_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "prior.json").exists()
 
 
+def test_the_output_is_checked_before_the_work_and_is_never_the_corpus(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path)
+    before = corpus.read_bytes()
+    for output, problem in (
+        (corpus, "is an input of the job"),
+        (tmp_path / "none" / "prior.json", "none is not a directory"),
+    ):
+        done = warm(corpus, "-o", output, "--retriever", "nothing.of:this_name")
+
+        assert done.returncode == 2
+        assert problem in done.stderr
+    assert corpus.read_bytes() == before
+
+
 class Pairs:
     """Finds the first and the last document, whatever is asked."""
 

@@ -129,3 +129,14 @@ def test_the_command_writes_what_engines_read_and_resumes(
     command[-1] = "hybrid-offline"
     with pytest.raises(ChunkCacheError, match="--policy must be one of epic"):
         run()
+
+
+def test_the_calibration_is_never_written_over_the_prompts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("prompts\n")
+    command = ["calibrate", "--model", str(tmp_path), "--data", str(prompts), "--out", str(prompts)]
+    done = CliRunner().invoke(app, command)
+
+    assert "is an input of the job" in str(done.exception)
+    assert prompts.read_text() == "prompts\n"
