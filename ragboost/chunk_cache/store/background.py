@@ -40,12 +40,10 @@ class ChunkLoad:
         num_tokens: int,
         *,
         beside: Collection[str],
-        wait_until: float,
         latest: float,
-        is_awaited: bool,
     ) -> None:
         self.key, self.num_tokens, self.beside = key, num_tokens, beside
-        self.wait_until, self.latest, self.is_awaited = wait_until, latest, is_awaited
+        self.wait_until, self.latest, self.is_awaited = latest, latest, False
         self.is_cancelled = False  # the result is not needed any more and is dropped
         self.has_ended = threading.Event()
         self.chunk: ChunkKV | None = None

@@ -172,8 +172,6 @@ class TieredStore:
             return
         with self._lock:
             now = self._clock()
-            if is_awaited:
-                self._begin_waiting(chunks)
             missing = {
                 key: num_tokens
                 for key, num_tokens in chunks.items()
@@ -183,7 +181,9 @@ class TieredStore:
             }
             room = _MAX_LOADS - len(self._loads)
             if missing and room > 0:
-                self._start(dict(islice(missing.items(), room)), is_awaited=is_awaited)
+                self._start(dict(islice(missing.items(), room)))
+            if is_awaited:
+                self._begin_waiting(chunks)
 
     def is_loading(self, keys: Sequence[str]) -> bool:
         now = self._clock()
@@ -304,28 +304,20 @@ class TieredStore:
                 tier.write(key, chunk)
 
     def _begin_waiting(self, keys: Iterable[str]) -> None:
-        """Let a request wait for what was announced as if it began to load now."""
+        """Let a request wait for what it is the first to ask for, also if it was announced."""
         now = self._clock()
         loads = [self._loads[key] for key in keys if key in self._loads]
-        announced = [load for load in loads if not load.is_awaited]
-        until = now + self._wait_s(sum(load.num_tokens for load in announced))
-        for load in announced:
+        new = [load for load in loads if not load.is_awaited]
+        until = now + self._wait_s(sum(load.num_tokens for load in new))
+        for load in new:
             load.is_awaited, load.latest = True, now + MAX_WAIT_S
             if load.wait_until > -math.inf:
                 load.wait_until = until
 
-    def _start(self, chunks: Mapping[str, int], *, is_awaited: bool) -> None:
-        now = self._clock()
-        until, latest = now + self._wait_s(sum(chunks.values())), now + MAX_WAIT_S
+    def _start(self, chunks: Mapping[str, int]) -> None:
+        latest = self._clock() + MAX_WAIT_S
         loads = [
-            ChunkLoad(
-                key,
-                count,
-                beside=chunks.keys(),
-                wait_until=until if is_awaited else latest,
-                latest=latest,
-                is_awaited=is_awaited,
-            )
+            ChunkLoad(key, count, beside=chunks.keys(), latest=latest)
             for key, count in chunks.items()
         ]
         self._loads.update((load.key, load) for load in loads)
@@ -385,7 +377,7 @@ class TieredStore:
         with self._lock:
             load = self._loads.get(key)
             if load is None and self._tiers:
-                self._start({key: 0}, is_awaited=True)
+                self._start({key: 0})
                 load = self._loads.get(key)
         while load is not None and not load.has_ended.wait(0.1):
             if not any(tier.is_available for tier in self._tiers):

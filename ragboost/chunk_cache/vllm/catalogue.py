@@ -67,10 +67,10 @@ class ListStore:
     def get(self, key: str) -> ChunkKV | None:
         return self._tier.load(key)
 
-    def put(self, key: str, chunk: ChunkKV) -> bool:
+    def put(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> bool:
         if key in self._tier:
             return True
-        if not self._tier.save(key, chunk):
+        if not self._tier.save(key, chunk, is_pinned=is_pinned):
             self._drop(key)
             return False
         self.dropped.pop(key, None)
@@ -138,7 +138,7 @@ class ListStore:
                 continue
             if len({*load.loaded.values()}) == 1:
                 self._loads.pop(key)
-                self.put(key, chunk)
+                self.put(key, chunk, is_pinned=True)  # until its request, or a minute later
             else:
                 # Of different versions: one rank's was not written, or another engine's was. Where
                 # they are they would be for good.

@@ -25,8 +25,8 @@ SIZE = 2
 HELLO = RankHello(None, num_layers=1, regime="r", weights="w")
 
 
-def make_catalogue(*, chunks: int = 4, remote: str = "") -> RankCatalogue:
-    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction="lru", remote=remote)
+def make_catalogue(*, chunks: int = 4, remote: str = "", eviction: str = "lru") -> RankCatalogue:
+    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction=eviction, remote=remote)
     return RankCatalogue(HELLO, size=SIZE, block_size=16, settings=settings)
 
 
@@ -186,6 +186,18 @@ def test_a_chunk_that_is_late_on_one_rank_is_there_for_the_next_request() -> Non
     take(catalogue, loaded(chunk, rank=1))
     assert listed(catalogue, chunk) == chunk
     assert catalogue.take_dropped() == {}
+
+
+def test_a_chunk_that_was_loaded_stays_until_its_request_uses_it() -> None:
+    catalogue = make_catalogue(chunks=2, remote="redis://h:1", eviction="heat")
+    chunks = [make_chunk(catalogue, number) for number in range(4)]
+    take(catalogue, captured(*chunks[:2]), captured(*chunks[:2]))
+    assert all(listed(catalogue, chunk) for chunk in chunks[:2])
+    for chunk in chunks[2:]:  # one after the other
+        catalogue.library.store.prefetch({chunk.key: TOKENS})
+        catalogue.take_wanted()
+        take(catalogue, loaded(chunk), loaded(chunk, rank=1))
+    assert all(listed(catalogue, chunk) for chunk in chunks[2:])
 
 
 def test_ranks_without_a_disk_or_a_remote_store_load_nothing() -> None:

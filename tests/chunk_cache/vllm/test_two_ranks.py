@@ -1,5 +1,6 @@
-"""Two ranks whose places fail, stall, lie and differ, in virtual time: they never disagree, and
-load again once the places are well."""
+"""Two ranks whose places fail, stall, lie and differ, in virtual time, while weights change in
+place and caches are reset: they never disagree, use no KV of other weights, and load again once the
+places are well."""
 
 import random
 import threading
@@ -92,6 +93,10 @@ class RankPlace(Place):
         self.chunks[key] = chunk
         return True
 
+    def clear(self) -> None:
+        """Do nothing: another engine with the old weights stores everything again at once."""
+        self.ask("clear")
+
     def ask(self, verb: str) -> None:
         seconds, failures = MODES[self.mode][verb != "load"]
         self._time.sleep(seconds)
@@ -111,7 +116,10 @@ class World:
         settings = EngineChunkSettings(
             host_bytes=IN_MEMORY * KV_BYTES, eviction="lru", remote="redis://h:1"
         )
-        hello = RankHello(None, 1, "r", "w")
+        self.weights = [0]
+        for rank in self.ranks:
+            rank.weights = self.weights
+        hello = RankHello(None, 1, "r", "w0")
         self.catalogue = RankCatalogue(hello, size=2, block_size=TOKENS, settings=settings)
         self.waiting: dict[str, Any] = {}
         self.reports: list[RankReport] = []
@@ -129,11 +137,20 @@ class World:
             chunks[library.key(own)] = (len(tokens), own)
             tokens = tokens + own
         library.store.prefetch(dict.fromkeys(chunks, TOKENS))
-        self.waiting[f"{self.counts['requests']}"] = (tokens, chunks, self.time.now)
+        self.waiting[f"{self.counts['requests']}"] = (tokens, chunks, self.time.now, library)
+
+    def reset(self) -> None:
+        """Reset the caches, perhaps after the weights were changed in place."""
+        self.weights[0] += self.choice.randrange(2)
+        self.catalogue.forget_chunks()
 
     def step(self) -> None:
         work, library = StepWork(), self.catalogue.library
-        for request_id, (tokens, chunks, at) in [*self.waiting.items()]:
+        for request_id, (tokens, chunks, at, its_library) in [*self.waiting.items()]:
+            if its_library is not library:
+                del self.waiting[request_id]
+                work.num_tokens += len(tokens)
+                continue
             if self.time.now - at <= 5.0 and library.store.is_loading([*chunks]):
                 continue
             del self.waiting[request_id]
@@ -151,6 +168,7 @@ class World:
                     work.captures.append(BlockCapture(request_id, chunk, blocks))
             work.num_tokens += len(tokens)
         work.dropped, work.wanted = self.catalogue.take_dropped(), self.catalogue.take_wanted()
+        work.num_resets, work.generation = self.catalogue.num_resets, self.catalogue.generation
         assert self.time.next_at
         reports = self._run(work)
         self._check(work)
@@ -198,7 +216,7 @@ class World:
                     if kv is not None and listed is not None:
                         assert kv.tokens == listed.tokens
                         assert (kv.base, kv.exact_after) == (listed.base, listed.exact_after)
-                        assert kv.layers[0][0].unique().tolist() == [rank.model.ranks.rank]
+                        assert kv.layers[0][0].unique().tolist() == [rank.value]
         self.counts["failed"] += len(one.failed_requests)
         for rank in self.ranks:
             rank.filled.clear()
@@ -221,7 +239,7 @@ class World:
 
 @pytest.fixture
 def kind(filler: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a class of ranks without a model: KV holds the rank's number."""
+    """Return a class of ranks without a model: KV holds a number of the rank and its weights."""
     from ragboost.chunk_cache.vllm import worker
 
     monkeypatch.setattr(worker, "LOAD_PAUSE_S", 0.0)
@@ -229,7 +247,14 @@ def kind(filler: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     class Rank(type(filler), worker.RankFiller):  # type: ignore[misc]
         def __init__(self, ranks: TwoRanks, place: RankPlace, time: VirtualThreads) -> None:
             super().__init__()
-            self.model = SimpleNamespace(ranks=ranks, device=torch.device("cpu"))
+            self.weights = [0]
+            self.model = SimpleNamespace(
+                ranks=ranks,
+                device=torch.device("cpu"),
+                dtype=torch.float32,
+                fingerprint=lambda: f"w{self.weights[0]}",
+                regime=lambda length: "r",
+            )
             self.block_size, self.filled = TOKENS, {}
             self._store = TieredStore(
                 remote=place,
@@ -239,15 +264,20 @@ def kind(filler: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
                 write_bytes=4 * KV_BYTES,
             )
             self._store._tiers[0].speeds.computed(TOKENS, 0.1)
-            self.library = ChunkLibrary(self._store, identity=Identity(model="w"), regime="r")
+            self.library = ChunkLibrary(self._store, identity=Identity(model="w0"), regime="r")
             self._reported_generation, self._report, self._loading = 0, RankReport(), {}
+
+        @property
+        def value(self) -> int:
+            rank: int = self.model.ranks.rank
+            return 2 * self.weights[0] + rank
 
         def slots(self, blocks: Any, start: int, stop: int) -> torch.Tensor:
             return torch.arange(start, stop)
 
         def read(self, tokens: list[int], slots: Any, *, is_exact: bool = False) -> ChunkKV:
             start = len(tokens) - len(slots)
-            value = torch.full((1, 1, len(slots), 2), float(self.model.ranks.rank))
+            value = torch.full((1, 1, len(slots), 2), float(self.value))
             exact_after = tokens_digest(tokens[:start]) if is_exact else None
             kv = ChunkKV(tuple(tokens[start:]), start, ((value, value),), "r", len(tokens))
             return ChunkKV(
@@ -287,6 +317,8 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
             library = world.catalogue.library
             keys = dict.fromkeys((library.key(each) for each in own), TOKENS)
             library.store.prefetch(keys, is_awaited=False)
+        elif chance < 0.215:
+            world.reset()
         elif chance < 0.23 and world.waiting:
             del world.waiting[choice.choice(sorted(world.waiting))]  # aborted
         elif chance < 0.26:
