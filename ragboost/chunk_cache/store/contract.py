@@ -56,6 +56,10 @@ class KVStore(Protocol):
         """Return the KV and mark it as used. Engines wait for it: theirs look in memory only."""
         ...
 
+    def absence(self, keys: Sequence[str]) -> str:
+        """Return why none of these keys was found in memory: absent, loading or not_loaded."""
+        ...
+
     def put(self, key: str, chunk: ChunkKV) -> bool:
         """Store KV, unless the key has some; return False if there is no room."""
         ...

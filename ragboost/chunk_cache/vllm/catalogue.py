@@ -66,6 +66,9 @@ class ListStore:
     def get(self, key: str) -> ChunkKV | None:
         return self._tier.load(key)
 
+    def absence(self, keys: Sequence[str]) -> str:
+        return "absent"  # counted nowhere
+
     def put(self, key: str, chunk: ChunkKV) -> bool:
         if key in self._tier:
             return True
