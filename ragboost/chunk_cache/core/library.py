@@ -108,9 +108,12 @@ class ChunkLibrary:
         return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
 
     def keys_to_load(self, key: str, place: Place = "behind") -> list[str]:
-        """Return the key of the preferred KV of a chunk; all, if that is not known to be stored."""
+        """Return the key of the preferred KV of a chunk that is known to be stored; all, if none is
+        or a remote store may have a better one."""
         keys = keys_of(key, place)
-        return keys[:1] if keys[0] in self else keys
+        known = [each for each in keys if each in self]
+        is_settled = known and (known[0] == keys[0] or self.store.knows_all)
+        return known[:1] if is_settled else keys
 
     def find(self, key: str, tokens: Sequence[int], place: Place = "behind") -> ChunkKV | None:
         """Return the preferred stored KV of a chunk."""

@@ -48,6 +48,11 @@ class KVStore(Protocol):
         """Changes whenever KV is added, replaced or removed."""
         ...
 
+    @property
+    def knows_all(self) -> bool:
+        """True if what is not known to be stored need not be looked for beside what is."""
+        ...
+
     def __contains__(self, key: str) -> bool:
         """Return True if the KV is known to be stored; that is no use of it."""
         ...

@@ -67,7 +67,7 @@ class TieredStore:
         make_policy: Callable[[], EvictionPolicy] = Heat,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.disk = disk
+        self.disk, self.knows_all = disk, remote is None
         self.speeds = speeds or Speeds()
         self._device, self._waits, self._clock = torch.device(device), waits, clock
         places = [(accelerator_bytes, self._device)] if accelerator_bytes else []

@@ -42,6 +42,8 @@ class ListStore:
     ranks have a disk or a remote store to load from. Belongs to the scheduler's thread; others may
     call `prefetch`."""
 
+    knows_all = False  # the ranks' disks do
+
     def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
         self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
         self._size, self._is_backed = size, is_backed

@@ -18,10 +18,11 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.influence import Influence
-from ragboost.chunk_cache.store.keys import behind_key, keys_of
+from ragboost.chunk_cache.store.keys import Identity, behind_key, keys_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import IDENTITY, exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.store.chunks import make_chunk
 from tests.eventually import eventually
 
 
@@ -155,6 +156,28 @@ def test_kv_computed_alone_comes_from_disk_where_only_that_is_reused(
     plan = plan_prompt(read.options, tokens, prefix_tokens=0, keys=read.keys, library=library)
     assert isinstance(plan, PromptPlan)
     assert [None if kv is None else kv.base for kv in plan.stored] == [len(system)] * len(chunks)
+    store.close()
+
+
+def test_no_request_waits_for_a_second_kv_that_the_disk_does_not_have(tmp_path: Path) -> None:
+    store = TieredStore(disk=DiskTier(tmp_path, capacity_bytes=1 << 24), waits=False)
+    library = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
+    chunk, both = list(range(12)), keys_of(library.key(list(range(12))))
+    assert library.keys_to_load(both[0]) == both[::-1], "another engine may share the disk"
+    store.put(both[0], make_chunk())
+    assert library.keys_to_load(both[0]) == [both[0]]
+    entry = {"chunks": [[0, 12], [12, 24]]}
+    ReusingRequest.read(
+        "a",
+        entry,
+        [*chunk, *chunk, 1],
+        refusal=None,
+        namespace=[],
+        library=library,
+        defaults=EngineChunkRequest(),
+        measurable_tokens=None,
+    )
+    assert not store.is_loading(both)
     store.close()
 
 
