@@ -213,7 +213,8 @@ class ArmRunner:
         but for the first, which is exact alone."""
         for text, others in _with_neighbours(tokens, chunks)[1:]:
             kv = prime(reuse, tokens[: chunks[0][0]], text, neighbours=others)
-            reuse.library.store.replace(reuse.library.key(text), kv)
+            key = reuse.library.slot(reuse.library.key(text), is_first=False)
+            reuse.library.add(key, kv, is_first=False)
 
     def _fill(
         self,

@@ -44,9 +44,7 @@ def test_chunks_outlive_the_engine(loaded: LoadedModel, tmp_path: Path) -> None:
     request = Request(engine, parts_of([3, 1, 2], question=2), reuse=approx())
     assert request.sources() == (20, 90, 30, 12)
     assert engine.chunk_filler is not None
-    store = engine.chunk_filler.reuse.store
-    assert isinstance(store, TieredStore)
-    assert store.num_hits == 4
+    assert engine.chunk_filler.reuse.library.num_hits == 4
     engine.stop()
 
 

@@ -6,6 +6,7 @@ which answers better behind others (docs/lab/language.md).
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,15 @@ from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import PUBLIC, Identity, PrefixDigests, behind_key, chunk_key
+from ragboost.chunk_cache.store.keys import (
+    PUBLIC,
+    Identity,
+    Place,
+    PrefixDigests,
+    behind_key,
+    chunk_key,
+    keys_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +46,7 @@ class ChunkLibrary:
         self.has_public, self._is_public_full = has_public, False
         self._model = model
         self.num_fills, self.fill_seconds = 0, 0.0  # of prompts
+        self.num_hits, self.misses = 0, Counter[str]()  # looked-up chunks; these by `absence`
 
     @classmethod
     def of(
@@ -97,31 +107,33 @@ class ChunkLibrary:
         identity = replace(self.identity, salt=tenant) if tenant else self.identity
         return chunk_key(identity, regime=self.regime, system=(), tokens=tokens)
 
-    def keys(self, key: str, *, is_first: bool = False) -> list[str]:
-        """Return the keys of all KV of a chunk, the preferred first."""
-        keys = [key, behind_key(key)]
-        return keys if is_first else keys[::-1]
+    def keys_to_load(self, key: str, place: Place = "behind") -> list[str]:
+        """Return the key of the preferred KV of a chunk that is known to be stored; all, if none is
+        or a remote store may have a better one."""
+        keys = keys_of(key, place)
+        known = [each for each in keys if each in self]
+        is_settled = known and (known[0] == keys[0] or self.store.knows_all)
+        return known[:1] if is_settled else keys
 
-    def keys_to_load(self, key: str, *, is_first: bool = False) -> list[str]:
-        """Return the key of the preferred KV of a chunk; all, if that is not known to be stored."""
-        keys = self.keys(key, is_first=is_first)
-        return keys[:1] if keys[0] in self else keys
-
-    def find(self, key: str, tokens: Sequence[int], *, is_first: bool = False) -> ChunkKV | None:
+    def find(self, key: str, tokens: Sequence[int], place: Place = "behind") -> ChunkKV | None:
         """Return the preferred stored KV of a chunk."""
-        return next(self.find_all(key, tokens, is_first=is_first), None)
+        return next(self.find_all(key, tokens, place), None)
 
     def find_all(
-        self, key: str, tokens: Sequence[int], *, is_first: bool = False
+        self, key: str, tokens: Sequence[int], place: Place = "behind"
     ) -> Iterator[ChunkKV]:
-        """Yield the stored KV of a chunk, the preferred first: that behind other chunks before that
-        behind a prompt's beginning, `is_first` the other way round, and public KV last."""
-        keys = self.keys(key, is_first=is_first)
-        known = [each for each in keys if each in self]
-        public = self._public(tokens)
-        for each in [*(known or keys[:1]), *([public] if public else [])]:  # one miss, not two
+        """Yield the stored KV of a chunk, the preferred first and public KV last. It counts as one
+        look-up."""
+        keys = keys_of(key, place)
+        known, public = [each for each in keys if each in self], self._public(tokens)
+        is_found = False
+        for each in [*(known or keys), *([public] if public else [])]:
             if (kv := self._get(each, tokens)) is not None:
+                self.num_hits += not is_found
+                is_found = True
                 yield kv
+        if not is_found:
+            self.misses[self.store.absence(keys)] += 1
 
     def find_beginning(
         self, tokens: Sequence[int], stop: int, *, tenant: str = ""
@@ -130,7 +142,7 @@ class ChunkLibrary:
         if not stop:
             return None
         beginning = tokens[:stop]
-        kv = self._get(self.key(beginning, tenant=tenant), beginning)
+        kv = self.find(self.key(beginning, tenant=tenant), beginning, "alone")
         is_usable = kv is not None and is_exact(
             kv, PrefixDigests([]), 0, regime=self.regime_at(len(tokens))
         )

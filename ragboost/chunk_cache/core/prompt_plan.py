@@ -130,14 +130,11 @@ def plan_prompt(
     stored: list[ChunkKV | None] = [None] * len(request.chunks)
     regime, prompt = library.regime_at(len(tokens)), PrefixDigests(tokens)
     is_unmeasured = False
-    reuses_plain = make_policy(request.policy).reuses_plain
-    reuses_plain |= request.measure  # neighbours are those computed alone (eq. 10)
     for number, key in keys.items():
         start, end = request.chunks[number]
         if end <= prefix_tokens or end >= len(tokens):  # in the prefix, or it has the last token
             continue
-        is_plain = number == 0 or reuses_plain
-        for kv in library.find_all(key, tokens[start:end], is_first=is_plain):
+        for kv in library.find_all(key, tokens[start:end], request.place(number)):
             if is_exact(kv, prompt, start, regime=regime):
                 stored[number] = kv
                 break

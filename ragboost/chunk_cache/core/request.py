@@ -12,8 +12,8 @@ from pydantic import Field
 
 from ragboost.chunk_cache.core.options import FIELD, ChunkFields, ReuseOptions, SelectionFields
 from ragboost.chunk_cache.fields import read_fields
-from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
-from ragboost.chunk_cache.store.keys import PUBLIC
+from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
+from ragboost.chunk_cache.store.keys import PUBLIC, Place
 from ragboost.errors import RequestError
 
 PARAMS_KEY = FIELD
@@ -48,6 +48,12 @@ class EngineChunkRequest:
         """First token that approximate KV may fill; None: no token."""
         number = self.exact_chunks
         return self.chunks[number][0] if number < len(self.chunks) else None
+
+    def place(self, number: int) -> Place:
+        """Return which KV of a chunk of this number the prompt prefers."""
+        if self.measure or make_policy(self.policy).reuses_plain:  # measured are those (eq. 10)
+            return "alone"
+        return "behind" if number else "first"
 
 
 class _PlanFields(SelectionFields, ChunkFields):

@@ -62,7 +62,9 @@ class ChunkReuse:
         return how many chunks were computed."""
         self._store_system(system)
         distinct = [tokens for tokens in dict.fromkeys(map(tuple, chunks)) if tokens]
-        missing = [t for t in distinct if self.library.find(self.library.key(t), t) is None]
+        missing = [
+            t for t in distinct if self.library.find(self.library.key(t), t, "alone") is None
+        ]
         for tokens in missing:
             self._store(tokens, self.compute(system, tokens))
         return len(missing)
@@ -71,7 +73,7 @@ class ChunkReuse:
         """Return a chunk's KV behind the system prompt; if it is missing, compute and store it."""
         self._store_system(system)
         prompt, start = [*system, *tokens], len(system)
-        kv = self.library.find(self.library.key(tokens), tokens, is_first=True)
+        kv = self.library.find(self.library.key(tokens), tokens, "alone")
         regime = self.adapter.regime(len(prompt))
         if kv is None or not is_exact(kv, PrefixDigests(prompt), start, regime=regime):
             kv = self.compute(system, tokens)
@@ -204,7 +206,7 @@ class ChunkReuse:
         tokens += question
         if stored is None:
             stored = [
-                self.library.find(self.library.key(each), each, is_first=number == 0)
+                self.library.find(self.library.key(each), each, "behind" if number else "first")
                 if each
                 else None
                 for number, each in enumerate(chunks)

@@ -106,9 +106,14 @@ class AnnouncementInbox:
             reports.send_fields(announced.reply_to, answer)
             return []
         tenant = namespaced(announced.tenant, *announced.namespace)
-        wanted = [tokens for tokens in announced.chunks if len(tokens) >= MIN_CHUNK_TOKENS]
-        chunks = {library.key(tokens, tenant=tenant): len(tokens) for tokens in wanted}
-        keys = {each: n for key, n in chunks.items() for each in library.keys_to_load(key)}
+        keys = {
+            key: len(tokens)
+            for number, tokens in enumerate(announced.chunks)
+            if len(tokens) >= MIN_CHUNK_TOKENS
+            for key in library.keys_to_load(
+                library.key(tokens, tenant=tenant), "behind" if number else "first"
+            )
+        }
         library.store.prefetch(keys, is_awaited=announced.reply_to is not None)
         return [] if announced.reply_to is None else [_Pending([*keys], announced.reply_to)]
 

@@ -12,7 +12,7 @@ from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.options import FIELD
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, namespaced
 from ragboost.chunk_cache.http.reports import ReplyTo
-from ragboost.chunk_cache.store.keys import owner_prefix
+from ragboost.chunk_cache.store.keys import chunk_of, keys_of, owner_prefix
 from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import RequestError
@@ -64,7 +64,7 @@ def run_command(
     if options is None:
         stats = [tier._asdict() for tier in store.stats()]
         fill = {"fills": library.num_fills, "fill_seconds": library.fill_seconds}
-        return {"tiers": stats, "hits": store.num_hits, "misses": dict(store.misses), **fill}
+        return {"tiers": stats, "hits": library.num_hits, "misses": dict(library.misses), **fill}
     tenant = namespaced(command.tenant, *command.namespace)
     owner = owner_prefix(tenant)
     named: list[tuple[str | None, int]] = [(k, 0) for k in options.keys if k.startswith(owner)]
@@ -73,13 +73,13 @@ def run_command(
         named.append((library.key(tokens, tenant=tenant) if is_long else None, len(tokens)))
     after = None
     if options.action == "list" and not options.keys and not command.chunks:
-        found = (key for key in store.keys(owner) if key > options.after)
+        found = {key for each in store.keys(owner) if (key := chunk_of(each)) > options.after}
         named = [(key, 0) for key in heapq.nsmallest(options.limit, found)]
         after = named[-1][0] if len(named) == options.limit else None
     rows = []
-    for key, count in named:  # whatever is stored of a document shares its fate
-        done = [_act(options, each, count, retention) for each in library.keys(key)] if key else []
-        rows.append({"key": key, "done": any(done), **_describe(key or "", store)})
+    for chunk, count in named:
+        is_done = chunk is not None and _act(options, chunk, count, retention)
+        rows.append({"key": chunk, "done": is_done, **_describe(chunk or "", store)})
     for row in rows:
         row["expires_s"] = retention.expires_in(row["key"] or "")
         if options.action == "evict":  # no place has it any more
@@ -88,7 +88,9 @@ def run_command(
 
 
 def _describe(key: str, store: TieredStore) -> dict[str, Any]:
-    return {"places": store.places(key), "pinned": store.is_kept(key)}
+    """Return where KV of a chunk is, and whether any of it is pinned."""
+    places = dict.fromkeys(place for each in keys_of(key) for place in store.places(each))
+    return {"places": [*places], "pinned": any(store.is_kept(each) for each in keys_of(key))}
 
 
 def _act(options: StoreOptions, key: str, num_tokens: int, retention: Retention) -> bool:

@@ -16,6 +16,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.chunk_cache.sglang.compat import request_refusal
+from ragboost.chunk_cache.store.keys import keys_of
 from ragboost.jsonl import json_value
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class PoolScheduler:
             plan = align_plan(plan, self._page_size)
         if not self._filler.model.ranks.same(_identity(plan)):
             # All ranks take them out of this request, alike.
-            self._filler.forget(list(request.keys.values()))
+            self._filler.forget([key for chunk in request.keys.values() for key in keys_of(chunk)])
             plan = "ranks_differ"
         request.reason = plan if isinstance(plan, str) else None
         return plan

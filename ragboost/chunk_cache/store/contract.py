@@ -48,12 +48,21 @@ class KVStore(Protocol):
         """Changes whenever KV is added, replaced or removed."""
         ...
 
+    @property
+    def knows_all(self) -> bool:
+        """True if what is not known to be stored need not be looked for beside what is."""
+        ...
+
     def __contains__(self, key: str) -> bool:
         """Return True if the KV is known to be stored; that is no use of it."""
         ...
 
     def get(self, key: str) -> ChunkKV | None:
         """Return the KV and mark it as used. Engines wait for it: theirs look in memory only."""
+        ...
+
+    def absence(self, keys: Sequence[str]) -> str:
+        """Return why none of these keys was found in memory: absent, loading or not_loaded."""
         ...
 
     def put(self, key: str, chunk: ChunkKV) -> bool:

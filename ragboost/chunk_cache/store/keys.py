@@ -6,6 +6,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ragboost.errors import ChunkCacheError
 
@@ -15,6 +16,10 @@ LAYOUT_VERSION = 2
 PUBLIC = "public"
 """Salt of documents that all tenants may read. Tenants' own are digests, or empty."""
 _OWNER_DIGITS = 16
+_BEHIND = "-behind"
+Place = Literal["first", "behind", "alone"]
+"""Which KV of a chunk a prompt prefers: `first` among its chunks that of the first place, `behind`
+others that computed behind others; `alone`: it takes no other than that of the first place."""
 _KEY = re.compile(r"[A-Za-z0-9 _-]{1,128}")
 
 
@@ -64,7 +69,18 @@ def chunk_key(
 
 def behind_key(key: str) -> str:
     """Return the key of a chunk's KV that was computed behind other chunks, by the chunk's key."""
-    return owner_of(key) + _digest([key, "neighbours"])
+    return key + _BEHIND
+
+
+def chunk_of(key: str) -> str:
+    """Return the key of the chunk whose KV has this key."""
+    return key.removesuffix(_BEHIND)
+
+
+def keys_of(chunk: str, place: Place = "first") -> list[str]:
+    """Return the keys of the KV that a chunk may have, the preferred first."""
+    keys = [chunk, behind_key(chunk)]
+    return {"first": keys, "behind": keys[::-1], "alone": keys[:1]}[place]
 
 
 def owner_of(key: str) -> str:

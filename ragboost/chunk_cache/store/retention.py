@@ -1,4 +1,5 @@
-"""Pins and expiries of chunks by key, for as long as the process runs. Does not know tenants."""
+"""Pins and expiries of chunks by key, for as long as the process runs: all KV of a chunk shares its
+fate. Does not know tenants."""
 
 import math
 import threading
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from ragboost.bounded_map import BoundedMap
-from ragboost.chunk_cache.store.keys import owner_of
+from ragboost.chunk_cache.store.keys import keys_of, owner_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 
 MAX_ENTRIES = 1 << 16
@@ -31,7 +32,12 @@ class Retention:
         self._loading: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_LOADING)
 
     def pin(self, key: str, *, num_tokens: int = 0) -> bool:
-        """Keep a chunk in memory, loading it if need be; return False if that is impossible."""
+        """Keep what is stored of a chunk in memory, loading it if need be; return False if that is
+        impossible."""
+        done = [self._pin(each, num_tokens) for each in keys_of(key) if each in self._store]
+        return bool(done) and all(done)
+
+    def _pin(self, key: str, num_tokens: int) -> bool:
         if self._store.keep(key):
             return True
         is_elsewhere = key in self._store and "memory" not in self._store.places(key)
@@ -42,21 +48,24 @@ class Retention:
         return True
 
     def unpin(self, key: str) -> None:
-        with self._lock:
-            self._awaited.pop(key, None)
-        self._store.release(key)
+        for each in keys_of(key):
+            with self._lock:
+                self._awaited.pop(each, None)
+            self._store.release(each)
 
     def evict(self, key: str) -> None:
         """Remove a chunk from all places."""
         with self._lock:
-            self._awaited.pop(key, None)
             self._drop_expiry(key)
-        self._store.discard(key)
+        for each in keys_of(key):
+            with self._lock:
+                self._awaited.pop(each, None)
+            self._store.discard(each)
 
     def expire(self, key: str, seconds: float | None) -> bool:
         """Remove a chunk after some time; None: never. Return False if it is not stored, or too
         many have an expiry."""
-        is_stored = key in self._store
+        is_stored = self._is_stored(key)
         with self._lock:
             if seconds is None:
                 self._drop_expiry(key)
@@ -89,6 +98,9 @@ class Retention:
         for key in awaited:
             self._advance(key, awaited)
 
+    def _is_stored(self, key: str) -> bool:
+        return any(each in self._store for each in keys_of(key))
+
     def _has_place(self, key: str) -> bool:
         """Return True if the key may have an expiry. Where all places are taken, that of an evicted
         chunk is free; else the owner with the most loses its oldest, which is removed early."""
@@ -97,10 +109,11 @@ class Retention:
             return True
         most = max(self._expiries.values(), key=len)
         oldest = [*islice(own, _MAX_LOOKS), *islice(most, _MAX_LOOKS)]
-        lost = next((each for each in oldest if each not in self._store), None)
+        lost = next((each for each in oldest if not self._is_stored(each)), None)
         if lost is None and len(most) > len(own) + 1:
             lost = next(iter(most))
-            self._store.discard(lost)
+            for each in keys_of(lost):
+                self._store.discard(each)
         if lost is not None:
             self._drop_expiry(lost)
         return lost is not None

@@ -5,7 +5,6 @@ background and comes back when a request needs it."""
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -53,9 +52,7 @@ class TieredStore:
         make_policy: Callable[[], EvictionPolicy] = Heat,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_hits = 0  # outcomes of `get`
-        self.misses: Counter[str] = Counter()  # by reason: absent, loading, not_loaded
-        self.disk = disk
+        self.disk, self.knows_all = disk, remote is None
         self.speeds = speeds or Speeds()
         self._device, self._waits, self._clock = torch.device(device), waits, clock
         places = [(accelerator_bytes, self._device)] if accelerator_bytes else []
@@ -119,14 +116,13 @@ class TieredStore:
             chunk = self._from_memory(key)
         if chunk is None and self._waits:
             chunk = self._await(key)
+        return None if chunk is None else chunk.to(self._device)
+
+    def absence(self, keys: Sequence[str]) -> str:
         with self._lock:
-            if chunk is None:
-                is_stored = any(key in tier for tier in self._tiers)
-                reason = "not_loaded" if is_stored else "absent"
-                self.misses["loading" if key in self._loads else reason] += 1
-                return None
-            self.num_hits += 1
-        return chunk.to(self._device)
+            if any(key in self._loads for key in keys):
+                return "loading"
+        return "not_loaded" if any(key in self for key in keys) else "absent"
 
     def put(self, key: str, chunk: ChunkKV) -> bool:
         """Store KV and note the speed of computing it. A broken file is replaced."""

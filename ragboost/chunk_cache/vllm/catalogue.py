@@ -42,6 +42,8 @@ class ListStore:
     ranks have a disk or a remote store to load from. Belongs to the scheduler's thread; others may
     call `prefetch`."""
 
+    knows_all = False  # the ranks' disks do
+
     def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
         self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
         self._size, self._is_backed = size, is_backed
@@ -66,6 +68,9 @@ class ListStore:
 
     def get(self, key: str) -> ChunkKV | None:
         return self._tier.load(key)
+
+    def absence(self, keys: Sequence[str]) -> str:
+        return "absent"  # counted nowhere
 
     def put(self, key: str, chunk: ChunkKV, *, is_pinned: bool = False) -> bool:
         if key in self._tier:

@@ -46,7 +46,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
         lengths = {beginning: options.beginning}
         for number, key in request.chunk_keys.items():
             start, stop = options.chunks[number]
-            keys = library.keys_to_load(key, is_first=number == 0)
+            keys = library.keys_to_load(key, options.place(number))
             lengths |= dict.fromkeys(keys, stop - start)
         request.awaited_keys, request.awaits_since = list(lengths), time.monotonic()
         try:

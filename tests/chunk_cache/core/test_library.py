@@ -2,15 +2,28 @@
 
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from ragboost.chunk_cache.core.engine.reusing_request import ReusingRequest
 from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.measure import ChunkMeasure
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
+from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.influence import Influence
+from ragboost.chunk_cache.store.keys import Identity, behind_key, keys_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
-from tests.chunk_cache.prompts import exact_prefix, learn, make_library
+from tests.chunk_cache.prompts import IDENTITY, exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.store.chunks import make_chunk
+from tests.eventually import eventually
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +57,7 @@ def test_kv_behind_others_serves_there_and_kv_of_the_first_place_serves_in_that(
     alone = exact_prefix(adapter, [3, 4, 5, 6])
     behind, first, later = replace(alone, base=20), replace(alone, base=2), replace(alone, base=9)
     chunk = library.key(alone.tokens)
-    assert library.keys_to_load(chunk) == library.keys(chunk), "it is not known which there is"
+    assert library.keys_to_load(chunk) == keys_of(chunk, "behind"), "it is not known which there is"
     for number in order:
         kv, is_first = ((behind, False), (first, True), (later, True))[number]
         key = library.slot(chunk, is_first=is_first)
@@ -53,7 +66,7 @@ def test_kv_behind_others_serves_there_and_kv_of_the_first_place_serves_in_that(
 
     bases = {}
     for is_first in (False, True):
-        found = library.find(chunk, alone.tokens, is_first=is_first)
+        found = library.find(chunk, alone.tokens, "first" if is_first else "behind")
         assert found is not None
         bases[is_first] = found.base
     assert bases == {
@@ -84,3 +97,94 @@ def test_kv_of_other_frequencies_is_not_found(adapter: ModelAdapter) -> None:
     library.add(key, kv, is_first=True)
 
     assert library.find(key, kv.tokens) is None
+
+
+@pytest.mark.parametrize("has_first", [False, True])
+def test_a_look_up_counts_once_however_many_kv_a_chunk_has(
+    adapter: ModelAdapter, has_first: bool
+) -> None:
+    library = make_library(adapter)
+    system, (chunk, missing, *_), question = make_prompt()
+    kv = exact_prefix(adapter, chunk)
+    key = library.key(chunk)
+    library.add(behind_key(key), replace(kv, base=20), is_first=False)
+    if has_first:
+        library.add(key, replace(kv, base=9), is_first=True)
+    request, tokens = make_request(system, [missing, chunk], question, exact_chunks=2)
+    keys = find_chunks(request, tokens, library)
+    assert plan_prompt(request, tokens, prefix_tokens=0, keys=keys, library=library) == "bought"
+    assert (library.num_hits, library.misses) == (1, {"absent": 1})
+
+
+@pytest.mark.parametrize(
+    "options", [{"policy": "hybrid-offline"}, {"policy": "epic", "measure": True}]
+)
+def test_kv_computed_alone_comes_from_disk_where_only_that_is_reused(
+    adapter: ModelAdapter, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """What such a request computes must not depend on what an engine has in memory."""
+    system, chunks, question = make_prompt()
+    first = TieredStore(disk=DiskTier(tmp_path, capacity_bytes=1 << 24))
+    library = ChunkLibrary.of(adapter, first, identity=IDENTITY)
+    learn(library, adapter, system, chunks)
+    for chunk in chunks:
+        kv = first.get(library.key(chunk))
+        assert kv is not None
+        measured = ChunkMeasure(
+            torch.ones(len(chunk)), Influence((), (), 1.0, 2.0, tuple(range(len(chunk))))
+        )
+        library.measure(
+            library.key(chunk), measured, behind=measured.added_to(replace(kv, base=50))
+        )
+    first.close()
+
+    disk = DiskTier(tmp_path, capacity_bytes=1 << 24)
+    library.store = store = TieredStore(disk=disk, waits=False)
+    request, tokens = make_request(system, chunks, question, **options)
+    entry = {"chunks": request.chunks, "policy": request.policy, "measure": request.measure}
+    read = ReusingRequest.read(
+        "a",
+        entry,
+        tokens,
+        refusal=None,
+        namespace=[],
+        library=library,
+        defaults=EngineChunkRequest(),
+        measurable_tokens=1000,
+    )
+    eventually(lambda: len(store.memory[0]) == len(chunks))
+    plan = plan_prompt(read.options, tokens, prefix_tokens=0, keys=read.keys, library=library)
+    assert isinstance(plan, PromptPlan)
+    assert [None if kv is None else kv.base for kv in plan.stored] == [len(system)] * len(chunks)
+    store.close()
+
+
+def test_no_request_waits_for_a_second_kv_that_the_disk_does_not_have(tmp_path: Path) -> None:
+    store = TieredStore(disk=DiskTier(tmp_path, capacity_bytes=1 << 24), waits=False)
+    library = ChunkLibrary(store, identity=Identity(model="m"), regime="regime")
+    chunk, both = list(range(12)), keys_of(library.key(list(range(12))))
+    assert library.keys_to_load(both[0]) == both[::-1], "another engine may share the disk"
+    store.put(both[0], make_chunk())
+    assert library.keys_to_load(both[0]) == [both[0]]
+    entry = {"chunks": [[0, 12], [12, 24]]}
+    ReusingRequest.read(
+        "a",
+        entry,
+        [*chunk, *chunk, 1],
+        refusal=None,
+        namespace=[],
+        library=library,
+        defaults=EngineChunkRequest(),
+        measurable_tokens=None,
+    )
+    assert not store.is_loading(both)
+    store.close()
+
+
+def test_a_corpus_is_computed_alone_also_where_requests_left_it_behind_others(
+    adapter: ModelAdapter,
+) -> None:
+    system, chunks, question = make_prompt()
+    reuse = ChunkReuse(adapter, TieredStore(), identity=IDENTITY, backend=None)
+    reuse.prefill(system, chunks, question, keep=True)
+    assert reuse.precompute(system, chunks) == len(chunks) - 1

@@ -13,6 +13,7 @@ from ragboost.chunk_cache.eval.prime import prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.store.influence import chunk_name
+from ragboost.chunk_cache.store.keys import behind_key
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import learn, make_library, make_request
@@ -73,7 +74,7 @@ def test_kv_behind_neighbours_is_kept_and_preferred(
     measure = ChunkMeasure(primed.sensitivity, primed.influence)
     library.measure(key, measure, behind=primed)
 
-    preferred, plain = library.find(key, chunk), library.find(key, chunk, is_first=True)
+    preferred, plain = library.find(key, chunk), library.find(key, chunk, "first")
     assert preferred is not None
     assert plain is not None
     assert preferred.layers is primed.layers
@@ -98,7 +99,7 @@ def test_kv_behind_neighbours_is_kept_and_preferred(
     found = library.find(key, chunk)
     assert found is not None
     assert found.base == other.base
-    assert library.keys_to_load(key) == library.keys(key)[:1]
+    assert library.keys_to_load(key) == [behind_key(key)]
 
 
 def test_kv_that_saw_fewer_chunks_keeps_the_measurements_of_what_it_replaces(

@@ -64,7 +64,7 @@ def test_kv_behind_others_and_kv_computed_alone_are_both_kept(reuse: ChunkReuse)
     assert taken is not None
     assert taken.base == 26
     assert stored_kv(reuse, B) is taken
-    assert reuse.library.find(reuse.library.key(B), B, is_first=True) is plain
+    assert reuse.library.find(reuse.library.key(B), B, "first") is plain
 
 
 def test_the_first_chunk_of_a_prompt_is_plain(reuse: ChunkReuse) -> None:

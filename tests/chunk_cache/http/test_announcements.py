@@ -10,7 +10,8 @@ from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import namespaced
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.http.reports import ReportInbox
-from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.disk import DiskTier
+from ragboost.chunk_cache.store.keys import Identity, behind_key, keys_of
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
@@ -63,6 +64,26 @@ async def test_the_answer_comes_once_the_chunks_are_in_memory(
     assert all(library.store.get(key) is not None for key in keys)
     announcer.close()
     inbox.close()
+
+
+async def test_what_is_announced_is_loaded_as_the_request_will_want_it(
+    place: HungPlace, tmp_path: Path
+) -> None:
+    """In its first place the KV that is exact there, elsewhere that computed behind others."""
+    disk = DiskTier(tmp_path / "kv", capacity_bytes=1 << 24)
+    library = ChunkLibrary(TieredStore(), identity=Identity(model="m"), regime="regime")
+    first, second = (library.key(tokens) for tokens in CHUNKS)
+    for key in (*keys_of(first), *keys_of(second)):
+        disk.save(key, make_chunk())
+    library.store = store = TieredStore(disk=disk, waits=False)
+    inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
+    announcer = Announcer("e", num_inboxes=1)
+    announcer.send(CHUNKS, tenant="", namespace=[])
+    await asyncio.to_thread(eventually, lambda: len(store.memory[0]) == 2)
+    assert {key for key, _ in store.memory[0].items()} == {first, behind_key(second)}
+    announcer.close()
+    inbox.close()
+    store.close()
 
 
 async def test_garbage_is_ignored_and_what_nobody_waits_for_is_loaded(

@@ -87,11 +87,37 @@ def test_a_chunk_is_named_by_its_text_or_by_its_key(library: ChunkLibrary) -> No
     assert len(keys(ask(library, StoreOptions(), tenant="b"))) == 3
 
 
-def test_what_is_prepared_of_a_document_shares_its_fate(library: ChunkLibrary) -> None:
-    key = library.key(CHUNKS[1], tenant="a")
-    library.store.put(behind_key(key), make_chunk())
-    assert keys(ask(library, StoreOptions(), tenant="a")) >= {key, behind_key(key)}
-    ask(library, StoreOptions(action="evict"), tenant="a", chunks=[CHUNKS[1]])
+@pytest.mark.parametrize("has_first", [False, True])
+def test_the_kv_of_a_document_is_listed_pinned_and_removed_as_one(
+    library: ChunkLibrary, has_first: bool
+) -> None:
+    kept, key = Retention(library.store), library.key(CHUNKS[1], tenant="a")  # type: ignore[arg-type]
+    store = library.store
+    if not has_first:
+        store.discard(key)
+    store.put(behind_key(key), make_chunk())
+
+    def act(action: Any = "list", **options: Any) -> Any:
+        asked = StoreOptions(action=action, **options)
+        (row,) = ask(library, asked, tenant="a", chunks=[CHUNKS[1]], kept=kept)["chunks"]
+        assert row["key"] == key
+        return row
+
+    assert keys(ask(library, StoreOptions(), tenant="a")) == {
+        library.key(tokens, tenant="a") for tokens in CHUNKS
+    }
+    assert act()["places"] == ["memory"]
+    assert act("pin")["pinned"]
+    assert store.is_kept(behind_key(key))
+    act("unpin")
+    assert not act()["pinned"]
+    assert act("expire", ttl_s=0)["done"]
+    assert act()["expires_s"] is not None
+    store.put(key, make_chunk())  # as a request does meanwhile
+    kept.tend()
+    assert act()["places"] == []
+    store.put(behind_key(key), make_chunk())
+    assert act("evict")["done"]
     assert len(keys(ask(library, StoreOptions(), tenant="a"))) == 2
 
 

@@ -9,6 +9,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.keys import keys_of
 from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
 from ragboost.chunk_cache.vllm.data import (
     CapturedChunk,
@@ -217,7 +218,7 @@ def test_chunks_that_another_thread_announces_are_wanted_with_the_next_step() ->
     eventually(lambda: wanted.update(catalogue.take_wanted()) or wanted)
     announcer.close()
     inbox.close()
-    assert wanted == dict.fromkeys(catalogue.library.keys(chunk.key), (TOKENS, False))
+    assert wanted == dict.fromkeys(keys_of(chunk.key), (TOKENS, False))
     take(catalogue, RankReport(late={chunk.key}))
     store.prefetch({chunk.key: TOKENS})
     assert store.is_loading([chunk.key]), "a request that comes meanwhile waits for it"

@@ -73,7 +73,7 @@ class ReusingRequest:
             wanted: dict[str, int] = {}
             for number, key in keys.items():
                 start, stop = options.chunks[number]
-                found = library.keys_to_load(key, is_first=number == 0)
+                found = library.keys_to_load(key, options.place(number))
                 wanted |= dict.fromkeys(found, stop - start)
             library.store.prefetch(wanted)
         reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
@@ -87,7 +87,7 @@ class ReusingRequest:
         awaited: list[str] = []
         for number, key in self.keys.items():
             if self.options.chunks[number][1] > prefix_tokens:
-                awaited += library.keys(key)
+                awaited += library.keys_to_load(key, self.options.place(number))
         return library.store.is_loading(awaited)
 
     def forget_chunks(self) -> None:
