@@ -76,7 +76,7 @@ def test_a_ratio_of_one_answers_as_an_exact_request(server: EngineServer) -> Non
 
     assert whole == exact
     assert origins["reused"] == 0
-    assert origins["recomputed"] > 500
+    assert origins["recomputed"] > 300  # 3 and 1; the exact request stored 2 and 0 as they stand
 
 
 def test_an_exact_request_never_hits_approximate_blocks(server: EngineServer) -> None:
