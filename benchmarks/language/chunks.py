@@ -81,7 +81,8 @@ def _behind(
     how many right answers fewer it has."""
     further = [a.kl_answer - b.kl_answer for a, b in zip(found, default, strict=True)]
     right, default_right = _contains(found), _contains(default)
-    fewer = _difference("contains_behind", right, default_right, groups) if right else {}
+    is_known = right and default_right
+    fewer = _difference("contains_behind", right, default_right, groups) if is_known else {}
     return {**_mean("behind", further, groups), **fewer}
 
 

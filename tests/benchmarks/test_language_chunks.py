@@ -216,6 +216,9 @@ def test_right_answers_are_lost_where_full_attention_alone_has_them() -> None:
 
     assert (row["contains"], row["contains_loss"], row["contains_behind"]) == (0.5, 0.25, 0.25)
     undecoded = [*found[:3], _outcome(contains=None)]
+    for case, default in ((undecoded, full), (found, undecoded)):
+        row = make_row("needles1", ("epic", 0.2), case, full, groups, default=default)
+        assert "contains_behind" not in row
     assert "contains_loss" not in make_row("needles1", ("epic", 0.2), undecoded, full, groups)
 
 
