@@ -13,7 +13,7 @@ URL = "/v1/chat/completions"
 HINT = re.compile(r"Please refer to (\[Doc_[^\]]+\]) in the previous conversation")
 
 
-@dataclass
+@dataclass(eq=False)  # a branch that has said nothing yet is another chat
 class Chat:
     """Chat client that keeps its history, without the documents of the `ragboost` object.
 
