@@ -74,11 +74,7 @@ class ChunkLibrary:
     def renewed(self, model: ReusableModel) -> "ChunkLibrary":
         if model.fingerprint() == self.identity.model:
             return self
-        return ChunkLibrary.of(
-            model,
-            self.store,
-            has_public=self.has_public,
-        )
+        return ChunkLibrary.of(model, self.store, has_public=self.has_public)
 
     def __contains__(self, key: str) -> bool:
         return key in self.store

@@ -115,6 +115,18 @@ def find_chunks(
     }
 
 
+def find_loads(
+    request: EngineChunkRequest, keys: dict[int, str], library: ChunkLibrary
+) -> dict[str, int]:
+    """Return the keys of the KV that a prompt with these chunks loads, with its tokens."""
+    loads: dict[str, int] = {}
+    for number, key in keys.items():
+        start, stop = request.chunks[number]
+        wanted = library.keys_to_load(key, request.place(number))
+        loads |= dict.fromkeys(wanted, stop - start)
+    return loads
+
+
 def plan_prompt(
     request: EngineChunkRequest,
     tokens: list[int],

@@ -13,7 +13,7 @@ from pydantic import Field
 from ragboost.chunk_cache.core.options import FIELD, ChunkFields, ReuseOptions, SelectionFields
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_policy
-from ragboost.chunk_cache.store.keys import PUBLIC, Place
+from ragboost.chunk_cache.store.keys import PUBLIC, Place, place_of
 from ragboost.errors import RequestError
 
 PARAMS_KEY = FIELD
@@ -53,7 +53,7 @@ class EngineChunkRequest:
         """Return which KV of a chunk of this number the prompt prefers."""
         if self.measure or make_policy(self.policy).reuses_plain:  # measured are those (eq. 10)
             return "alone"
-        return "behind" if number else "first"
+        return place_of(number)
 
 
 class _PlanFields(SelectionFields, ChunkFields):

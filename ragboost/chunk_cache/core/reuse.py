@@ -22,7 +22,7 @@ from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, make_p
 from ragboost.chunk_cache.selection.policy import SelectionPolicy
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
-from ragboost.chunk_cache.store.keys import Identity, PrefixDigests
+from ragboost.chunk_cache.store.keys import Identity, PrefixDigests, place_of
 from ragboost.errors import ChunkCacheError
 
 
@@ -206,9 +206,7 @@ class ChunkReuse:
         tokens += question
         if stored is None:
             stored = [
-                self.library.find(self.library.key(each), each, "behind" if number else "first")
-                if each
-                else None
+                self.library.find(self.library.key(each), each, place_of(number)) if each else None
                 for number, each in enumerate(chunks)
             ]
         before = self.library.find_beginning(tokens, len(system))

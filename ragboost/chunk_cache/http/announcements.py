@@ -25,7 +25,7 @@ from ragboost.chunk_cache.http.reports import (
     send_to_inbox,
 )
 from ragboost.chunk_cache.http.store_commands import StoreCommand, Token, run_command
-from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix
+from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix, place_of
 from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 
@@ -110,9 +110,7 @@ class AnnouncementInbox:
             key: len(tokens)
             for number, tokens in enumerate(announced.chunks)
             if len(tokens) >= MIN_CHUNK_TOKENS
-            for key in library.keys_to_load(
-                library.key(tokens, tenant=tenant), "behind" if number else "first"
-            )
+            for key in library.keys_to_load(library.key(tokens, tenant=tenant), place_of(number))
         }
         library.store.prefetch(keys, is_awaited=announced.reply_to is not None)
         return [] if announced.reply_to is None else [_Pending([*keys], announced.reply_to)]

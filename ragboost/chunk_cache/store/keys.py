@@ -77,6 +77,11 @@ def chunk_of(key: str) -> str:
     return key.removesuffix(_BEHIND)
 
 
+def place_of(number: int) -> Place:
+    """Return which KV the chunk of this number prefers in its prompt."""
+    return "behind" if number else "first"
+
+
 def keys_of(chunk: str, place: Place = "first") -> list[str]:
     """Return the keys of the KV that a chunk may have, the preferred first."""
     keys = [chunk, behind_key(chunk)]

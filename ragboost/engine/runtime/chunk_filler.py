@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ragboost.chunk_cache.core.fill import FilledPrompt, fill_steps, keep_measured
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, find_loads, plan_prompt
 from ragboost.chunk_cache.core.request import in_namespace
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
@@ -44,10 +44,7 @@ class ChunkFiller(PromptFiller[PlannedFilling | None]):
             return
         beginning = library.key(tokens[: options.beginning], tenant=options.tenant)
         lengths = {beginning: options.beginning}
-        for number, key in request.chunk_keys.items():
-            start, stop = options.chunks[number]
-            keys = library.keys_to_load(key, options.place(number))
-            lengths |= dict.fromkeys(keys, stop - start)
+        lengths |= find_loads(options, request.chunk_keys, library)
         request.awaited_keys, request.awaits_since = list(lengths), time.monotonic()
         try:
             self.reuse.store.prefetch(lengths)

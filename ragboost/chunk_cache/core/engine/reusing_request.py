@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks
+from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, find_loads
 from ragboost.chunk_cache.core.request import (
     PARAMS_KEY,
     EngineChunkRequest,
@@ -70,12 +70,7 @@ class ReusingRequest:
         options = in_namespace(options, *namespace)
         keys = find_chunks(options, tokens, library)
         if options.reason is None:
-            wanted: dict[str, int] = {}
-            for number, key in keys.items():
-                start, stop = options.chunks[number]
-                found = library.keys_to_load(key, options.place(number))
-                wanted |= dict.fromkeys(found, stop - start)
-            library.store.prefetch(wanted)
+            library.store.prefetch(find_loads(options, keys, library))
         reply_to = entry.get("reply_to") if isinstance(entry, dict) else None
         return cls(request_id, options, tokens, keys, set(keys), reply_to, options.reason)
 

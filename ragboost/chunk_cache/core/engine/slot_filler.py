@@ -36,11 +36,7 @@ class SlotFiller(ABC):
     ) -> None:
         settings.check_model(model)
         self.model = model
-        self.library = ChunkLibrary.of(
-            model,
-            store,
-            has_public=bool(settings.public_key),
-        )
+        self.library = ChunkLibrary.of(model, store, has_public=bool(settings.public_key))
         self.backend = make_backend(settings.backend)
         # Ranks must decide alike, and their clocks differ: they fill whatever is stored.
         is_weighed = settings.fill == "faster" and model.ranks.size == 1
