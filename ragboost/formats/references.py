@@ -22,19 +22,20 @@ class EarlierTexts:
         self._texts: set[str] = set()
         self._by_quote: dict[str, str | None] = {}  # None: two texts begin like this
 
-    def edits(self, group: Group, *, may_refer: bool = True) -> list[Edit]:
-        """Return the edits that put references into the payload's next group, and add its other
-        documents; with `may_refer` false, only add all of them."""
+    def edits(self, group: Group) -> list[Edit]:
+        """Return the edits that put references into the payload's next group."""
         edits: list[Edit] = []
         for block in group.blocks:
-            if block.text is None:
-                continue
-            reference = self._reference(block.text) if may_refer else None
-            if reference is None:
-                self._add(block.text)
-            else:
+            reference = None if block.text is None else self._reference(block.text)
+            if reference is not None:
                 edits.append(group.referred(block, reference))
         return edits
+
+    def add(self, group: Group) -> None:
+        """Note the documents of a group, to which the groups behind its message may refer."""
+        for block in group.blocks:
+            if block.text is not None:
+                self._add(block.text)
 
     def _add(self, text: str) -> None:
         text = text.strip()

@@ -1,0 +1,39 @@
+"""Scan helpers for texts, all in linear time."""
+
+from collections.abc import Sized
+
+from ragboost.formats.documents import TooManyDocumentsError
+
+_MAX_CLOSING_TAG = 64
+MAX_DOCUMENTS = 100_000  # the greatest value of `formats.max_documents`
+
+
+def check_number(found: Sized) -> None:
+    """Stop the search of a text that has absurdly many documents, before they fill the memory.
+
+    Raises:
+        TooManyDocumentsError: there are more than any setting allows.
+    """
+    if len(found) > MAX_DOCUMENTS:
+        raise TooManyDocumentsError(len(found), MAX_DOCUMENTS)
+
+
+def strip(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a part of a text without white space at both ends."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
+
+
+def behind_closing_tag(text: str, end: int) -> int:
+    """Return the offset after a closing tag that follows at `end`, else `end`."""
+    start = end
+    while start < len(text) and text[start].isspace():
+        start += 1
+    if text.startswith("</", start):
+        close = text.find(">", start, start + _MAX_CLOSING_TAG)
+        if close >= 0:
+            return close + 1
+    return end
