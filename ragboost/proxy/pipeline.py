@@ -48,6 +48,8 @@ from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
 
+# A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.
+_PARSED_BYTES = 64 * 1024
 _UNREAD = Bypass("malformed_body")
 _OBJECT = b'"ragboost"'
 
@@ -130,7 +132,7 @@ class BoostPipeline:
         upstream = UpstreamRequest(raw)
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
-            request = await run_bytes(read, len(raw))
+            request = await run_bytes(read, len(raw), max_bytes=_PARSED_BYTES)
         except MalformedBodyError as error:  # the backend reports it
             if _OBJECT in raw:  # which no backend reads: it would answer without the documents
                 raise RequestError(f"a body with a `ragboost` object: {error}") from None

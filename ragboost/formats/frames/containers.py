@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ragboost.formats.frames.elements import wrappers
-from ragboost.formats.frames.spans import strip
+from ragboost.formats.frames.spans import lines, strip
 
-_RULE = re.compile(r"^(-{5,}|={5,})[ \t]*\r?$", re.MULTILINE)
+_RULE = re.compile(r"\n(-{5,}|={5,})[ \t]*\r?(?=\n|\Z)")
 _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
 _STUFF = "pieces of context to answer"
@@ -34,24 +34,32 @@ def find(text: str) -> list[Container]:
     return sorted((c for c in stripped if c.start < c.end), key=lambda each: each.end - each.start)
 
 
-def rules(text: str) -> list[re.Match[str]]:
-    """Return the lines of nothing but dashes or equals signs."""
-    if "-----" not in text and "=====" not in text:
+class Rule(NamedTuple):
+    """A line of nothing but dashes or equals signs."""
+
+    start: int
+    end: int
+    mark: str
+
+
+def rules(text: str) -> list[Rule]:
+    """Return the rules of a text; none if it has absurdly many."""
+    if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
         return []
-    found = list(_RULE.finditer(text))
+    found = [Rule(line.start, line.end, line.match[1]) for line in lines(text, _RULE)]
     return found if len(found) <= _MAX_RULES else []
 
 
 def _between_rules(text: str) -> Iterator[Container]:
-    lines = rules(text)
-    by_mark: dict[str, list[re.Match[str]]] = {}
-    for line in lines:
-        by_mark.setdefault(line[1], []).append(line)
-    for pair in by_mark.values():
-        if len(pair) == 2:
-            yield Container(pair[0].end(), pair[1].start(), pair[1].end())
-        elif len(pair) == 1 == len(lines) and _STUFF in text[: pair[0].start()].lower():
-            yield Container(pair[0].end(), len(text), len(text))
+    found = rules(text)
+    by_mark: dict[str, list[Rule]] = {}
+    for rule in found:
+        by_mark.setdefault(rule.mark, []).append(rule)
+    for same in by_mark.values():
+        if len(same) == 2:
+            yield Container(same[0].end, same[1].start, same[1].end)
+        elif len(same) == 1 == len(found) and _STUFF in text[: same[0].start].lower():
+            yield Container(same[0].end, len(text), len(text))
 
 
 def _stuffed(text: str) -> Iterator[Container]:

@@ -47,8 +47,7 @@ def find(text: str, hidden: Hidden) -> Iterator[Candidate]:
     Args:
         hidden: stretches in which a tag is part of a string.
     """
-    names = list(dict.fromkeys(_CLOSED.findall(text))) if "</" in text else []
-    for name in names[:_MAX_NAMES]:
+    for name in _closed(text):
         marks = _marks(text, name, hidden)
         if sum(mark.is_closer for mark in marks) < 2:
             continue
@@ -67,9 +66,15 @@ def find(text: str, hidden: Hidden) -> Iterator[Candidate]:
                 yield candidate(text, f"<{name}>", run)
 
 
+def _closed(text: str) -> list[str]:
+    """Return the names of the tags that are closed somewhere."""
+    names = dict.fromkeys(_CLOSED.findall(text)) if "</" in text else ()
+    return list(names)[:_MAX_NAMES]
+
+
 def wrappers(text: str) -> Iterator[Span]:
     """Yield the elements that occur once, on lines of their own: they enclose a list."""
-    for name in dict.fromkeys(_CLOSED.findall(text)) if "</" in text else ():
+    for name in _closed(text):
         opener, closer = f"\n<{name}>", f"\n</{name}>"
         end = text.rfind(closer)
         start = 0 if text.startswith(opener[1:]) else text.find(opener) + 1
@@ -81,18 +86,11 @@ def wrappers(text: str) -> Iterator[Span]:
 
 
 def _marks(text: str, name: str, hidden: Hidden) -> list[Mark]:
-    pattern = re.compile(rf"<(?:/{re.escape(name)}>|{re.escape(name)}(?=[\s>]))")
-    marks = [
-        Mark(match.start(), match.end(), text[match.start() + 1] == "/")
-        for match in pattern.finditer(text)
-    ]
+    name = re.escape(name)
+    pattern = re.compile(rf"<(?:(/){name}>|{name}(?:>|(?=\s)))")
+    marks = [Mark(*match.span(), match[1] is not None) for match in pattern.finditer(text)]
     check_number(marks)
-    if hidden:
-        marks = [mark for mark in marks if mark.start not in hidden]
-    return [
-        mark if mark.is_closer or text[mark.end] != ">" else mark._replace(end=mark.end + 1)
-        for mark in marks
-    ]
+    return [mark for mark in marks if mark.start not in hidden] if hidden else marks
 
 
 def whole(text: str, span: Span) -> Span:
@@ -165,6 +163,8 @@ def _tag_end(text: str, at: int) -> int:
 
 def _attributes(text: str, span: Span) -> dict[str, _Attribute]:
     found: dict[str, _Attribute] = {}
+    if "=" not in text[span.start : span.inner_start]:
+        return found
     for match in _ATTRIBUTE.finditer(text, span.start, span.inner_start):
         group = 2 if match[2] is not None else 3
         found.setdefault(match[1], _Attribute(match[group], *match.span(group)))

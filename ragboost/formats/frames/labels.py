@@ -13,17 +13,16 @@ from ragboost.formats.frames.containers import Container, rules
 from ragboost.formats.frames.elements import is_count
 from ragboost.formats.frames.not_documents import MIN_CHARS, is_ordered_name
 from ragboost.formats.frames.siblings import common_separator
-from ragboost.formats.frames.spans import check_number, strip
+from ragboost.formats.frames.spans import check_number, lines, strip
 from ragboost.formats.groups import DocumentBlock
 
 _LABEL = re.compile(
-    r"^(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"\n(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
     r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?)"
     r"(?P<n>\d{1,6})"
-    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?$))",
-    re.MULTILINE,
+    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?(?:\n|\Z)))"
 )
-_ID_LABEL = re.compile(r"^(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])", re.MULTILINE)
+_ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_FAMILIES = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
@@ -95,15 +94,15 @@ def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
     families: dict[tuple[str, str], list[_Label]] = {}
     for pattern in (_LABEL, _ID_LABEL) if "[Doc_" in text else (_LABEL,):
         num = 0
-        for match in pattern.finditer(text):
+        for at, end, match in lines(text, pattern):
             before, after = match["before"], match["after"]
             if pattern is _LABEL and (before == "[Doc_" or not _IS_CLEAR.search(before)):
                 continue
-            at = match.start()
             if hidden and at in hidden:
                 continue
             labels = families.setdefault((before, after), [])
-            labels.append(_Label(at, match.end(), match.span("n"), match["n"]))
+            start, stop = match.span("n")
+            labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
             num += 1
         check_number(range(num))
     return families
@@ -191,29 +190,29 @@ def _gap(text: str, start: int, stop: int) -> str:
 def _rule(text: str, starts: Sequence[int], gaps: Sequence[str]) -> tuple[int, int, str] | None:
     """Return the end of the last document, and that of the frame, where the same rule stands before
     each label and once behind the last; and what separates the documents."""
-    lines = rules(text)
-    if not lines:
+    found = rules(text)
+    if not found:
         return None
     before = []
     for start in starts:
-        above = [line for line in lines if line.end() <= start][-1:]
-        if not above or text[above[0].end() : start].strip():
+        above = [line for line in found if line.end <= start][-1:]
+        if not above or text[above[0].end : start].strip():
             return None
         before.append(above[0])
-    same = [line for line in lines if line[1] == before[0][1]]
-    behind = [line for line in lines if line.start() > starts[-1]]
-    if len({line[1] for line in before}) > 1 or len(same) != len(starts) + 1:
+    same = [line for line in found if line.mark == before[0].mark]
+    behind = [line for line in found if line.start > starts[-1]]
+    if len({line.mark for line in before}) > 1 or len(same) != len(starts) + 1:
         return None
     if not behind or behind[0] is not same[-1]:
         return None
     seps = [
-        text[strip(text, 0, line.start())[1] : start]
+        text[strip(text, 0, line.start)[1] : start]
         for line, start in zip(before[1:], starts[1:], strict=True)
     ]
     separator = common_separator(seps)
-    if before[0][1] not in separator:
+    if before[0].mark not in separator:
         return None
-    return behind[0].start(), behind[0].end(), separator
+    return behind[0].start, behind[0].end, separator
 
 
 def _question(

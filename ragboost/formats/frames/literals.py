@@ -21,7 +21,7 @@ _NUMBERS = ("index", "id", "rank", "position", "number", "n")
 _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 _MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none
-_BEGIN = re.compile(r"(?:\A|(?<=\n))[ \t]*[\[{](?=[\s\"\[{\]}])")
+_BEGIN = re.compile(r"\n[ \t]*[\[{](?=[\s\"\[{\]}])")
 _REPR = re.compile(r"Document\((?=\w+=)")
 _REPR_PART = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[()]""", re.DOTALL)
 _REPR_TEXT = re.compile(r"""page_content=('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")""", re.DOTALL)
@@ -42,8 +42,9 @@ def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
     """
     yield from _reprs(text)
     at, num_failed, series = 0, 0, list[_Value]()
-    while num_failed < _MAX_ATTEMPTS and (match := _BEGIN.search(text, at)):
-        start = match.end() - 1
+    lined = "\n" + text
+    while num_failed < _MAX_ATTEMPTS and (match := _BEGIN.search(lined, at)):
+        start = match.end() - 2
         try:
             value, at = _DECODER.raw_decode(text, start)
         except (ValueError, RecursionError):
