@@ -251,7 +251,7 @@ class _Reading:
         listed = note[-1] if note else ""
         for label, document in self.labels:
             own = str(self._layout.first + document)
-            if label == own and not listed:
+            if label == own and not re.search(rf"(?<!\w){re.escape(label)}\W+is\W", listed):
                 continue
             pair = rf"{re.escape(label)}\W+is\W+(?:[^\d\s,]+\W*)?{own}(?!\d)"
             if not re.search(pair, listed):
