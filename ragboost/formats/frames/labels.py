@@ -26,6 +26,7 @@ _ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])"
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_FAMILIES = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_TREE = re.compile(r"(?:[├└]──[^\n]*\n)+")  # RAGFlow's title and other fields
 _MAX_TAIL = 2000
 _QUESTIONS = (
     "question query user input request task instruction frage pregunta domanda pergunta вопрос "
@@ -230,12 +231,13 @@ def _question(
         return -1
     tail = text[blanks[0].end() :].strip()
     head = text[: labels[0].start]
-    if len(tail) > _MAX_TAIL or _is_question(head):
+    if len(tail) > _MAX_TAIL or is_question(head):
         return -1
-    return blanks[0].start() if _is_question(tail) else -1
+    return blanks[0].start() if is_question(tail) else -1
 
 
-def _is_question(text: str) -> bool:
+def is_question(text: str) -> bool:
+    """Return True for a text that ends with a question mark or says that it is a question."""
     text = text.strip()
     if text.endswith(("?", "？", "؟")):
         return True
@@ -251,6 +253,11 @@ def _has_question_label(line: str) -> bool:
 
 def _block(text: str, label: _Label, start: int, stop: int) -> DocumentBlock:
     numbers = (label.number,) if label.name.isdigit() else ()
+    line_end = text.find("\n", start, stop)
+    if text.startswith("#", label.start) and line_end > 0:  # behind a heading's title
+        start = strip(text, line_end, stop)[0]
+    elif tree := _TREE.match(text, start, stop):
+        start = strip(text, tree.end(), stop)[0]
     name = "" if numbers else text[label.start : label.end].strip()
     return DocumentBlock(
         label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name
