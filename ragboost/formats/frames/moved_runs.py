@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence, Set
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -34,12 +35,9 @@ def moved_runs(keys: Sequence[int], other: Sequence[int], *, skip: Set[int]) -> 
     return moved
 
 
-def swapped(runs: Sequence[Run]) -> tuple[Run, Run] | None:
-    """Return two neighbours among moved runs that have changed places."""
-    for first, second in zip(runs, runs[1:], strict=False):
-        if first.other > second.other:
-            return first, second
-    return None
+def swaps(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return the pairs of neighbours among moved runs that have changed places."""
+    return [(a, b) for a, b in pairwise(runs) if a.other > b.other]
 
 
 def _common_runs(keys: Sequence[int], other: Sequence[int], skip: Set[int]) -> list[Run]:

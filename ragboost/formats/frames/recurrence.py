@@ -110,9 +110,8 @@ class ListModel:
         starts = self._starts(keys, num)
         if starts is None:
             return None
-        is_counted = num is not None and len(starts) == num
         units = list(zip(starts, [*starts[1:], len(keys)], strict=True))
-        units = self._inner(units, keys, is_counted=is_counted)
+        units = self._inner(units, keys, is_counted=len(starts) == num)
         if len(units) < 2:
             return None
         lines = [-1, *row.lines, -1]
@@ -129,7 +128,7 @@ class ListModel:
             return _Edges(places, False)
         earlier = zip(self._rows[:-1], places, strict=False)
         num = sum(proves(row, at) for row, at in earlier)  # type: ignore[operator]
-        return _Edges(places, num >= max(MIN_OBSERVATIONS, len(self._rows) // 2))
+        return _Edges(places, num >= max(MIN_OBSERVATIONS, len(self._rows) // 3))
 
     def _begins(self, row: Row, at: int) -> bool:
         """Return True if a document is known to begin behind a line."""
@@ -142,14 +141,14 @@ class ListModel:
 
     def _is_start(self, key: int) -> bool:
         after = self._neighbours.after
-        return key in self._moved and any(
+        return any(
             other in self._moved and len(after[other]) >= _FEW
             for other in self._neighbours.before[key]
         )
 
     def _is_end(self, key: int) -> bool:
         before = self._neighbours.before
-        return key in self._moved and any(
+        return any(
             other in self._moved and len(before[other]) >= _FEW
             for other in self._neighbours.after[key]
         )
@@ -206,15 +205,21 @@ class ListModel:
             low = 1
             while low < high and not self._is_inner(keys, units[low]):
                 low += 1
-        elif not (is_counted or self._is_start(keys[0])):
+        elif not (self._is_start(keys[0]) or (is_counted and self._is_whole(keys[slice(*units[0])]))):
             low = 1
         if not self._has_tail:
             high -= 1
             while high > low and not self._is_inner(keys, units[high - 1]):
                 high -= 1
-        elif not (is_counted or self._is_end(keys[-1])):
+        elif not (self._is_end(keys[-1]) or (is_counted and self._is_whole(keys[slice(*units[-1])]))):
             high -= 1
         return units[low:high]
+
+    def _is_whole(self, keys: Sequence[int]) -> bool:
+        """Return True for lines that are all new, or all known and never apart."""
+        num = self._neighbours.num
+        are_known = {num[key] > 1 for key in keys}
+        return len(are_known) == 1 and not any(self._joints(keys))
 
     def _is_inner(self, keys: Sequence[int], unit: Run) -> bool:
         """Return True if documents stood before and behind it, in one text."""

@@ -1,13 +1,14 @@
 """The texts that one application sent lately, and what moved between them."""
 
 from collections import deque
-from collections.abc import Sequence
 
 from ragboost.formats.frames.line_digests import Digests
-from ragboost.formats.frames.moved_runs import moved_runs, swapped
+from ragboost.formats.frames.moved_runs import moved_runs, swaps
 
 _MAX_TEXTS = 32
 _MAX_LINES = 4096
+_MAX_SWAPS = 16  # of two texts
+_MIN_SWAPS = 2
 _MIN_MOVED = 2  # lines of a text that have moved, so that it holds a list
 
 
@@ -17,7 +18,7 @@ class _Sample:
     def __init__(self, digests: Digests) -> None:
         self.digests = digests
         self.moved: set[int] = set()  # lines that another sample has in another order
-        self.swaps: list[tuple[int, int]] = []  # lines that have changed places
+        self.swaps: list[frozenset[int]] = []  # lines that have changed places
 
 
 class Traffic:
@@ -39,11 +40,11 @@ class Traffic:
     def moved(self) -> set[int]:
         """Return the lines that have changed their order among themselves.
 
-        One pair does not count, nor one line that changed places with several: an edited list has
-        these, too.
+        One pair does not count, nor one line that changed places with others: lists that are
+        edited have these, too.
         """
         swaps = [swap for sample in self._samples for swap in sample.swaps]
-        if not _are_apart(swaps):
+        if len(swaps) < _MIN_SWAPS or frozenset.intersection(*swaps):
             return set()
         return set().union(*[sample.moved for sample in self._samples])
 
@@ -62,17 +63,9 @@ class Traffic:
 def _compare(new: _Sample, old: _Sample) -> None:
     skip = new.digests.repeated | old.digests.repeated
     runs = moved_runs(new.digests.keys, old.digests.keys, skip=skip)
-    swap = swapped(runs)
-    if swap is None:
-        return
     for run in runs:
         keys = new.digests.keys[run.at : run.at + run.length]
         new.moved.update(keys)
         old.moved.update(keys)
-    first, second = swap
-    new.swaps.append((new.digests.keys[first.at], new.digests.keys[second.at]))
-
-
-def _are_apart(swaps: Sequence[tuple[int, int]]) -> bool:
-    """Return True if two of the pairs have no line in common."""
-    return any(not {*first} & {*second} for i, first in enumerate(swaps) for second in swaps[:i])
+    keys = new.digests.keys
+    new.swaps.extend([frozenset((keys[a.at], keys[b.at])) for a, b in swaps(runs)][:_MAX_SWAPS])
