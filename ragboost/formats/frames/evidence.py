@@ -4,6 +4,7 @@ Keeps digests of lines, per tenant, and no texts. Does not know bodies or messag
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from threading import Lock
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.formats.frames.line_digests import Digests, Line, read_lines
+from ragboost.formats.frames.open_list import documents
 from ragboost.formats.frames.recurrence import MIN_OBSERVATIONS, Cut, ListModel, Run
 from ragboost.formats.frames.traffic import Traffic
 
@@ -83,7 +85,10 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]
     lines = read_lines(text)
     if len(lines) < _MIN_LINES:
         return ()
-    digests = Digests(lines, [])
+    starts = [line.start for line in lines]
+    digests = Digests(lines, sorted({bisect_right(starts, mark) - 1 for mark in marks} - {-1}))
+    if len(digests.marks) < len(marks):
+        return ()
     best: tuple[Span, ...] = ()
     for traffic in _all_traffic(tenant, lines):
         traffic.add(digests)
@@ -112,8 +117,22 @@ def _cut(traffic: Traffic, text: str, lines: Sequence[Line]) -> tuple[Span, ...]
         return ()
     if any(each.copies for each in texts):
         return ()
+    if len(texts[-1].marks):
+        texts = [each for each in texts if len(each.marks) > 1]
+        runs = documents(texts) if len(texts) > MIN_OBSERVATIONS else ()
+        spans = tuple([Span(lines[first].start, lines[end - 1].end) for first, end in runs])
+        return spans if _are_worth_it(text, spans) else ()
     cut = ListModel(texts, moved).cut()
     return _spans(text, lines, cut, texts) if cut is not None else ()
+
+
+def _are_worth_it(text: str, spans: Sequence[Span]) -> bool:
+    """Return True for documents that are long enough and whose places nobody talks about."""
+    sizes = [span.end - span.start for span in spans]
+    if len(sizes) < 2 or min(sizes) < _MIN_CHARS or sum(sizes) < _MEAN_CHARS * len(sizes):
+        return False
+    outside = text[: spans[0].start] + "\n" + text[spans[-1].end :]
+    return _PLACES.search(outside) is None
 
 
 def _spans(
@@ -126,11 +145,7 @@ def _spans(
         Span(lines[first].text_start if has_numbers else lines[first].start, lines[end - 1].end)
         for first, end in cut.runs
     ]
-    sizes = [span.end - span.start for span in spans]
-    if min(sizes) < _MIN_CHARS or sum(sizes) < _MEAN_CHARS * len(sizes):
-        return ()
-    outside = text[: spans[0].start] + "\n" + text[spans[-1].end :]
-    return () if _PLACES.search(outside) else tuple(spans)
+    return tuple(spans) if _are_worth_it(text, spans) else ()
 
 
 def _are_alike(lines: Sequence[Line], cut: Cut, text: str) -> bool:

@@ -8,7 +8,7 @@ belong together if neither ever had. Before and behind the list stands a line th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from ragboost.formats.frames.line_digests import Digests
@@ -88,8 +88,8 @@ class ListModel:
         self._rows = _rows(texts, moved)
         rows = self._rows
         self._neighbours = Neighbours([row.keys for row in rows])  # of whole texts at first
-        heads = self._edges([_head(row) for row in rows], proves=self._begins)
-        tails = self._edges([_tail(row) for row in rows], proves=self._ends)
+        heads = self._edges([_head(row) for row in rows], self._begins)
+        tails = self._edges([_tail(row) for row in rows], self._ends)
         self._first = [at + 1 if heads.is_proven else 0 for at in heads.at]
         self._end = [
             at if tails.is_proven else len(row.keys) for at, row in zip(tails.at, rows, strict=True)
@@ -122,12 +122,13 @@ class ListModel:
             lines[shift + units[-1][1]],
         )
 
-    def _edges(self, found: Sequence[tuple[int, int]], *, proves: object) -> _Edges:
+    def _edges(
+        self, found: Sequence[tuple[int, int]], proves: Callable[[Row, int], bool]
+    ) -> _Edges:
         places = [at for at, _ in found]
         if len({mark for _, mark in found}) > 1:
             return _Edges(places, False)
-        earlier = zip(self._rows[:-1], places, strict=False)
-        num = sum(proves(row, at) for row, at in earlier)  # type: ignore[operator]
+        num = sum(map(proves, self._rows, places))
         return _Edges(places, num >= max(MIN_OBSERVATIONS, len(self._rows) // 3))
 
     def _begins(self, row: Row, at: int) -> bool:
@@ -236,13 +237,13 @@ class ListModel:
 
 def _rows(texts: Sequence[Digests], moved: Set[int]) -> list[Row]:
     dropped = frozenset().union(*[text.repeated for text in texts])
-    constants = _constants(texts) - dropped
+    known = constants(texts) - dropped
     rows = []
     for text in texts:
         lines = [i for i, key in enumerate(text.keys) if key not in dropped]
         keys = [text.keys[i] for i in lines]
         marks = [
-            key if key in constants else text.labels[i] if text.labels[i] in constants else 0
+            key if key in known else text.labels[i] if text.labels[i] in known else 0
             for i, key in zip(lines, keys, strict=True)
         ]
         places = [i for i, key in enumerate(keys) if key in moved] or [-1]
@@ -250,15 +251,15 @@ def _rows(texts: Sequence[Digests], moved: Set[int]) -> list[Row]:
     return rows
 
 
-def _constants(texts: Iterable[Digests]) -> Set[int]:
+def constants(texts: Iterable[Digests]) -> Set[int]:
     """Return the digests of lines and labels that each text has exactly once."""
-    constants: set[int] | None = None
+    found: set[int] | None = None
     for text in texts:
         counts = Counter(text.keys)
         counts.update([label for label in text.labels if label])
         once = {key for key, num in counts.items() if num == 1}
-        constants = once if constants is None else constants & once
-    return constants or set()
+        found = once if found is None else found & once
+    return found or set()
 
 
 def _head(row: Row) -> tuple[int, int]:
