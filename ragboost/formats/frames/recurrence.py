@@ -32,6 +32,7 @@ class Row(NamedTuple):
     keys: Sequence[int]
     marks: Sequence[int]  # of lines that every text has once, by all they say or their label
     lines: Sequence[int]  # places in the text
+    gaps: Sequence[tuple[int, ...]]  # repeated lines before each line, and at the end
     first_moved: int
     last_moved: int
 
@@ -110,6 +111,8 @@ class ListModel:
         starts = self._starts(keys, num)
         if starts is None:
             return None
+        if not self._are_joined_alike():
+            return None
         units = list(zip(starts, [*starts[1:], len(keys)], strict=True))
         units = self._inner(units, keys, is_counted=len(starts) == num)
         if len(units) < 2:
@@ -158,6 +161,21 @@ class ListModel:
         """Return True if a line that all texts have stands among the documents."""
         inner = range(row.first_moved + 1, row.last_moved)
         return any(row.marks[i] == row.keys[i] for i in inner)
+
+    def _are_joined_alike(self) -> bool:
+        """Return True if the same repeated lines stand between all documents, in all texts, and
+        the same before the first and behind the last ones."""
+        heads, tails, joins = set(), set(), set()
+        for row, keys, first in zip(self._rows, self._lists, self._first, strict=True):
+            gaps = [row.gaps[first], row.gaps[first + len(keys)]]
+            heads.add(gaps[0])
+            tails.add(gaps[1])
+            joins |= {row.gaps[first + i] for i in self._joints(keys)[0]}
+        return (
+            len(joins) == 1
+            and (not self._has_head or len(heads) == 1)
+            and (not self._has_tail or len(tails) == 1)
+        )
 
     def _num_documents(self) -> int | None:
         """Return how many documents all lists have whose lines are all known; None if it varies."""
@@ -247,7 +265,12 @@ def _rows(texts: Sequence[Digests], moved: Set[int]) -> list[Row]:
             for i, key in zip(lines, keys, strict=True)
         ]
         places = [i for i, key in enumerate(keys) if key in moved] or [-1]
-        rows.append(Row(keys, marks, lines, places[0], places[-1]))
+        ends = [*lines, len(text.keys)]
+        gaps = [
+            tuple(text.keys[i:end])
+            for i, end in zip([0, *[line + 1 for line in lines]], ends, strict=True)
+        ]
+        rows.append(Row(keys, marks, lines, gaps, places[0], places[-1]))
     return rows
 
 

@@ -31,6 +31,7 @@ class Prompt(NamedTuple):
     text: str
     documents: tuple[Span, ...]  # with headers, without labels
     labels: tuple[int, ...]  # where their labels begin
+    fixed: tuple[tuple[int, int], ...] = ()  # what nothing may move across
 
 
 JOINS = {
@@ -109,6 +110,34 @@ def write(
 
 def problem(prompt: Prompt, spans: Sequence[Span]) -> str:
     """Say what would be torn if the spans changed places; empty if nothing."""
+    why = _torn(prompt, spans)
+    return "" if why and _changes_nothing_else(prompt, spans) else why
+
+
+def _changes_nothing_else(prompt: Prompt, spans: Sequence[Span]) -> bool:
+    """Return True if the reversed spans give the same text as the reversed documents.
+
+    So it is where all of them end with the same line, which may stay in its place.
+    """
+    touched = [
+        [each for each in prompt.documents if each.start < span.end and span.start < each.end]
+        for span in spans
+    ]
+    if any(len(each) != 1 for each in touched) or len({*map(str, touched)}) < len(spans):
+        return False
+    documents = [each for (each,) in touched]
+    return _reversed(prompt.text, spans) == _reversed(prompt.text, documents)
+
+
+def _reversed(text: str, spans: Sequence[Span]) -> str:
+    pieces, at = [], 0
+    for span, other in zip(spans, reversed(spans), strict=True):
+        pieces += [text[at : span.start], text[slice(*other)]]
+        at = span.end
+    return "".join([*pieces, text[at:]])
+
+
+def _torn(prompt: Prompt, spans: Sequence[Span]) -> str:
     text = prompt.text
     starts = {span.start: i for i, span in enumerate(prompt.documents)}
     with_label = {at: i for i, at in enumerate(prompt.labels)}
@@ -131,5 +160,10 @@ def problem(prompt: Prompt, spans: Sequence[Span]) -> str:
         is_labelled = prompt.labels[last] < prompt.documents[last].start
         if last > first and is_labelled and span.start in starts:
             return f"a span holds the label of another place at {span.start}"
+    for start, end in prompt.fixed:
+        if len({span.start >= end for span in spans}) > 1:
+            return "documents move across what is fixed"
+        if any(span.start < end and start < span.end for span in spans):
+            return "what is fixed moves"
     bodies = [text[span.start : span.end] for span in spans]
     return "equal documents" if len(set(bodies)) < len(bodies) else ""
