@@ -192,7 +192,7 @@ def parse_request(
         instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
         request.scope = b"".join((scope, *instructions))
     try:
-        hit = find_format(formats, body.fields, tenant="\n".join(request.tenant_key))
+        hit = find_format(formats, body.fields, tenant="\n".join((*request.tenant_key, user)))
         if hit is not None:
             request.shape, request.found = hit
             if request.scope:
