@@ -50,7 +50,8 @@ def find(text: str, hidden: Hidden) -> Iterator[Candidate]:
     """
     for name in _closed(text):
         marks = _marks(text, name, hidden)
-        if sum(mark.is_closer for mark in marks) < 2 and not is_document_name(name):
+        num = sum(mark.is_closer for mark in marks)
+        if num == 0 or (num == 1 and not is_document_name(name)):
             continue
         try:
             spans = pair(text, marks)
