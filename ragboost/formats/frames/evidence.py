@@ -21,6 +21,7 @@ _MIN_TEXT = 300
 _MIN_LINES = 3
 _MIN_CHARS = 48  # of a document
 _MEAN_CHARS = 160  # of the documents of a list
+_NUM_HEADS = 3  # texts with one beginning, from which on this is a part of the template
 _MAX_TENANTS = 64
 _MAX_BEGINNINGS = 16
 _MAX_DECISIONS = 2048
@@ -40,7 +41,7 @@ class Span(NamedTuple):
 class _Tenant:
     def __init__(self) -> None:
         self.traffic: BoundedMap[int, Traffic] = BoundedMap(max_entries=_MAX_BEGINNINGS)
-        self.all = Traffic()
+        self.headless = Traffic()
         self.decisions: BoundedMap[int, tuple[Span, ...]] = BoundedMap(max_entries=_MAX_DECISIONS)
 
 
@@ -99,14 +100,17 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]
 
 
 def _all_traffic(tenant: _Tenant, lines: Sequence[Line]) -> list[Traffic]:
-    """Return what is known of texts with this first line, with its label, and of all."""
-    found = [tenant.all]
+    """Return what is known of texts with this first line, with its label, and of those whose first
+    line is another one each time."""
+    found = []
     for name in {lines[0].key, lines[0].label} - {0}:
         traffic = tenant.traffic.get(name)
         if traffic is None:
             traffic = Traffic()
             tenant.traffic.put(name, traffic)
         found.append(traffic)
+    if all(len(traffic.latest()) < _NUM_HEADS for traffic in found):
+        found.append(tenant.headless)
     return found
 
 

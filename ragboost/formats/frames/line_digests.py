@@ -15,6 +15,10 @@ _NUMBER = re.compile(
 )
 
 
+_LETTER = re.compile(r"[^\W_]")
+_MIN_LETTERS = 4
+
+
 class Line(NamedTuple):
     start: int
     end: int  # without white space
@@ -23,12 +27,13 @@ class Line(NamedTuple):
     key: int  # digest of the text
     full_key: int  # and of the number
     label: int  # digest of what stands before its first colon; 0: none
+    is_weak: bool  # too short or too common to show that a document has moved
 
 
 class Digests:
     """What is kept of the lines of one text."""
 
-    __slots__ = ("copies", "keys", "labels", "marks", "numbers", "repeated")
+    __slots__ = ("copies", "keys", "labels", "marks", "numbers", "repeated", "weak")
 
     def __init__(self, lines: list[Line], marks: list[int]) -> None:
         # Lines that differ by nothing but their numbers are told apart by these.
@@ -40,6 +45,9 @@ class Digests:
         self.marks = array("h", marks)  # lines with which documents begin
         repeated = [key for key, num in Counter(keys).items() if num > 1]
         self.repeated = frozenset(repeated)
+        self.weak = frozenset(
+            [key for key, line in zip(keys, lines, strict=True) if line.is_weak]
+        )
         # True if a whole line of text occurs twice, as in overlapping or equal documents.
         self.copies = any(
             key in self.repeated and line.end - line.start > _SHORT
@@ -76,4 +84,5 @@ def _line(text: str, start: int) -> Line:
     label = hash((text[:colon],)) if colon > 0 else 0
     full_key = hash(text)
     key = full_key if number < 0 else hash(text[text_start - start :])
-    return Line(start, start + len(text), text_start, number, key, full_key, label)
+    is_weak = text[-1] in ":：>" or len(_LETTER.findall(text[:_MAX_LABEL])) < _MIN_LETTERS
+    return Line(start, start + len(text), text_start, number, key, full_key, label, is_weak)

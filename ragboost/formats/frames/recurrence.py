@@ -8,7 +8,7 @@ belong together if neither ever had. Before and behind the list stands a line th
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from ragboost.formats.frames.line_digests import Digests
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     """A text that holds a list, without the lines that occur several times in a text."""
 
     keys: Sequence[int]
+    labels: Sequence[int]
     marks: Sequence[int]  # of lines that every text has once, by all they say or their label
     lines: Sequence[int]  # places in the text
     gaps: Sequence[tuple[int, ...]]  # repeated lines before each line, and at the end
@@ -89,8 +90,8 @@ class ListModel:
         self._rows = _rows(texts, moved)
         rows = self._rows
         self._neighbours = Neighbours([row.keys for row in rows])  # of whole texts at first
-        heads = self._edges([_head(row) for row in rows], self._begins)
-        tails = self._edges([_tail(row) for row in rows], self._ends)
+        heads = self._edges([_head(row) for row in rows], step=1)
+        tails = self._edges([_tail(row) for row in rows], step=-1)
         self._first = [at + 1 if heads.is_proven else 0 for at in heads.at]
         self._end = [
             at if tails.is_proven else len(row.keys) for at, row in zip(tails.at, rows, strict=True)
@@ -105,7 +106,7 @@ class ListModel:
     def cut(self) -> Cut | None:
         """Return the lines of each document of the last text; None if they are not certain."""
         row, keys = self._rows[-1], self._lists[-1]
-        if not keys or self._interrupts(row):
+        if not keys:
             return None
         num = self._num_documents()
         starts = self._starts(keys, num)
@@ -115,7 +116,7 @@ class ListModel:
             return None
         units = list(zip(starts, [*starts[1:], len(keys)], strict=True))
         units = self._inner(units, keys, is_counted=len(starts) == num)
-        if len(units) < 2:
+        if len(units) < 2 or self._is_interrupted(units[0][0], units[-1][1]):
             return None
         lines = [-1, *row.lines, -1]
         shift = self._first[-1] + 1
@@ -125,23 +126,40 @@ class ListModel:
             lines[shift + units[-1][1]],
         )
 
-    def _edges(
-        self, found: Sequence[tuple[int, int]], proves: Callable[[Row, int], bool]
-    ) -> _Edges:
+    def _edges(self, found: Sequence[tuple[int, int]], *, step: int) -> _Edges:
+        """Tell if documents are known to stand right beside a line that all texts have.
+
+        Args:
+            step: from this line to the documents, 1 or -1.
+        """
         places = [at for at, _ in found]
         if len({mark for _, mark in found}) > 1:
             return _Edges(places, False)
-        num = sum(map(proves, self._rows, places))
-        return _Edges(places, num >= max(MIN_OBSERVATIONS, len(self._rows) // 3))
+        beside = [at + step for at in places]
+        if not all(0 <= at < len(row.keys) for at, row in zip(beside, self._rows, strict=True)):
+            return _Edges(places, False)
+        keys = [row.keys[at] for at, row in zip(beside, self._rows, strict=True)]
+        num = sum(map(self._is_start if step > 0 else self._is_end, keys))
+        is_mark = found[0][1] != 0
+        if not is_mark and self._is_template(beside):
+            return _Edges(places, False)
+        least = max(MIN_OBSERVATIONS, len(keys) // (3 if is_mark else 2))
+        return _Edges(places, num >= least)
 
-    def _begins(self, row: Row, at: int) -> bool:
-        """Return True if a document is known to begin behind a line."""
-        if at + 1 >= len(row.keys):
-            return False
-        return self._is_start(row.keys[at + 1])
-
-    def _ends(self, row: Row, at: int) -> bool:
-        return at > 0 and self._is_end(row.keys[at - 1])
+    def _is_template(self, places: Sequence[int]) -> bool:
+        """Return True if the lines at an end of the texts have something in common which lines
+        elsewhere have not."""
+        at_end: Counter[int] = Counter()
+        elsewhere: set[int] = set()
+        for row, place in zip(self._rows, places, strict=True):
+            for i, names in enumerate(zip(row.keys, row.labels, strict=True)):
+                if i == place:
+                    at_end.update(names)
+                else:
+                    elsewhere.update(names)
+        return any(
+            num >= MIN_OBSERVATIONS for name, num in at_end.items() if name not in elsewhere | {0}
+        )
 
     def _is_start(self, key: int) -> bool:
         after = self._neighbours.after
@@ -157,10 +175,10 @@ class ListModel:
             for other in self._neighbours.after[key]
         )
 
-    def _interrupts(self, row: Row) -> bool:
+    def _is_interrupted(self, start: int, end: int) -> bool:
         """Return True if a line that all texts have stands among the documents."""
-        inner = range(row.first_moved + 1, row.last_moved)
-        return any(row.marks[i] == row.keys[i] for i in inner)
+        row, first = self._rows[-1], self._first[-1]
+        return any(row.marks[i] == row.keys[i] for i in range(first + start, first + end))
 
     def _are_joined_alike(self) -> bool:
         """Return True if the same repeated lines stand between all documents, in all texts, and
@@ -222,15 +240,19 @@ class ListModel:
         low, high = 0, len(units)
         if not self._has_head:
             low = 1
-            while low < high and not self._is_inner(keys, units[low]):
+            while low < high and not self._is_inner(keys[slice(*units[low])]):
                 low += 1
-        elif not (self._is_start(keys[0]) or (is_counted and self._is_whole(keys[slice(*units[0])]))):
+        elif not self._is_whole(keys[slice(*units[0])]) or not (
+            is_counted or self._is_start(keys[0])
+        ):
             low = 1
         if not self._has_tail:
             high -= 1
-            while high > low and not self._is_inner(keys, units[high - 1]):
+            while high > low and not self._is_inner(keys[slice(*units[high - 1])]):
                 high -= 1
-        elif not (self._is_end(keys[-1]) or (is_counted and self._is_whole(keys[slice(*units[-1])]))):
+        elif not self._is_whole(keys[slice(*units[-1])]) or not (
+            is_counted or self._is_end(keys[-1])
+        ):
             high -= 1
         return units[low:high]
 
@@ -240,15 +262,14 @@ class ListModel:
         are_known = {num[key] > 1 for key in keys}
         return len(are_known) == 1 and not any(self._joints(keys))
 
-    def _is_inner(self, keys: Sequence[int], unit: Run) -> bool:
-        """Return True if documents stood before and behind it, in one text."""
-        first, last = keys[unit[0]], keys[unit[1] - 1]
+    def _is_inner(self, keys: Sequence[int]) -> bool:
+        """Return True for lines that are one document between others, in one of the texts."""
+        if not self._is_whole(keys):
+            return False
         for row in self._rows:
             places = {key: i for i, key in enumerate(row.keys)}
-            if (
-                row.first_moved < places.get(first, -1)
-                and places.get(last, len(row.keys)) < row.last_moved
-            ):
+            first, last = places.get(keys[0], -1), places.get(keys[-1], len(row.keys))
+            if row.first_moved < first and last < row.last_moved:
                 return True
         return False
 
@@ -270,7 +291,8 @@ def _rows(texts: Sequence[Digests], moved: Set[int]) -> list[Row]:
             tuple(text.keys[i:end])
             for i, end in zip([0, *[line + 1 for line in lines]], ends, strict=True)
         ]
-        rows.append(Row(keys, marks, lines, gaps, places[0], places[-1]))
+        labels = [text.labels[i] for i in lines]
+        rows.append(Row(keys, labels, marks, lines, gaps, places[0], places[-1]))
     return rows
 
 

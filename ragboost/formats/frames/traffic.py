@@ -61,7 +61,7 @@ class Traffic:
 
 
 def _compare(new: _Sample, old: _Sample) -> None:
-    skip = new.digests.repeated | old.digests.repeated
+    skip = new.digests.repeated | old.digests.repeated | new.digests.weak
     runs = moved_runs(new.digests.keys, old.digests.keys, skip=skip)
     for run in runs:
         keys = new.digests.keys[run.at : run.at + run.length]

@@ -119,13 +119,13 @@ def _changes_nothing_else(prompt: Prompt, spans: Sequence[Span]) -> bool:
 
     So it is where all of them end with the same line, which may stay in its place.
     """
-    touched = [
-        [each for each in prompt.documents if each.start < span.end and span.start < each.end]
-        for span in spans
-    ]
-    if any(len(each) != 1 for each in touched) or len({*map(str, touched)}) < len(spans):
-        return False
-    documents = [each for (each,) in touched]
+    documents, behind = [], 0
+    for span in spans:
+        touched = [d for d in prompt.documents if d.start < span.end and span.start < d.end]
+        if not touched or touched[0].start < behind:
+            return False
+        behind = touched[-1].end
+        documents.append(Span(touched[0].start, behind))
     return _reversed(prompt.text, spans) == _reversed(prompt.text, documents)
 
 
