@@ -45,9 +45,7 @@ class Digests:
         self.marks = array("h", marks)  # lines with which documents begin
         repeated = [key for key, num in Counter(keys).items() if num > 1]
         self.repeated = frozenset(repeated)
-        self.weak = frozenset(
-            [key for key, line in zip(keys, lines, strict=True) if line.is_weak]
-        )
+        self.weak = frozenset([key for key, line in zip(keys, lines, strict=True) if line.is_weak])
         # True if a whole line of text occurs twice, as in overlapping or equal documents.
         self.copies = any(
             key in self.repeated and line.end - line.start > _SHORT
