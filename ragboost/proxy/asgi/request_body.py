@@ -90,7 +90,7 @@ def _as_utf8(body: bytes) -> bytes:
         text = body.decode(encoding, "surrogatepass")
     except UnicodeDecodeError:
         return body
-    return text.encode("utf-8", "backslashreplace")
+    return text.encode("utf-8", "backslashreplace") or body
 
 
 def _count(exchange: ClientExchange, num_bytes: int, settings: ProxySettings) -> None:

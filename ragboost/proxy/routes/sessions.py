@@ -44,8 +44,9 @@ from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import user_of
+from ragboost.rewriting.parsed_request import run_bytes
 from ragboost.sessions import ChatSession, ChatSessionStore
-from ragboost.wires.openai_chat import AnswerMessage
+from ragboost.wires.chat_answers import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"
@@ -203,7 +204,8 @@ class SessionTurns(Completions):
                     f"session {session_id} has just changed; retry", param="session_id"
                 )
             history = read_history(turns, system=session.system)
-            request = make_turn(body, history.messages, model=session.model)
+            make = partial(make_turn, body, history.messages, model=session.model)
+            request = await run_bytes(make, len(body) + sum(map(len, history.messages)))
             upstream = await self._prepare(exchange, admission, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
