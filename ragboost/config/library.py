@@ -1,10 +1,11 @@
 """Settings of the index, ordering, de-duplication, hints, formats and sessions."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +13,7 @@ from pydantic import (
     SecretStr,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from ragboost.config.section import Section
@@ -207,18 +209,29 @@ class HintSettings(Section):
         return template
 
 
-class Delimiters(Section):
-    """Delimiters of documents in the text of messages."""
+class FrameSettings(Section):
+    """A frame of the operator's own: how documents stand in the text of messages."""
 
-    name: str = Field(min_length=1, description="Name of the format, for logs and errors.")
-    start: str = Field(min_length=2, description="Text at the start of a document.")
-    end: str = Field(min_length=2, description="Text at the end of a document.")
+    name: str = Field(min_length=1, description="Name of the frame, for logs and errors.")
+    start: str = Field(
+        min_length=2,
+        description="Text at the start of a document, with holes where texts differ: {n} for a "
+        "number, {name} for a name, as in `[CONTEXT {n}]:`.",
+    )
+    end: str = Field(min_length=2, description="Text at the end of a document, with holes, too.")
     separator: str | None = Field(
         None,
         min_length=1,
         description="Text between two documents, if `start` and `end` enclose all documents "
         "together.",
     )
+
+    @field_validator("start", "end")
+    @classmethod
+    def _has_text(cls, mark: str) -> str:
+        if not mark.replace("{n}", "").replace("{name}", "").strip():
+            raise ValueError("needs text beside its holes, such as `[CONTEXT {n}]`")
+        return mark
 
 
 class FormatSettings(Section):
@@ -227,16 +240,17 @@ class FormatSettings(Section):
     in_text: bool = Field(
         True, description="Detect documents in the text of messages and in tool results."
     )
-    learn_boundaries: bool = Field(
-        False,
-        description="Learn where documents end that only blank lines separate: paragraphs that "
-        "return whole, in three other orders, from requests of one tenant that begin alike. Needs "
-        "one worker.",
+    evidence: bool = Field(
+        True,
+        description="Learn from traffic where documents end that their text does not delimit: a "
+        "block that came back whole beside others is a document. Keeps digests only, each tenant's "
+        "apart. Needs one worker.",
     )
-    numbers: Literal["label", "keep"] = Field(
-        "label",
-        description="Documents numbered by position, such as Document 1. label: replace the "
-        "numbers by names and tell the model which number each has; keep: do not reorder them.",
+    numbers: Literal["map", "keep"] = Field(
+        "map",
+        description="Documents numbered by position, such as Document 1. map: numbers stay at "
+        "their places, and a note says which original number each place has if the model may cite "
+        "them; keep: do not reorder these documents.",
     )
     max_documents: int = Field(
         10_000,
@@ -245,9 +259,20 @@ class FormatSettings(Section):
         description="Documents of one request. More in a ragboost object or a session's turn are a "
         "400; a request with more in other fields is forwarded unchanged.",
     )
-    delimiters: tuple[Delimiters, ...] = Field(
-        (), description="Further formats to detect: name, start, end, separator of each."
+    frames: tuple[FrameSettings, ...] = Field(
+        (),
+        description="Frames of your own: name, start, end, separator of each. The older name "
+        "`delimiters` is read, too.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "delimiters" in values and "frames" not in values:
+            values = dict(values)
+            frames = values.pop("delimiters")
+            values["frames"] = json.loads(frames) if isinstance(frames, str) else frames
+        return values
 
 
 class SessionSettings(Section):

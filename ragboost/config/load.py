@@ -138,7 +138,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_known(path: str, source: str) -> None:
     known = field_paths()
-    if path in known or path in Settings.model_fields:
+    if path in known or path == "formats.delimiters" or path in Settings.model_fields:
         return
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
     sections = ", ".join(Settings.model_fields)
@@ -153,7 +153,7 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
         path, section = ".".join(parts[:2]), parts[0]
         found = origin.get(path) or origin.get(section)
         source = f" (from {found})" if found else ""
-        if section in ("backends", "prices") or path == "formats.delimiters":
+        if section in ("backends", "prices") or path == "formats.frames":
             path = ".".join(parts)
         # An unknown key may be a misspelt one of a secret; of a missing one the input is its table.
         hides = problem["type"] in ("extra_forbidden", "missing") or "key" in path

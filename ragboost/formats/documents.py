@@ -21,6 +21,30 @@ class UnknownShapeError(RagBoostError):
     """The body holds documents in an unsupported shape; it must be forwarded unchanged."""
 
 
+class LeftAloneError(UnknownShapeError):
+    """There is nothing in the body that could be boosted; it is forwarded as it came."""
+
+
+class NothingToDoError(LeftAloneError):
+    """The body holds documents, but none in front and none that an earlier message contains."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__(
+            f"{num} documents behind the first messages, none of them in an earlier message"
+        )
+
+
+class AmbiguousDocumentsError(LeftAloneError):
+    """The body holds a list of documents whose boundaries are not certain."""
+
+    def __init__(self, frame: str, problem: str) -> None:
+        super().__init__(f"documents in the frame {frame!r} are left alone: {problem}")
+
+
+class UnmarkedDocumentsError(LeftAloneError):
+    """The body seems to hold documents, but not where each one ends."""
+
+
 class TooManyDocumentsError(UnknownShapeError):
     """The body holds more documents than `formats.max_documents`."""
 
@@ -37,6 +61,7 @@ class FoundDocuments:
     start: int = 0  # offset of the first document in it
     num_repeated: int = 0  # in later messages, replaced by references to earlier text
     num_later: int = 0  # in later messages, with the repeated ones
+    frame: str = ""  # how they stand in a text
     layout: object = None  # state that the shape keeps from `extract` for `replace`
     blank: tuple[int, ...] = ()  # positions of those without text, which are left out
 
@@ -67,8 +92,11 @@ class Format(Protocol):
     in_place: bool
     is_ours: bool  # a malformed one is the caller's error; other shapes pass unchanged
 
-    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
+    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
         """Find documents; None if the body has none of this shape.
+
+        Args:
+            tenant: whose requests may teach how documents stand in a text.
 
         Raises:
             RequestError: malformed, in a shape of RAGBoost's own.
@@ -82,7 +110,7 @@ class Format(Protocol):
 
 
 def find_format(
-    formats: tuple[Format, ...], body: Mapping[str, Any]
+    formats: tuple[Format, ...], body: Mapping[str, Any], *, tenant: str = ""
 ) -> tuple[Format, FoundDocuments] | None:
     """Return the documents of a body and the shape they have, or None if there are none.
 
@@ -91,7 +119,7 @@ def find_format(
         UnknownShapeError: the body holds documents in an unsupported shape.
     """
     for shape in formats:
-        if (found := shape.extract(body)) is not None:
+        if (found := shape.extract(body, tenant=tenant)) is not None:
             return shape, found
     return None
 

@@ -40,7 +40,7 @@ class DocumentsField:
         self._max_documents = max_documents
         self._parent = parent
 
-    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
+    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
         documents = self._holder(body).get("documents")
         if documents is None or documents == [] or not message_field(body):
             return None

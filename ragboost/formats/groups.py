@@ -5,7 +5,8 @@ every position. Does not know any particular shape.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,15 +14,6 @@ from ragboost.wires.body import Value
 
 _MAX_NAME = 200
 _TEXTS = ("text", "page_content", "content", "snippet")  # of a search result
-
-
-class Number(NamedTuple):
-    """The positional number of a document, from its first digit up to the end of the last."""
-
-    start: int
-    end: int
-    prefix: str  # written before it in hints, such as `[Doc_`
-    suffix: str
 
 
 class DocumentBlock(NamedTuple):
@@ -38,7 +30,9 @@ class DocumentBlock(NamedTuple):
     text: str | None = None  # None if it cannot be told apart
     text_start: int = 0
     text_end: int = 0
-    number: Number | None = None
+    # The digits of its positional number, from the first up to the end of the last, wherever they
+    # stand: `[CONTEXT 3]` ... `[END CONTEXT 3]`.
+    numbers: tuple[tuple[int, int], ...] = ()
     name: str = ""  # in hints
 
 
@@ -58,43 +52,65 @@ class TextGroup:
     blocks: tuple[DocumentBlock, ...]  # at least one; in order, not overlapping
     end: int  # where hints about the documents are inserted
     is_json: bool = False  # the documents' texts are JSON strings
+    frame: str = ""  # how they stand in the text
+
+    @property
+    def is_numbered(self) -> bool:
+        return bool(self.blocks[0].numbers)
+
+    def number(self, place: int) -> str:
+        """Return the number that the client gave to the document at a place."""
+        return self.value[slice(*self.blocks[place].numbers[0])]
 
     def identities(self) -> list[str]:
         """Return the text of each block's document; two are equal only if they read the same
-        without their numbers."""
-        text = self.value
-        return [
-            text[block.start : block.end] if block.number is None else self._piece(block, "")
-            for block in self.blocks
-        ]
+        without their numbers. A text that occurs twice in one list is two documents."""
+        texts = [self._piece(block, "") for block in self.blocks]
+        if len(set(texts)) == len(texts):
+            return texts
+        num: Counter[str] = Counter()
+        for at, text in enumerate(texts):
+            num[text] += 1
+            texts[at] = text if num[text] == 1 else f"{text}\0{num[text]}"
+        return texts
 
-    def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
-        """Write the blocks of `order` in place of all blocks; `names` replace numbers, by block.
+    def reordered(self, order: Sequence[int]) -> Edit:
+        """Write the blocks of `order` in place of all blocks.
 
-        Separators keep their positions.
+        Separators and numbers belong to the places.
         """
         blocks, text = self.blocks, self.value
         pieces: list[str] = []
         behind = blocks[0].start
-        for i, place in zip(order, blocks, strict=False):  # without duplicates there are fewer
-            block = blocks[i]
-            piece = self._piece(block, names[i]) if i in names else text[block.start : block.end]
-            pieces += text[behind : place.start], piece
+        for at, (i, place) in enumerate(zip(order, blocks, strict=False)):
+            number = self.number(at) if place.numbers else ""
+            pieces += text[behind : place.start], self._piece(blocks[i], number)
             behind = place.end
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
     def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        new = json.dumps(reference)[1:-1] if self.is_json else reference
+        new = reference
+        if self.is_json:  # in the spelling of the document
+            is_ascii = self.value[block.text_start : block.text_end].isascii()
+            new = json.dumps(reference, ensure_ascii=is_ascii)[1:-1]
         return Edit(block.text_start, block.text_end, new)
 
     def hinted(self, hint: str, *, at: int) -> Edit:
         return Edit(at, at, f"\n\n{hint}")
 
-    def _piece(self, block: DocumentBlock, name: str) -> str:
-        text, number = self.value, block.number
-        if number is None:
-            return text[block.start : block.end]
-        return text[block.start : number.start] + name + text[number.end : block.end]
+    def around(self) -> tuple[str, str]:
+        """Return the text before the first document and behind the last one."""
+        return self.value[: self.blocks[0].start], self.value[self.blocks[-1].end :]
+
+    def _piece(self, block: DocumentBlock, number: str) -> str:
+        text, at = self.value, block.start
+        if not block.numbers:
+            return text[at : block.end]
+        pieces: list[str] = []
+        for start, end in block.numbers:
+            pieces += text[at:start], number
+            at = end
+        return "".join((*pieces, text[at : block.end]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +120,14 @@ class ListGroup:
     value: list[Any]
     blocks: tuple[DocumentBlock, ...]
     end: int
+    frame: str = "content blocks"
 
     def identities(self) -> list[str]:
         return [json.dumps(self.value[block.start]) for block in self.blocks]
 
-    def reordered(self, order: Sequence[int], names: Mapping[int, str]) -> Edit:
+    is_numbered = False
+
+    def reordered(self, order: Sequence[int]) -> Edit:
         moved = [self.value[self.blocks[i].start] for i in order]
         return Edit(self.blocks[0].start, self.blocks[-1].end, moved)
 

@@ -1,11 +1,12 @@
 """Documents inside messages: in their texts, as content blocks, in tool results.
 
-The first group is ordered if only instructions precede it: only then can others have that prefix.
-In later ones a text that occurred before becomes a reference. None leaves its text or list.
+One list is ordered, if only instructions precede its message: only then can others have that
+prefix. In later messages a document that occurred before becomes a reference. None leaves its text
+or list.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.bounded_map import Generations
@@ -15,13 +16,15 @@ from ragboost.formats.content_blocks import find_blocks, find_file_search_result
 from ragboost.formats.documents import (
     DocumentPool,
     FoundDocuments,
+    NothingToDoError,
     TooManyDocumentsError,
     UnknownShapeError,
 )
-from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
-from ragboost.formats.references import EarlierTexts
-from ragboost.formats.text import find_groups
-from ragboost.hints import label_documents, order_hint
+from ragboost.formats.frames import Scan, scan
+from ragboost.formats.groups import Edit, Group, TextGroup, splice
+from ragboost.formats.notes import may_cite, note
+from ragboost.formats.references import EarlierTexts, stands_alone
+from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.types import KEY_OF, Document
 from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
 
@@ -35,8 +38,9 @@ class _Place(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    leading: _Place | None  # the group to order
-    references: Mapping[Path, Sequence[Edit]]  # edits of the other groups
+    leading: _Place | None  # the list to order
+    references: Mapping[Path, Sequence[Edit]]  # edits of the other lists
+    cites: bool = False  # the client's text lets the model cite the documents' numbers
 
 
 class Messages:
@@ -47,45 +51,51 @@ class Messages:
     in_place = True
     is_ours = False
 
-    def __init__(self, settings: Settings, *, pool: DocumentPool) -> None:
+    def __init__(
+        self, settings: Settings, *, pool: DocumentPool, unmarked: UnmarkedDocuments
+    ) -> None:
         self._settings = settings
         self._pool = pool
+        self._unmarked = unmarked
         self._has_references = settings.dedup.enabled and settings.hints.location
-        self._has_numbers = settings.formats.numbers == "label"
-        # Hashes of texts without documents: those of a history that is resent are searched once.
-        self._plain: Generations[int, None] = Generations()
+        self._moves_numbered = settings.formats.numbers == "map"
+        # What texts without documents hold, by hash: those of a history that is resent are searched
+        # once.
+        self._plain: Generations[int, Scan] = Generations()
 
-    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
+    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
         if not self._settings.formats.in_text:
             return None
-        places = self._places(body)
-        if not places:
-            return None
+        slots, scans = self._scanned(body)
+        places = _places(slots, scans, has_positions=_has_positions(slots))
         num = sum(len(place.group.blocks) for place in places)
         if num > self._settings.formats.max_documents:
             raise TooManyDocumentsError(num, self._settings.formats.max_documents)
-        leading = places[0] if self._is_leading(places[0]) else None
-        later = places[1:] if leading else places
-        references, num_repeated = self._references(leading, later)
-        layout = _Layout(leading, references)
-        num_later = sum(len(place.group.blocks) for place in later)
-        if leading is not None:
-            return self._leading(*leading, layout, num_repeated=num_repeated, num_later=num_later)
-        if not num_repeated:
+        leading = self._choose(places)
+        if leading is None and (found := self._unmarked.cut(body, slots, scans, tenant=tenant)):
+            leading = _Place(*found)
+            places = sorted([*places, leading], key=_reading_order)
+        references, num_repeated = self._references(leading, places)
+        num_later = sum(len(p.group.blocks) for p in places if p is not leading)
+        if leading is None and not num_repeated:
+            self._unmarked.name_what_is_left(slots, scans)
+            if num_later:
+                raise NothingToDoError(num_later)
             return None
-        return FoundDocuments("", (), None, (), 0, num_repeated, num_later, layout)
-
-    def _leading(
-        self, slot: Slot, group: Group, layout: _Layout | None = None, **counts: int
-    ) -> FoundDocuments:
+        layout = _Layout(leading, references, _cites(slots, leading))
+        if leading is None:
+            return FoundDocuments("", (), None, (), 0, num_repeated, num_later, layout=layout)
+        slot, group = leading
         return FoundDocuments(
             query="",
             documents=self._pool.of_all(group.identities()),
             message=slot.message,
             path=slot.path,
             start=group.blocks[0].start,
-            **counts,
-            layout=layout or _Layout(_Place(slot, group), {}),
+            num_repeated=num_repeated,
+            num_later=num_later,
+            frame=group.frame,
+            layout=layout,
         )
 
     def replace(
@@ -95,8 +105,8 @@ class Messages:
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
         edits: dict[Path, list[Edit]] = {path: list(e) for path, e in layout.references.items()}
         if layout.leading is not None:
-            slot, group = layout.leading
-            edits.setdefault(slot.path, []).extend(self._ordered(group, found, context))
+            path = layout.leading.slot.path
+            edits.setdefault(path, []).extend(self._ordered(layout, found, context))
         new, copies = dict(body), dict[int, Any]()
         # Deepest paths first: a list's own edits move its elements.
         for path in sorted(edits, key=len, reverse=True):
@@ -118,96 +128,77 @@ class Messages:
         edits = [Edit(start, stop, ""), group.hinted(str(piece).strip("\n"), at=group.end)]
         return put(body, slot.path, splice(at_path(body, slot.path), edits))
 
-    def _places(self, body: Mapping[str, Any]) -> list[_Place]:
+    def _scanned(self, body: Mapping[str, Any]) -> tuple[list[Slot], list[Scan]]:
         slots = find_slots(body)
         texts = [slot.value for slot in slots if isinstance(slot.value, str)]
         if sum(map(len, texts)) > _MAX_LINES:
             _check_lines(texts)
-        # Citations by position count all document blocks of a request: none of them may move.
-        has_positions = len(texts) < len(slots) and any(
-            isinstance(slot.value, list) and has_citations(slot.value) for slot in slots
-        )
-        places = [
-            _Place(slot, group)
+        askers = _askers(slots)
+        scans = [
+            self._scan(slot.value, is_tool=slot.is_tool, may_ask=slot.message in askers)
+            if isinstance(slot.value, str)
+            else Scan()
             for slot in slots
-            for group in self._groups(slot, has_positions=has_positions)
         ]
-        # A list's own groups were found before those inside its elements.
-        return sorted(places, key=_reading_order) if len(places) > 1 else places
+        return slots, scans
 
-    def _groups(self, slot: Slot, *, has_positions: bool) -> Sequence[Group]:
-        if isinstance(slot.value, str):
-            return self._text_groups(slot.value, is_tool=slot.is_tool)
-        if slot.is_results:
-            return find_file_search_results(slot.value)
-        return [] if has_positions else find_blocks(slot.value)
-
-    def _text_groups(self, text: str, *, is_tool: bool) -> Sequence[TextGroup]:
-        registered, key = self._settings.formats.delimiters, 0
+    def _scan(self, text: str, *, is_tool: bool, may_ask: bool) -> Scan:
+        frames, key = self._settings.formats.frames, 0
         if "\n" in text:  # the search of any other is as fast
-            key = hash((text, is_tool))
-            if key in self._plain.newer:
-                return []
-        is_known = key in self._plain.older
-        groups = [] if is_known else find_groups(text, registered=registered, is_tool=is_tool)
-        if key and not groups:
-            self._plain.newer[key] = None
+            key = hash((text, is_tool, may_ask))
+            if (known := self._plain.newer.get(key) or self._plain.older.get(key)) is not None:
+                self._plain.newer[key] = known
+                return known
+        result = scan(text, frames=frames, is_tool=is_tool, may_ask=may_ask)
+        if key and not result.groups:
+            self._plain.newer[key] = result
             if len(self._plain.newer) >= _MAX_PLAIN:
                 self._plain.turn()
-        return groups
+        return result
 
-    def _is_leading(self, place: _Place) -> bool:
-        is_numbered = place.group.blocks[0].number is not None
-        return place.slot.is_leading and (self._has_numbers or not is_numbered)
+    def _choose(self, places: Sequence[_Place]) -> _Place | None:
+        """Choose the list to order: of several in front, the one with most text."""
+        free = [
+            place
+            for place in places
+            if place.slot.is_leading and (self._moves_numbered or not place.group.is_numbered)
+        ]
+        return max(free, key=_size, default=None)
 
     def _references(
-        self, leading: _Place | None, later: Sequence[_Place]
+        self, leading: _Place | None, places: Sequence[_Place]
     ) -> tuple[dict[Path, list[Edit]], int]:
-        earlier = EarlierTexts(self._settings.hints.location_template)
-        if leading is not None and later:
-            earlier.edits(leading.group, may_refer=False)
+        """Return the edits of documents that an earlier message contains, and their number."""
         edits: dict[Path, list[Edit]] = defaultdict(list)
         num = 0
-        for slot, group in later if self._has_references else ():
-            if new := earlier.edits(group):
-                edits[slot.path].extend(new)
-                num += len(new)
+        if len(places) < 2 or not self._has_references:
+            return {}, 0
+        earlier = EarlierTexts(self._settings.hints.location_template)
+        for of_slot in _by_message(places):
+            for place in of_slot:
+                if place is leading or not stands_alone(place.group, is_tool=place.slot.is_tool):
+                    continue
+                if new := earlier.edits(place.group):
+                    edits[place.slot.path].extend(new)
+                    num += len(new)
+            for place in of_slot:
+                earlier.add(place.group)
         return dict(edits), num
 
-    def _ordered(self, group: Group, found: FoundDocuments, context: Context) -> list[Edit]:
+    def _ordered(self, layout: _Layout, found: FoundDocuments, context: Context) -> list[Edit]:
+        assert layout.leading is not None, "a request without leading documents"
+        group = layout.leading.group
         order = _order(found.documents, context.documents)
-        is_numbered = group.blocks[0].number is not None
-        if order == list(range(len(group.blocks))) and not is_numbered:
+        if order == list(range(len(group.blocks))):
             return []
-        names = self._names(order, found, context) if is_numbered else {}
-        edits = [group.reordered(order, names)]
-        hint = self._hint(group, order, names, has_order=context.is_order_hinted)
+        edits = [group.reordered(order)]
+        has_order = self._settings.hints.order and context.is_order_hinted
+        template = self._settings.hints.order_template
+        hint = note(group, order, cites=layout.cites, template=template if has_order else None)
         if hint:
             after = self._settings.hints.position == "after_question"
             edits.append(group.hinted(hint, at=len(group.value) if after else group.end))
         return edits
-
-    @staticmethod
-    def _names(order: Sequence[int], found: FoundDocuments, context: Context) -> dict[int, str]:
-        """Return a name for each block. Equal documents share one; it depends on the document and
-        those before it alone, so that equal leading documents have equal bytes."""
-        names = label_documents(context.documents, template="{label}", known={})
-        by_key = {d.key: name for d, name in zip(context.documents, names, strict=True)}
-        return {i: by_key[document.key] for i, document in enumerate(found.documents)}
-
-    def _hint(
-        self, group: Group, order: list[int], names: Mapping[int, str], *, has_order: bool
-    ) -> str:
-        labels = _labels(group.blocks, order, names)
-        lines = []
-        if names:
-            lines.append(_numbering(group, names))
-        if self._settings.hints.order and has_order:
-            by_relevance = sorted(range(len(order)), key=order.__getitem__)
-            template = self._settings.hints.order_template
-            hint = order_hint(labels, by_relevance, template=template)
-            lines += [hint.text] if hint is not None else []
-        return "\n".join(lines)
 
 
 def _check_lines(texts: Sequence[str]) -> None:
@@ -216,6 +207,65 @@ def _check_lines(texts: Sequence[str]) -> None:
         raise UnknownShapeError(
             f"{num_lines:,} lines; documents are looked for in {_MAX_LINES:,} at most"
         )
+
+
+def _has_positions(slots: Sequence[Slot]) -> bool:
+    """Return True if citations by position count all document blocks of a request: none of them may
+    move."""
+    return any(isinstance(slot.value, list) and has_citations(slot.value) for slot in slots)
+
+
+def _askers(slots: Sequence[Slot]) -> set[int | None]:
+    """Return the messages that may end with a question: users' of one text, beside no other."""
+    users = [
+        slot.message
+        for slot in slots
+        if isinstance(slot.value, str) and not slot.is_tool and slot.is_user
+    ]
+    num = Counter(users)
+    near = {at + step for at in set(users) if at is not None for step in (-1, 1)}
+    return {at for at in users if at not in near and num[at] == 1}
+
+
+def _places(slots: Sequence[Slot], scans: Sequence[Scan], *, has_positions: bool) -> list[_Place]:
+    places: list[_Place] = []
+    for slot, result in zip(slots, scans, strict=True):
+        groups: Iterable[Group] = result.groups
+        if isinstance(slot.value, list):
+            if slot.is_results:
+                groups = find_file_search_results(slot.value)
+            else:
+                groups = [] if has_positions else find_blocks(slot.value)
+        places += [_Place(slot, group) for group in groups]
+    # A list's own groups were found before those inside its elements.
+    return sorted(places, key=_reading_order) if len(places) > 1 else places
+
+
+def _size(place: _Place) -> int:
+    group = place.group
+    if isinstance(group, TextGroup):
+        return group.blocks[-1].end - group.blocks[0].start
+    return sum(len(block.text or "") for block in group.blocks)
+
+
+def _by_message(places: Sequence[_Place]) -> Iterable[list[_Place]]:
+    by_message: dict[object, list[_Place]] = {}
+    for place in places:
+        by_message.setdefault(place.slot.path[:2], []).append(place)
+    return by_message.values()
+
+
+def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:
+    """Return True if a text up to the documents' own message lets the model cite numbers."""
+    if leading is None or not isinstance(leading.group, TextGroup) or not leading.group.is_numbered:
+        return False
+    path = leading.slot.path
+    before = [
+        slot.value
+        for slot in slots
+        if isinstance(slot.value, str) and slot.is_leading and slot.path != path
+    ]
+    return any(map(may_cite, (*before, *leading.group.around())))
 
 
 def _order(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:
@@ -233,36 +283,3 @@ def _order(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]
 def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:
     path = place.slot.path
     return not is_instruction(path), (*path[1:], place.group.blocks[0].start)
-
-
-def _labels(
-    blocks: Sequence[DocumentBlock], order: Sequence[int], names: Mapping[int, str]
-) -> list[str]:
-    if names:
-        return [_shown(blocks[i], names[i]) for i in order]
-    labels = [blocks[i].name for i in order]
-    if all(labels) and len(set(labels)) == len(labels):
-        return labels
-    return [f"document {place}" for place in range(1, len(order) + 1)]
-
-
-def _numbering(group: Group, names: Mapping[int, str]) -> str:
-    """List the original number of each document, which the caller may look for in the response.
-
-    Copies of a document share a name, and get the number of the most relevant one.
-    """
-    pairs: dict[str, str] = {}
-    for i, block in enumerate(group.blocks):
-        pairs.setdefault(_shown(block, names[i]), _shown(block, _digits(group, block)))
-    numbers = ", ".join(f"{name} is {number}" for name, number in pairs.items())
-    return f"Cite documents by their numbers: {numbers}."
-
-
-def _digits(group: Group, block: DocumentBlock) -> str:
-    number = block.number
-    return str(group.value[number.start : number.end]) if number else ""
-
-
-def _shown(block: DocumentBlock, name: str) -> str:
-    number = block.number
-    return f"{number.prefix}{name}{number.suffix}" if number else block.name

@@ -29,7 +29,7 @@ class RagboostObject:
         self._max_documents = max_documents
         self._pool = pool
 
-    def extract(self, body: Mapping[str, Any]) -> FoundDocuments | None:
+    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
         if FIELD not in body:
             return None
         values, where = body[FIELD].get("documents", []), f"{FIELD}.documents"

@@ -1,78 +1,90 @@
-"""Documents that only blank lines separate, as LangChain's `"\\n\\n".join(page_content)` does.
+"""Documents whose ends the text does not show: found by evidence from traffic, or named.
 
-With `formats.learn_boundaries` they are found once their boundaries are learnt; until then, only
-that there seem to be any is said.
+Knows which text of a request may hold them. Does not know how evidence is gathered.
 """
 
 import re
-from collections.abc import Mapping
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragboost.config import Settings
-from ragboost.formats.documents import DocumentPool, FoundDocuments, UnknownShapeError
+from ragboost.formats.documents import AmbiguousDocumentsError, UnmarkedDocumentsError
+from ragboost.formats.frames import Scan
+from ragboost.formats.frames.evidence import Evidence, Span
 from ragboost.formats.groups import DocumentBlock, TextGroup, hint_name
-from ragboost.formats.learnt_boundaries import BoundaryLearner, Span
-from ragboost.formats.messages import Messages
-from ragboost.formats.text.frames import find_frames
-from ragboost.wires.body import Slot, find_slots, message_list
+from ragboost.wires.body import Slot, message_list
 from ragboost.wires.registry import ANY
 
 _INTRO_CHARS = 400
-_MIN_PARAGRAPHS = 3
 _MIN_CHARS = 600
-_MIN_SEARCHED = 16_384  # where looking for the words is faster than for blank lines
+_MANY_CHARS = 8_000
+_MIN_LINES = 3
 _NUM_NAME_WORDS = 6
-_ANNOUNCED = ("context", "document", "passage", "source", "excerpt", "information")
-_INTRO = re.compile(
-    r"\b(?:following|retrieved|given|provided|below|these)\b[^\n]{0,60}?"
-    rf"\b(?:{'|'.join(_ANNOUNCED)})s?\b|\bcontext information\b|<(?:context|documents)>"
+_ANNOUNCED = re.compile(
+    r"\b(?:following|retrieved|given|provided|below|these|attached)\b[^\n]{0,60}?"
+    r"\b(?:context|document|passage|source|excerpt|information|file|chunk|reference)s?\b"
+    r"|\bcontext information\b|\bknowledge base\b|<\w*(?:context|documents|reference|knowledge)\w*>"
+    r"|已知信息|以下文档|以下资料|参考资料|知识库|資料|コンテキスト|kontext|dokument|contexte|documents|contexto",
+    re.IGNORECASE,
 )
 
 
-class UnmarkedDocumentsError(UnknownShapeError):
-    """The body seems to hold documents, but not where each one ends."""
-
-
-class UnmarkedDocuments(Messages):
-    """Documents without boundaries at the front of a payload, for bodies without any other.
+class UnmarkedDocuments:
+    """What is tried where a request's first messages hold no list with certain boundaries.
 
     Args:
-        learner: of their boundaries; None: they are only noticed.
+        evidence: None: such documents are only named.
     """
 
-    name = "unmarked"
-
-    def __init__(
-        self, settings: Settings, *, pool: DocumentPool, learner: BoundaryLearner | None = None
-    ) -> None:
-        super().__init__(settings, pool=pool)
+    def __init__(self, settings: Settings, *, evidence: Evidence | None = None) -> None:
         self._is_on = settings.formats.in_text and settings.ordering.enabled
-        self._learner = learner
+        self._evidence = evidence
 
-    def find(self, body: Mapping[str, Any], *, tenant: str) -> FoundDocuments | None:
-        """Find documents whose boundaries the requests of this tenant have taught.
-
-        Raises:
-            UnmarkedDocumentsError: there seem to be documents, but their boundaries are not known.
-        """
-        texts = _leading_texts(body) if self._is_on else []
-        if self._learner is not None:
-            is_first_turn = not _has_answers(body)
-            for slot, text in texts:
-                if spans := self._learner.cut(text, tenant=tenant, is_first_turn=is_first_turn):
-                    return self._leading(slot, _group(text, spans))
-        if any(_seems_unmarked(text) for _, text in texts):
-            raise UnmarkedDocumentsError(
-                "these look like documents without boundaries: wrap the retriever (two lines), or "
-                "learn where they end (formats.learn_boundaries)"
-            )
+    def cut(
+        self,
+        body: Mapping[str, Any],
+        slots: Sequence[Slot],
+        scans: Sequence[Scan],
+        *,
+        tenant: str,
+    ) -> tuple[Slot, TextGroup] | None:
+        """Find documents whose boundaries the requests of this tenant have taught."""
+        if self._evidence is None or not self._is_on:
+            return None
+        is_first_turn = not _has_answers(body)
+        for slot, result in zip(slots, scans, strict=True):
+            if not slot.is_leading:
+                break
+            if isinstance(slot.value, str) and len(slot.value) >= _MIN_CHARS // 2:
+                spans = self._evidence.cut(
+                    slot.value, tenant=tenant, is_first_turn=is_first_turn, marks=result.marks
+                )
+                if spans:
+                    return slot, _group(slot.value, spans)
         return None
 
+    def name_what_is_left(self, slots: Sequence[Slot], scans: Sequence[Scan]) -> None:
+        """Say why documents in the first messages are left alone.
 
-def _leading_texts(body: Mapping[str, Any]) -> list[tuple[Slot, str]]:
-    slots = takewhile(lambda slot: slot.is_leading, find_slots(body))
-    return [(slot, slot.value) for slot in slots if isinstance(slot.value, str)]
+        Raises:
+            AmbiguousDocumentsError: there is a list whose boundaries are not certain.
+            UnmarkedDocumentsError: there seem to be documents without boundaries.
+        """
+        leading = [pair for pair in zip(slots, scans, strict=True) if pair[0].is_leading]
+        for slot, result in leading if self._is_on else ():
+            if result.marks:
+                raise UnmarkedDocumentsError(
+                    f"the last document in the frame {result.frame!r} has no certain end: put the "
+                    "list into a tag, or wait until documents return (formats.evidence)"
+                )
+            if result.problem:
+                raise AmbiguousDocumentsError(result.frame, result.problem)
+            if isinstance(slot.value, str) and _seems_unmarked(slot.value):
+                raise UnmarkedDocumentsError(
+                    f"about {len(slot.value) // 4:,} tokens in one message look like documents "
+                    "without boundaries: put each into a tag, wrap the retriever (two lines), or "
+                    "wait until documents return (formats.evidence)"
+                )
 
 
 def _has_answers(body: Mapping[str, Any]) -> bool:
@@ -83,14 +95,11 @@ def _has_answers(body: Mapping[str, Any]) -> bool:
     return not (name and is_plain)
 
 
-def _group(text: str, spans: tuple[Span, ...]) -> TextGroup:
+def _group(text: str, spans: Sequence[Span]) -> TextGroup:
     blocks = tuple(
-        [
-            DocumentBlock(*span, text[slice(*span)], *span, None, name=_name(text, *span))
-            for span in spans
-        ]
+        [DocumentBlock(*span, text[slice(*span)], *span, (), _name(text, *span)) for span in spans]
     )
-    return TextGroup(text, blocks, blocks[-1].end)
+    return TextGroup(text, blocks, blocks[-1].end, frame="evidence")
 
 
 def _name(text: str, start: int, end: int) -> str:
@@ -99,16 +108,7 @@ def _name(text: str, start: int, end: int) -> str:
 
 
 def _seems_unmarked(text: str) -> bool:
-    """Return True for several paragraphs behind words that announce documents, or two in a frame.
-
-    Looks at the beginning of a text first: most long texts have no such words.
-    """
-    if len(text) < _MIN_SEARCHED and "\n\n" not in text:
+    """Return True for several lines behind words that announce documents, or very many."""
+    if len(text) < _MIN_CHARS or text.count("\n") < _MIN_LINES:
         return False
-    begin = text[:_INTRO_CHARS].lower()
-    if not any(word in begin for word in _ANNOUNCED) or _INTRO.search(begin) is None:
-        return False
-    if len(text) >= _MIN_CHARS and text.count("\n\n") >= _MIN_PARAGRAPHS:
-        return True
-    frame = next(find_frames(text), None)
-    return frame is not None and text.find("\n\n", frame.start, frame.end) >= 0
+    return len(text) >= _MANY_CHARS or _ANNOUNCED.search(text[:_INTRO_CHARS]) is not None

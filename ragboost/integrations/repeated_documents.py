@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from ragboost.config import Settings
 from ragboost.formats import TooManyDocumentsError
+from ragboost.formats.frames import scan
+from ragboost.formats.frames.spans import strip
 from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
-from ragboost.formats.references import EarlierTexts
-from ragboost.formats.text import find_groups
-from ragboost.formats.text.spans import strip
+from ragboost.formats.references import EarlierTexts, stands_alone
 
 
 class RepeatedDocuments:
     def __init__(self, settings: Settings) -> None:
         self.num_referred = 0  # documents replaced by a reference so far
         self._has_references = settings.dedup.enabled and settings.hints.location
-        self._registered = settings.formats.delimiters
+        self._frames = settings.formats.frames
         self._earlier = EarlierTexts(settings.hints.location_template)
 
     def rewrite(self, text: str, *, is_tool: bool, documents: Sequence[str] = ()) -> str:
@@ -27,13 +27,16 @@ class RepeatedDocuments:
         """
         groups: Sequence[Group] = _known(text, documents)
         try:
-            groups = groups or find_groups(text, registered=self._registered, is_tool=is_tool)
+            groups = groups or scan(text, frames=self._frames, is_tool=is_tool).groups
         except TooManyDocumentsError:
             return text
         may_refer = is_tool and self._has_references
         edits: list[Edit] = []
+        for group in groups if may_refer else ():
+            if documents or stands_alone(group, is_tool=is_tool):
+                edits += self._earlier.edits(group)
         for group in groups:
-            edits += self._earlier.edits(group, may_refer=may_refer)
+            self._earlier.add(group)
         self.num_referred += len(edits)
         return str(splice(text, edits)) if edits else text
 

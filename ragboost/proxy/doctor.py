@@ -190,7 +190,7 @@ class _Examination:
         num = _NUM_UNMARKED.search(metrics) if isinstance(metrics, str) else None
         if num is not None:
             found = f"{float(num[1]):.0f} requests seem to hold documents without boundaries"
-            fix = "wrap the retriever (two lines), or set formats.learn_boundaries"
+            fix = "wrap the retriever (two lines), or put each document into a tag"
             self._add("documents", "advice", found, fix=fix)
 
     async def _completion(self) -> bool:

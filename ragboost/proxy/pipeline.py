@@ -21,9 +21,9 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.formats import UnmarkedDocumentsError, make_formats, make_unmarked
+from ragboost.formats import LeftAloneError, make_formats
+from ragboost.formats.frames import scan
 from ragboost.formats.ragboost_object import FIELD, GRAPH
-from ragboost.formats.text import find_groups
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.metrics import Metrics
@@ -48,6 +48,8 @@ from ragboost.wires.body import is_stored, message_list
 
 logger = logging.getLogger(__name__)
 
+# A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.
+_PARSED_BYTES = 64 * 1024
 _UNREAD = Bypass("malformed_body")
 _OBJECT = b'"ragboost"'
 
@@ -89,8 +91,7 @@ class BoostPipeline:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self._parse = partial(
             parse_request,
-            formats=make_formats(settings),
-            unmarked=make_unmarked(settings, is_single=workers is None),
+            formats=make_formats(settings, learns=workers is None),
             recognises=settings.session.stateless,
         )
         style = mark_style(settings)
@@ -131,7 +132,7 @@ class BoostPipeline:
         upstream = UpstreamRequest(raw)
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
-            request = await run_bytes(read, len(raw))
+            request = await run_bytes(read, len(raw), max_bytes=_PARSED_BYTES)
         except MalformedBodyError as error:  # the backend reports it
             if _OBJECT in raw:  # which no backend reads: it would answer without the documents
                 raise RequestError(f"a body with a `ragboost` object: {error}") from None
@@ -219,7 +220,7 @@ class BoostPipeline:
         has_documents = (
             request.found is not None
             or FIELD in request.body.fields
-            or (error is not None and not isinstance(error, UnmarkedDocumentsError))
+            or (error is not None and not isinstance(error, LeftAloneError))
         )
         has_history = conversation is not None and bool(conversation.forms)
         is_marked = self._marker is not None
@@ -359,7 +360,10 @@ class BoostPipeline:
             return fields
         settings = self._settings
         refers = settings.formats.in_text and settings.dedup.enabled and settings.hints.location
-        find = partial(find_groups, registered=settings.formats.delimiters, is_tool=True)
+
+        def find(text: str) -> object:
+            return scan(text, frames=settings.formats.frames, is_tool=True).groups
+
         shared = share_tool_results(
             fields[name],
             settings=settings.dedup,

@@ -5,7 +5,6 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -13,11 +12,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from ragboost.booster.tenants import TenantKey
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
+    AmbiguousDocumentsError,
     Format,
     FoundDocuments,
+    NothingToDoError,
     TooManyDocumentsError,
     UnknownShapeError,
-    UnmarkedDocuments,
     UnmarkedDocumentsError,
     find_format,
 )
@@ -34,8 +34,6 @@ _MAX_SESSION_NAME = 256
 # Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
 _LARGE_BYTES = 256 * 1024
 _MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
-# A blank line in a JSON text, without which nothing is unmarked; some write it as \u000a twice.
-_PARAGRAPHS = re.compile(rb"\\n\\n|\\u000[aA]")
 _MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
@@ -48,6 +46,8 @@ T = TypeVar("T")
 
 _REASONS: Mapping[type[RagBoostError], str] = {
     TooManyDocumentsError: "too_many_documents",
+    AmbiguousDocumentsError: "ambiguous_documents",
+    NothingToDoError: "nothing_to_do",
     UnmarkedDocumentsError: "unmarked_documents",
     UnknownShapeError: "unknown_shape",
     RequestError: "bad_documents",
@@ -162,7 +162,6 @@ def parse_request(
     headers: RawHeaders,
     *,
     formats: tuple[Format, ...],
-    unmarked: UnmarkedDocuments | None = None,
     recognises: bool = False,
     user: str | None = None,
     session: str | None = None,
@@ -171,7 +170,6 @@ def parse_request(
     """Parse a completion request.
 
     Args:
-        unmarked: the shape for a body without documents of any of `formats`.
         recognises: find what recognises its conversation, if that has no name.
         user: under which its conversation is kept; None: the user of its credentials.
         session: unique name of its conversation; None: the one that the request names, if any.
@@ -194,10 +192,7 @@ def parse_request(
         instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
         request.scope = b"".join((scope, *instructions))
     try:
-        hit = find_format(formats, body.fields)
-        if hit is None and unmarked is not None and _PARAGRAPHS.search(raw):
-            found = unmarked.find(body.fields, tenant="\n".join(request.tenant_key))
-            hit = None if found is None else (unmarked, found)
+        hit = find_format(formats, body.fields, tenant="\n".join(request.tenant_key))
         if hit is not None:
             request.shape, request.found = hit
             if request.scope:

@@ -29,6 +29,7 @@ class Slot(NamedTuple):
     value: Value
     is_tool: bool = False  # a tool's result
     is_leading: bool = False  # only instructions precede its message
+    is_user: bool = False  # the user's own message, or a prompt
 
     @property
     def message(self) -> int | None:
@@ -81,7 +82,7 @@ def find_slots(body: Mapping[str, Any]) -> list[Slot]:
         _add_messages(slots, name, body[name], is_leading=is_first)
         return slots
     texts = [name for name in ANY.prompts if isinstance(body.get(name), str)]
-    slots += [Slot((name,), body[name], is_leading=is_first) for name in texts]
+    slots += [Slot((name,), body[name], False, is_first, True) for name in texts]
     return slots
 
 
@@ -96,7 +97,9 @@ def _add_messages(slots: list[Slot], field: str, messages: list[Any], *, is_lead
         if "type" in message or type(content) is not str or not _MARKS.isdisjoint(message):
             _add_message(slots, (field, at), message, is_leading=is_leading)
         elif role == "user" or is_instruction:
-            slots.append(Slot((field, at, content_field), content, False, is_leading))
+            slots.append(
+                Slot((field, at, content_field), content, False, is_leading, role == "user")
+            )
         elif role in ANY.tool_roles:
             slots.append(Slot((field, at, content_field), content, True))
         is_leading = is_leading and is_instruction
@@ -119,7 +122,8 @@ def _add_message(
         _add_content(slots, (*path, content_field), message.get(content_field), is_tool=True)
     elif role == "user" or role in ANY.instruction_roles:
         content = message.get(content_field)
-        _add_content(slots, (*path, content_field), content, is_leading=is_leading)
+        is_user = role == "user"
+        _add_content(slots, (*path, content_field), content, is_leading=is_leading, is_user=is_user)
 
 
 def _add_content(
@@ -129,9 +133,10 @@ def _add_content(
     *,
     is_tool: bool = False,
     is_leading: bool = False,
+    is_user: bool = False,
 ) -> None:
     if isinstance(content, str):
-        slots.append(Slot(path, content, is_tool, is_leading))
+        slots.append(Slot(path, content, is_tool, is_leading, is_user))
     if not isinstance(content, list):
         return
     slots.append(Slot(path, content, is_tool, is_leading))
@@ -143,7 +148,7 @@ def _add_content(
             name = ANY.result_blocks[kind]
             _add_content(slots, (*path, at, name), part.get(name), is_tool=True)
         elif kind in TEXT_TYPES and isinstance(part.get("text"), str):
-            slots.append(Slot((*path, at, "text"), part["text"], is_tool, is_leading))
+            slots.append(Slot((*path, at, "text"), part["text"], is_tool, is_leading, is_user))
 
 
 def tool_name(tool: Any) -> str:

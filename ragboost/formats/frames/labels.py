@@ -1,0 +1,271 @@
+"""Numbered labels at the beginnings of lines, in any language: `Document 1:`, `[2]`, `文档3：`.
+
+The last document's end is proven by a closing label, a rule, a container, or a question that stands
+alone behind a separator which no other document contains; else the list is open.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ragboost.formats.frames.candidate import Candidate, Hidden
+from ragboost.formats.frames.containers import Container, Rule, rules
+from ragboost.formats.frames.elements import is_count
+from ragboost.formats.frames.not_documents import MIN_CHARS, is_ordered_name
+from ragboost.formats.frames.siblings import common_separator
+from ragboost.formats.frames.spans import check_number, lines, strip
+from ragboost.formats.groups import DocumentBlock
+
+_LABEL = re.compile(
+    r"\n(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?)"
+    r"(?P<n>\d{1,6})"
+    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?(?:\n|\Z)))"
+)
+_ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])")
+_IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
+_MAX_FAMILIES = 64
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_TREE = re.compile(r"(?:[├└]──[^\n]*\n)+")  # RAGFlow's title and other fields
+_MAX_TAIL = 2000
+_QUESTIONS = (
+    "question query user input request task instruction frage pregunta domanda pergunta вопрос "
+    "问题 問題 用户问题 提问 問い 質問 질문 "
+)
+_ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:：]")
+_QUESTION_WORDS = frozenset(_QUESTIONS.split())
+
+
+class _Label(NamedTuple):
+    start: int
+    end: int  # behind the label
+    number: tuple[int, int]
+    name: str
+
+
+def find(
+    text: str,
+    hidden: Hidden,
+    containers: Sequence[Container],
+    *,
+    is_closed: bool,
+    may_ask: bool,
+) -> Iterator[Candidate]:
+    """Find lists of labelled documents.
+
+    Args:
+        hidden: stretches whose lines are not looked at.
+        containers: inner ones first.
+        is_closed: the text ends with the last document.
+        may_ask: the text may end with the user's question.
+    """
+    families = _families(text, hidden)
+    families = {key: labels for key, labels in families.items() if len(labels) > 1}
+    if len(families) > _MAX_FAMILIES:
+        return
+    ruled = rules(text, hidden) if families else []
+    pairs = {
+        key: closers
+        for key, labels in families.items()
+        if (closers := _closing(text, labels, families.values())) is not None
+    }
+    for (before, after), labels in families.items():
+        if any(labels is closers for closers in pairs.values()):
+            continue
+        frame = f"{before.strip()}n{after}"
+        if is_ordered_name(before):
+            continue
+        is_counted = is_count([label.name for label in labels])
+        if not is_counted:
+            has_ids = before == "[Doc_" and len({label.name for label in labels}) == len(labels)
+            if not has_ids:
+                if labels[0].name in ("0", "1") and labels[1].name in ("1", "2"):
+                    yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
+                continue
+        if (before, after) in pairs:
+            yield _paired(text, labels, pairs[before, after], frame)
+            continue
+        where = _container(labels, containers)
+        end, close = where[1:] if where is not None else (-1, -1)
+        if is_closed and end < 0:
+            end = close = strip(text, 0, len(text))[1]
+        yield _listed(text, labels, frame, ruled, end=end, close=close, may_ask=may_ask)
+
+
+def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
+    families: dict[tuple[str, str], list[_Label]] = {}
+    for pattern in (_LABEL, _ID_LABEL) if "[Doc_" in text else (_LABEL,):
+        num = 0
+        for at, end, match in lines(text, pattern, list(hidden.gaps(len(text)))):
+            before, after = match["before"], match["after"]
+            if pattern is _LABEL and (before == "[Doc_" or not _IS_CLEAR.search(before)):
+                continue
+            labels = families.setdefault((before, after), [])
+            start, stop = match.span("n")
+            labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
+            num += 1
+        check_number(range(num))
+    return families
+
+
+def _closing(
+    text: str, labels: Sequence[_Label], families: Iterable[list[_Label]]
+) -> list[_Label] | None:
+    """Return the labels that close these: each has the same number, and the next one opens behind
+    it."""
+    for other in families:
+        if other is labels or len(other) != len(labels) or other[0].start < labels[0].start:
+            continue
+        nexts = [label.start for label in labels[1:]]
+        is_matched = all(
+            opener.name == closer.name and opener.end <= closer.start
+            for opener, closer in zip(labels, other, strict=True)
+        )
+        if is_matched and all(
+            closer.end <= at and not text[closer.end : at].strip()
+            for closer, at in zip(other, nexts, strict=False)
+        ):
+            return other
+    return None
+
+
+def _paired(
+    text: str, labels: Sequence[_Label], closers: Sequence[_Label], frame: str
+) -> Candidate:
+    blocks = []
+    for opener, closer in zip(labels, closers, strict=True):
+        start, end = strip(text, opener.end, closer.start)
+        numbers = (opener.number, closer.number)
+        blocks.append(
+            DocumentBlock(opener.start, closer.end, text[start:end] or None, start, end, numbers)
+        )
+    end = closers[-1].end
+    if sum(block.text_end - block.text_start for block in blocks) < 20 * len(blocks):
+        return _uncertain(text, labels, frame, "too short")
+    return Candidate(labels[0].start, end, frame, tuple(blocks), end)
+
+
+def _container(labels: Sequence[_Label], containers: Sequence[Container]) -> Container | None:
+    for each in containers:
+        if each.start <= labels[0].start and labels[-1].end <= each.end:
+            return each
+    return None
+
+
+def _listed(
+    text: str,
+    labels: Sequence[_Label],
+    frame: str,
+    ruled: Sequence[Rule],
+    *,
+    end: int,
+    close: int,
+    may_ask: bool,
+) -> Candidate:
+    starts = [label.start for label in labels]
+    gaps = [_gap(text, label.end, start) for label, start in zip(labels, starts[1:], strict=False)]
+    rule = _ruled(text, starts, ruled) if ruled else None
+    separator = common_separator(gaps)
+    if rule is not None:
+        end, close, separator = rule
+    elif separator.count("\n") < 1 or len({gap.count("\n") for gap in gaps}) > 1:
+        return _uncertain(text, labels, frame, "labels that are not separated alike")
+    ends = [start - len(separator) for start in starts[1:]]
+    bodies = [strip(text, label.end, stop) for label, stop in zip(labels, ends, strict=False)]
+    if end < 0:
+        end = close = _question(text, labels, bodies, separator) if may_ask else -1
+    if end < 0 or (separator.count("\n") < 2 and close == end):
+        return Candidate(
+            starts[0], len(text), frame, marks=tuple(starts), problem="the last one has no end"
+        )
+    bodies.append(strip(text, labels[-1].end, end))
+    if min(stop - start for start, stop in bodies) < MIN_CHARS:
+        return _uncertain(text, labels, frame, "too short for documents")
+    blocks = [
+        _block(text, label, start, stop)
+        for label, (start, stop) in zip(labels, bodies, strict=True)
+    ]
+    return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
+
+
+def _gap(text: str, start: int, stop: int) -> str:
+    """Return the white space before a label."""
+    end = strip(text, start, stop)[1]
+    return text[max(start, end) : stop]
+
+
+def _ruled(text: str, starts: Sequence[int], found: Sequence[Rule]) -> tuple[int, int, str] | None:
+    """Return the end of the last document, and that of the frame, where the same rule stands before
+    each label and once behind the last; and what separates the documents."""
+    before = []
+    for start in starts:
+        above = [line for line in found if line.end <= start][-1:]
+        if not above or text[above[0].end : start].strip():
+            return None
+        before.append(above[0])
+    same = [line for line in found if line.mark == before[0].mark]
+    behind = [line for line in found if line.start > starts[-1]]
+    if len({line.mark for line in before}) > 1 or len(same) != len(starts) + 1:
+        return None
+    if not behind or behind[0] is not same[-1]:
+        return None
+    seps = [
+        text[strip(text, 0, line.start)[1] : start]
+        for line, start in zip(before[1:], starts[1:], strict=True)
+    ]
+    separator = common_separator(seps)
+    if before[0].mark not in separator:
+        return None
+    return behind[0].start, behind[0].end, separator
+
+
+def _question(
+    text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]], separator: str
+) -> int:
+    """Return the end of the last document, where a question stands alone behind it; -1 if that is
+    not certain."""
+    if separator.count("\n") < 2 or any(_BLANK_LINE.search(text, *body) for body in bodies):
+        return -1
+    start = strip(text, labels[-1].end, len(text))[0]
+    blanks = list(_BLANK_LINE.finditer(text, start, len(text)))
+    while blanks and not text[blanks[-1].end() :].strip():
+        blanks.pop()
+    if len(blanks) != 1:
+        return -1
+    tail = text[blanks[0].end() :].strip()
+    head = text[: labels[0].start]
+    if len(tail) > _MAX_TAIL or is_question(head):
+        return -1
+    return blanks[0].start() if is_question(tail) else -1
+
+
+def is_question(text: str) -> bool:
+    """Return True for a text that ends with a question mark or says that it is a question."""
+    text = text.strip()
+    if text.endswith(("?", "？", "؟")):
+        return True
+    return any(_has_question_label(line) for line in text.splitlines()[-12:])
+
+
+def _has_question_label(line: str) -> bool:
+    if _ASKS.match(line) is None:
+        return False
+    words = re.findall(r"[^\W\d_]+", re.split("[:：]", line, maxsplit=1)[0].lower())
+    return not _QUESTION_WORDS.isdisjoint(words)
+
+
+def _block(text: str, label: _Label, start: int, stop: int) -> DocumentBlock:
+    numbers = (label.number,) if label.name.isdigit() else ()
+    line_end = text.find("\n", start, stop)
+    if text.startswith("#", label.start) and line_end > 0:  # behind a heading's title
+        start = strip(text, line_end, stop)[0]
+    elif tree := _TREE.match(text, start, stop):
+        start = strip(text, tree.end(), stop)[0]
+    name = "" if numbers else text[label.start : label.end].strip()
+    return DocumentBlock(
+        label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name
+    )
+
+
+def _uncertain(text: str, labels: Sequence[_Label], frame: str, problem: str) -> Candidate:
+    return Candidate(labels[0].start, labels[-1].end, frame, problem=problem)

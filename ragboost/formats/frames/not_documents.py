@@ -1,0 +1,90 @@
+"""Lists that are not documents: examples, transcripts, steps, options, records, code.
+
+Their order is their meaning, or they belong to an instruction. Names decide where there are any;
+else the length: what is shorter than some sentences is an option or a step.
+"""
+
+import re
+from collections.abc import Sequence
+
+MIN_CHARS = 60
+"""The shortest document of a list whose documents have no mark at their ends."""
+
+_MEAN_CHARS = 160  # of elements with a name that says nothing: about 40 tokens
+_FEW_CHARS = 20  # of elements with a name that says document
+_DOCUMENTS = (
+    "document doc passage chunk source result item_content context snippet file file_content "
+    "article page excerpt reference resource webpage website search_result retrieved_chunk "
+    "note_file memory knowledge paragraph text content entry record_text "
+)
+# Tags and labels of other lists, without plural; of HTML; in other languages.
+_ORDERED = (
+    "a answer action ai agent algorithm appendix argument arg assistant attempt bot case "
+    "category chapter choice class clause column command comment commit condition constraint "
+    "conversation criterion day definition demo demonstration dialog dialogue diff edit episode "
+    "event exercise example exemplar experiment fact field fig figure few_shot function goal "
+    "guideline heading hour hunk human idea input instruction invoke issue item iteration key "
+    "lemma lesson level line log message method milestone minute model module month move name "
+    "note objective observation option order output param parameter part patch persona phase "
+    "plan player point policy premise principle priority problem procedure prompt property "
+    "proposition q query question reason reply request requirement response role round row rule "
+    "sample scenario scene section sentence shot shots slide speaker stage statement step "
+    "subtask system table task test theorem thought thinking tip tool tool_call topic turn "
+    "update user utterance value variable verse version vol volume week year b body br code dd "
+    "details div dl dt em figcaption footer form h head header html i img label li link main "
+    "meta nav ol p pre script span strong style sub sup svg tbody td th thead title tr u ul "
+    "beispiel frage antwort schritt aufgabe regel kapitel abschnitt teil exemple réponse étape "
+    "règle chapitre partie ejemplo pregunta respuesta paso opción regla capítulo parte domanda "
+    "risposta esempio passo opzione capitolo exemplo pergunta resposta etapa opção regra пример "
+    "вопрос ответ шаг глава 例 例子 示例 样例 问题 問題 问 答 答案 步骤 "
+    "步驟 选项 選項 规则 規則 章 节 第 任务 任務 用户 助手 質問 回答 "
+    "手順 例題 ステップ 예시 질문 답변 단계 "
+)
+_SINGLE = (
+    "document doc passage chunk file file_content article webpage snippet source search_result"
+)
+_SINGLE_NAMES = frozenset(_SINGLE.split())
+_DOCUMENT_NAMES = frozenset(_DOCUMENTS.split())
+_ORDERED_NAMES = frozenset(_ORDERED.split())
+_WORDS = re.compile(r"[^\W\d_]+")
+_INNER_TAG = re.compile(r"<(?!!)[^<>]{1,200}>")
+_MAX_LOOKED_AT = 4000  # characters of a document
+
+
+def is_document_name(name: str) -> bool:
+    """Return True for a tag that holds one document, so that a list inside it is its content."""
+    return name in _SINGLE_NAMES
+
+
+def is_ordered_name(name: str) -> bool:
+    """Return True for the name or label of a list whose order is its meaning."""
+    words = _WORDS.findall(name.lower())
+    return bool(words) and (_singular(words[-1]) in _ORDERED_NAMES or words[0] in ("example",))
+
+
+def are_documents(name: str, texts: Sequence[str]) -> bool:
+    """Return True if elements of this name can be documents.
+
+    Args:
+        texts: their contents.
+    """
+    words = _WORDS.findall(name.lower())
+    is_named = bool(words) and not _DOCUMENT_NAMES.isdisjoint((name.lower(), _singular(words[-1])))
+    if not is_named and is_ordered_name(name):
+        return False
+    mean = sum(map(len, texts)) / len(texts)
+    if mean < (_FEW_CHARS if is_named else _MEAN_CHARS):
+        return False
+    return not all(map(_is_record, texts))
+
+
+def _is_record(text: str) -> bool:
+    """Return True for elements inside one another without a sentence: a record of fields."""
+    text = text[:_MAX_LOOKED_AT].strip()
+    if not (text.startswith("<") and text.endswith(">")) or len(text) >= _MAX_LOOKED_AT:
+        return False
+    return max(map(len, _INNER_TAG.split(text))) < MIN_CHARS
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if word.endswith("s") and len(word) > 3 else word

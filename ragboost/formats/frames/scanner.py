@@ -1,0 +1,69 @@
+"""Scan a text once for lists of documents: all kinds of frames, the outermost of which count."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ragboost.config import FrameSettings
+from ragboost.formats.frames import (
+    containers,
+    custom,
+    elements,
+    fences,
+    headers,
+    labels,
+    literals,
+)
+from ragboost.formats.frames.candidate import Candidate, Hidden, outermost
+from ragboost.formats.frames.spans import Line
+from ragboost.formats.groups import TextGroup
+
+
+class Scan(NamedTuple):
+    """What a text holds."""
+
+    groups: tuple[TextGroup, ...] = ()
+    marks: tuple[int, ...] = ()  # where the documents of an open list begin
+    frame: str = ""  # of the open or the ambiguous list
+    problem: str = ""  # why a list is left alone; empty if none is
+
+
+def scan(
+    text: str, *, frames: Sequence[FrameSettings] = (), is_tool: bool = False, may_ask: bool = False
+) -> Scan:
+    """Find the lists of two documents or more.
+
+    Args:
+        frames: the operator's own.
+        is_tool: the text is a tool's result, so that it holds nothing else.
+        may_ask: the user's question may follow the documents.
+    """
+    if not (is_tool or "\n" in text or ("<" in text and "</" in text) or frames):
+        return Scan()  # a question
+    code = fences.fences(text)
+    own = [each for frame in frames for each in custom.find(text, frame)]
+    chosen = (
+        own if any(each.blocks for each in own) else _candidates(text, code, is_tool, may_ask) + own
+    )
+    chosen = outermost(chosen)
+    groups = [
+        each.group(text)
+        for each in chosen
+        if each.blocks and (each.frame == fences.NAME or not fences.is_in_code(code, each.start))
+    ]
+    left = next((each for each in chosen if each.problem), None)
+    if left is None:
+        return Scan(tuple(groups))
+    return Scan(tuple(groups), left.marks if not groups else (), left.frame, left.problem)
+
+
+def _candidates(text: str, code: Sequence[Line], is_tool: bool, may_ask: bool) -> list[Candidate]:
+    strings = list(literals.find(text, is_tool=is_tool))
+    tagged = list(elements.find(text, Hidden(strings)))
+    explicit = [*strings, *tagged, *fences.find(text, code)]
+    hidden = Hidden([each for each in explicit if not each.problem])
+    where = containers.find(text, hidden) if "\n" in text else []
+    return [
+        *explicit,
+        *labels.find(text, hidden, where, is_closed=is_tool, may_ask=may_ask),
+        *headers.find(text, hidden, where, is_closed=is_tool),
+    ]

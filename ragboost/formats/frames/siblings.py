@@ -1,0 +1,96 @@
+"""Siblings: marks that pair up into elements, and elements that one separator joins.
+
+A parse is certain only if every mark of the frame has its place in it. A mark that has none, such
+as a closing tag that a document quotes, leaves the whole list alone.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+_MAX_SEPARATOR = 80
+_QUOTES = "`'\"“”‘’"
+_CLOSING_QUOTES = frozenset(_QUOTES)
+
+
+class Mark(NamedTuple):
+    start: int
+    end: int  # of an opener without attributes; else its `>` is found later
+    is_closer: bool = False
+
+
+class Span(NamedTuple):
+    """From the opener to behind the closer, with the content between them."""
+
+    start: int
+    end: int
+    inner_start: int
+    inner_end: int
+
+
+class OddMarkError(Exception):
+    """A mark has no place in the parse."""
+
+
+def pair(text: str, marks: Sequence[Mark]) -> list[Span]:
+    """Pair openers and closers into the outermost elements.
+
+    Marks in quotes or backticks are text. Before the first element, so are marks in a sentence: an
+    instruction may name them or show an example that is not closed.
+
+    Raises:
+        OddMarkError: an opener without a closer, or a closer without an opener.
+    """
+    spans: list[Span] = []
+    depth, opener = 0, marks[0]
+    for at, mark in enumerate(marks):
+        start, end, is_closer = mark
+        if start and text[start - 1] in _QUOTES and text[end : end + 1] in _CLOSING_QUOTES:
+            continue
+        if not is_closer:
+            if depth == 0:
+                if not _begins(text, marks, at):
+                    continue
+                opener = mark
+            depth += 1
+        elif depth:
+            depth -= 1
+            if depth == 0:
+                spans.append(Span(opener.start, end, opener.end, start))
+        elif spans:
+            raise OddMarkError("a closing mark without an opening one")
+    if depth:
+        raise OddMarkError("an opening mark without a closing one")
+    return spans
+
+
+def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
+    """Return True for an opener that begins a line or follows a mark, or that is closed at once."""
+    mark = marks[at]
+    if text[mark.start - 1 : mark.start] in ("", "\n", ">"):
+        return True
+    line = text[max(0, text.rfind("\n", 0, mark.start) + 1, mark.start - 100) : mark.start]
+    if not (line := line.rstrip()) or line.endswith(">"):
+        return True
+    behind = marks[at + 1] if at + 1 < len(marks) else None
+    return behind is not None and behind.is_closer and not _is_blank(text, mark.end, behind.start)
+
+
+def _is_blank(text: str, start: int, end: int) -> bool:
+    return start >= end or text[start:end].isspace()
+
+
+def separators(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
+    return [text[a[1] : b[0]] for a, b in pairwise(spans)]
+
+
+def is_separator(text: str) -> bool:
+    return len(text) <= _MAX_SEPARATOR and not any(map(str.isalnum, text))
+
+
+def common_separator(gaps: Sequence[str]) -> str:
+    """Return the white space that all gaps end with; a document may end with more of it."""
+    shortest = min(gaps, key=len)
+    while shortest and not all(gap.endswith(shortest) for gap in gaps):
+        shortest = shortest[1:]
+    return shortest
