@@ -48,7 +48,7 @@ def extra_body(
 
     The proxy puts the documents, most relevant first, into the last user message, ordered and with
     hints; those of earlier turns of `session_id` are not sent again. `show` names the metadata that
-    the model reads above a text, so that it can cite it; values of more than 200 characters are left
+    the model reads above a text, so that it can cite it; longer values than 200 characters are left
     out. Equal texts with other metadata are two documents.
     """
     titled = [_titled(as_document(document), document.metadata, show) for document in documents]
