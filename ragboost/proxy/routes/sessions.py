@@ -72,7 +72,7 @@ class SessionRoutes:
                 self.create_session,
                 method="POST",
                 status_code=201,
-                errors=(400, 401, 408, 413),
+                errors=(400, 401, 408, 413, 415),
                 openapi_extra={"requestBody": {"content": new}},
             ),
             route(_PATH, self.list_sessions, errors=(400, 401, 404)),
