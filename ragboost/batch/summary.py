@@ -18,6 +18,7 @@ class BatchSummary:
     problem: str = ""  # of the first of them
     documents: int = 0  # documents in the requests, as given
     duplicates_removed: int = 0  # documents removed because their request repeats them
+    blank_removed: int = 0  # documents removed because they have no text
     requests_reordered: int = 0  # requests whose documents are in another order
     windows: int = 0  # parts of the file that were planned by themselves
     cache_tokens: int | None = None  # capacity of the simulated prefix cache; None if unbounded
@@ -42,6 +43,7 @@ class BatchSummary:
             duplicates_removed=self.duplicates_removed
             + num_documents
             - sum(map(len, planned.permutations)),
+            blank_removed=self.blank_removed + catalog.num_blank,
             requests_reordered=self.requests_reordered
             + sum(list(p) != sorted(p) for p in planned.permutations),
             windows=self.windows + 1,
