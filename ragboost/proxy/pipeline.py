@@ -23,6 +23,7 @@ from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.formats import LeftAloneError, make_formats
 from ragboost.formats.frames import scan
+from ragboost.formats.outcome import ADVICE, FOUND
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 # A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.
 _PARSED_BYTES = 64 * 1024
+_LOGGED_BYTES = 2_000  # smaller bodies need no documents: a word in the log would mislead
 _UNREAD = Bypass("malformed_body")
 _OBJECT = b'"ragboost"'
 
@@ -102,7 +104,7 @@ class BoostPipeline:
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
         self._histories = Histories(settings.session)
-        self._logged: set[str] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     async def prepare(
         self,
@@ -151,11 +153,13 @@ class BoostPipeline:
             path = self._stable.client_path(upstream.cache_break.path, raw)
             upstream.cache_break = upstream.cache_break._replace(path=path)
         upstream.model, upstream.arm = request.tenant_key.model, request.arm
+        upstream.outcome = request.outcome
         conversation = self._recognised(request) or history
         tenant, upstream.history = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
             upstream.body, upstream.bypass = request.body.raw, request.bypass
+            upstream.num_documents = upstream.outcome.num_documents
             upstream.headers = request_headers(headers, is_read=is_read)
         else:
             parts = request, upstream, admission, tenant, conversation
@@ -255,6 +259,8 @@ class BoostPipeline:
         upstream.history = self._remember(request, conversation, result)
         upstream.context, upstream.tracked, upstream.delta = context, tracked, result.delta
         upstream.bypass, upstream.num_documents = result.bypass, result.num_documents
+        if request.found is None:  # all that are there stay
+            upstream.num_documents = upstream.outcome.num_documents
         upstream.num_dropped = result.num_dropped
         dropped = context.dropped if context is not None else ()
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
@@ -381,16 +387,33 @@ class BoostPipeline:
     def _count(self, upstream: UpstreamRequest, *, seconds: float) -> UpstreamRequest:
         upstream.seconds = seconds
         self._metrics.observe_overhead("boost", seconds=seconds)
+        self._metrics.count_outcome(upstream.outcome)
         if upstream.bypass is not None:
-            reason, error = upstream.bypass
-            self._metrics.count_bypass(reason)
-            if error is not None and reason not in self._logged:
-                self._logged.add(reason)
-                shown = printable(str(error))
-                logger.warning("forwarding without boosting (%s, logged once): %s", reason, shown)
+            self._metrics.count_bypass(upstream.bypass.reason)
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
+        self._log(upstream)
         return upstream
+
+    def _log(self, upstream: UpstreamRequest) -> None:
+        """Say what was seen and done, once for each reason and kind of frame."""
+        outcome, (reason, error) = upstream.outcome, upstream.bypass or (FOUND, None)
+        shape = reason, outcome.frame
+        if shape in self._logged:
+            return
+        if error is not None:
+            level = logging.INFO if reason == "nothing_to_do" else logging.WARNING
+            said = f"forwarding without boosting ({reason}, logged once): {printable(str(error))}"
+        elif outcome.name == FOUND:
+            level, done = logging.INFO, "boosted" if reason == FOUND else f"not boosted ({reason})"
+            said = f"{outcome.num_documents} documents found ({outcome.frame}), {done}; logged once"
+        elif reason == "no_documents" and len(upstream.body) >= _LOGGED_BYTES:
+            level, size = logging.INFO, len(upstream.body)
+            said = f"no documents found in {size:,} bytes; logged once: {ADVICE[reason]}"
+        else:
+            return
+        self._logged.add(shape)
+        logger.log(level, "%s", said)
 
 
 def _seconds(started: float, admission: Admission) -> float:

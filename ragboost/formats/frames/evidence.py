@@ -11,6 +11,12 @@ class Span(NamedTuple):
 
 class Evidence:
     def cut(
-        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int] = ()
+        self,
+        text: str,
+        *,
+        tenant: str,
+        is_first_turn: bool,
+        marks: Sequence[int] = (),
+        learns: bool = True,
     ) -> tuple[Span, ...]:
         return ()

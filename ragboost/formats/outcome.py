@@ -1,0 +1,59 @@
+"""What was seen of a request's documents, in the words that headers, logs and reports share.
+
+Does not know what became of the request: that stands in `x-ragboost-bypass`.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ragboost.errors import RagBoostError
+from ragboost.formats.documents import Format, FoundDocuments, LeftAloneError
+
+FOUND = "found"
+# Frames with names of their own; those with a tag are `tags`, all others are `lines`.
+_FRAMES = ("json", "repr", "name and fence", "content blocks", "evidence")
+
+# The smallest change that helps, by outcome.
+ADVICE: Mapping[str, str] = {
+    "no_documents": "put each document into a tag, <document>...</document>, or send them in "
+    "`ragboost.documents`",
+    "unmarked_documents": "put each document into a tag, <document>...</document>, or wait: with "
+    "formats.evidence they are found once they have come back",
+    "ambiguous_documents": "use a mark that no document contains, a tag for each document, or send "
+    "them in `ragboost.documents`",
+    "nothing_to_do": "nothing to change: only documents before the first answer are ordered, and "
+    "none of the later ones was there before",
+    "too_many_documents": "raise formats.max_documents, or retrieve fewer",
+    "unknown_shape": "send the documents in `ragboost.documents`",
+    "malformed_body": "send one JSON object in UTF-8",
+    "refused": "correct the field that is named",
+}
+
+
+class Outcome(NamedTuple):
+    name: str  # `found`, or the reason for which there is nothing to boost
+    frame: str = ""  # the kind of frame: one of a few, none of the client's words
+    num_documents: int = 0
+
+    @classmethod
+    def found(cls, shape: Format, found: FoundDocuments) -> "Outcome":
+        frame = frame_kind(found.frame) if found.frame else shape.name.replace("_", " ")
+        return cls(FOUND, frame, len(found.documents) + found.num_later)
+
+    @classmethod
+    def left(cls, reason: str, error: RagBoostError | None) -> "Outcome":
+        """Return the outcome of a request that is left alone."""
+        if isinstance(error, LeftAloneError):
+            return cls(reason, frame_kind(error.frame), error.num_documents)
+        return cls(reason)
+
+    @property
+    def shape(self) -> str:
+        """Outcome and frame, as reports count them."""
+        return f"{self.name}: {self.frame}" if self.frame else self.name
+
+
+def frame_kind(frame: str) -> str:
+    if not frame or frame in _FRAMES:
+        return frame
+    return "tags" if frame.startswith("<") else "lines"
