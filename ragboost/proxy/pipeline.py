@@ -5,7 +5,6 @@ original body when boosting fails. Does not know how requests are sent, or how t
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -23,11 +22,11 @@ from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.formats import LeftAloneError, make_formats
 from ragboost.formats.frames import scan
-from ragboost.formats.outcome import ADVICE, FOUND
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.observability.outcome_log import OutcomeLog
 from ragboost.proxy.observer import Parse, RequestObserver, choose_arm
 from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
@@ -38,7 +37,7 @@ from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
+from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, parse_request, run_bytes
 from ragboost.rewriting.recognition import Histories
@@ -47,11 +46,8 @@ from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversatio
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
 
-logger = logging.getLogger(__name__)
-
 # A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.
 _PARSED_BYTES = 64 * 1024
-_LOGGED_BYTES = 2_000  # smaller bodies need no documents: a word in the log would mislead
 _UNREAD = Bypass("malformed_body")
 _OBJECT = b'"ragboost"'
 
@@ -91,9 +87,10 @@ class BoostPipeline:
         self._share = settings.boost.share
         if self._shadow is not None and self._share < 1:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
+        self.formats = make_formats(settings, learns=workers is None)
         self._parse = partial(
             parse_request,
-            formats=make_formats(settings, learns=workers is None),
+            formats=self.formats,
             recognises=settings.session.stateless,
         )
         style = mark_style(settings)
@@ -104,7 +101,7 @@ class BoostPipeline:
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
         self._histories = Histories(settings.session)
-        self._logged: set[tuple[str, str]] = set()
+        self._log = OutcomeLog()
 
     async def prepare(
         self,
@@ -153,13 +150,11 @@ class BoostPipeline:
             path = self._stable.client_path(upstream.cache_break.path, raw)
             upstream.cache_break = upstream.cache_break._replace(path=path)
         upstream.model, upstream.arm = request.tenant_key.model, request.arm
-        upstream.outcome = request.outcome
         conversation = self._recognised(request) or history
         tenant, upstream.history = await self._admit(request, conversation, admission)
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:
             upstream.body, upstream.bypass = request.body.raw, request.bypass
-            upstream.num_documents = upstream.outcome.num_documents
             upstream.headers = request_headers(headers, is_read=is_read)
         else:
             parts = request, upstream, admission, tenant, conversation
@@ -258,9 +253,8 @@ class BoostPipeline:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
         upstream.history = self._remember(request, conversation, result)
         upstream.context, upstream.tracked, upstream.delta = context, tracked, result.delta
-        upstream.bypass, upstream.num_documents = result.bypass, result.num_documents
-        if request.found is None:  # all that are there stay
-            upstream.num_documents = upstream.outcome.num_documents
+        upstream.bypass = result.bypass
+        upstream.num_documents = result.num_documents or upstream.num_documents
         upstream.num_dropped = result.num_dropped
         dropped = context.dropped if context is not None else ()
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
@@ -392,28 +386,8 @@ class BoostPipeline:
             self._metrics.count_bypass(upstream.bypass.reason)
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
-        self._log(upstream)
+        self._log.add(upstream.outcome, upstream.bypass, num_bytes=len(upstream.body))
         return upstream
-
-    def _log(self, upstream: UpstreamRequest) -> None:
-        """Say what was seen and done, once for each reason and kind of frame."""
-        outcome, (reason, error) = upstream.outcome, upstream.bypass or (FOUND, None)
-        shape = reason, outcome.frame
-        if shape in self._logged:
-            return
-        if error is not None:
-            level = logging.INFO if reason == "nothing_to_do" else logging.WARNING
-            said = f"forwarding without boosting ({reason}, logged once): {printable(str(error))}"
-        elif outcome.name == FOUND:
-            level, done = logging.INFO, "boosted" if reason == FOUND else f"not boosted ({reason})"
-            said = f"{outcome.num_documents} documents found ({outcome.frame}), {done}; logged once"
-        elif reason == "no_documents" and len(upstream.body) >= _LOGGED_BYTES:
-            level, size = logging.INFO, len(upstream.body)
-            said = f"no documents found in {size:,} bytes; logged once: {ADVICE[reason]}"
-        else:
-            return
-        self._logged.add(shape)
-        logger.log(level, "%s", said)
 
 
 def _seconds(started: float, admission: Admission) -> float:
