@@ -205,6 +205,10 @@ def doctor(
         try_request(trial, settings, as_json=as_json)
     if log is not None:
         _lint(log, settings, as_json=as_json)
+    _examine(settings, kv_events=kv_events, as_json=as_json)
+
+
+def _examine(settings: Settings, *, kv_events: str | None, as_json: bool) -> NoReturn:
     import asyncio
 
     from ragboost.proxy.doctor import examine, exit_code
