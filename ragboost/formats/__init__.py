@@ -16,6 +16,7 @@ from ragboost.formats.documents import (
 from ragboost.formats.documents_field import DocumentsField
 from ragboost.formats.frames.evidence import Evidence
 from ragboost.formats.messages import Messages
+from ragboost.formats.outcome import Outcome
 from ragboost.formats.ragboost_object import RagboostObject
 from ragboost.formats.unmarked import UnmarkedDocuments
 
@@ -25,6 +26,7 @@ __all__ = [
     "FoundDocuments",
     "LeftAloneError",
     "NothingToDoError",
+    "Outcome",
     "TooManyDocumentsError",
     "UnknownShapeError",
     "UnmarkedDocumentsError",

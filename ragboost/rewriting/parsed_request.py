@@ -16,6 +16,7 @@ from ragboost.formats import (
     Format,
     FoundDocuments,
     NothingToDoError,
+    Outcome,
     TooManyDocumentsError,
     UnknownShapeError,
     UnmarkedDocumentsError,
@@ -69,6 +70,9 @@ class Bypass(NamedTuple):
         return cls("error", error)
 
 
+NO_DOCUMENTS = Bypass("no_documents")
+
+
 class ParsedRequest:
     def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
         self.body = body
@@ -94,6 +98,14 @@ class ParsedRequest:
         self.shape_beside = ""
         self.keys_beside: tuple[str, ...] = ()
         self._leading: Request | EllipsisType | None = ...
+
+    @property
+    def outcome(self) -> Outcome:
+        """What was seen of its documents, whatever becomes of it."""
+        if self.shape is not None and self.found is not None:
+            return Outcome.found(self.shape, self.found)
+        reason, error = self.bypass or NO_DOCUMENTS
+        return Outcome.left(reason, error)
 
     @property
     def is_large(self) -> bool:
@@ -166,6 +178,7 @@ def parse_request(
     user: str | None = None,
     session: str | None = None,
     team: str = "",
+    learns: bool = True,
 ) -> ParsedRequest:
     """Parse a completion request.
 
@@ -174,6 +187,7 @@ def parse_request(
         user: under which its conversation is kept; None: the user of its credentials.
         session: unique name of its conversation; None: the one that the request names, if any.
         team: of its API key.
+        learns: it may teach how documents stand in its tenant's texts.
 
     Raises:
         MalformedBodyError: the body is not a JSON object.
@@ -192,13 +206,14 @@ def parse_request(
         instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
         request.scope = b"".join((scope, *instructions))
     try:
-        hit = find_format(formats, body.fields, tenant="\n".join((*request.tenant_key, user)))
+        tenant = "\n".join((*request.tenant_key, user))
+        hit = find_format(formats, body.fields, tenant=tenant, learns=learns)
         if hit is not None:
             request.shape, request.found = hit
             if request.scope:
                 _set_links(request, *hit)
         else:
-            request.bypass = Bypass("no_documents")
+            request.bypass = NO_DOCUMENTS
     except UnknownShapeError as error:
         request.bypass = Bypass.of(error)
     return request

@@ -6,6 +6,7 @@ Keeps digests of lines, per tenant, and no texts. Does not know bodies or messag
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple
@@ -57,7 +58,13 @@ class Evidence:
         self._lock = Lock()
 
     def cut(
-        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int] = ()
+        self,
+        text: str,
+        *,
+        tenant: str,
+        is_first_turn: bool,
+        marks: Sequence[int] = (),
+        learns: bool = True,
     ) -> tuple[Span, ...]:
         """Return the documents of a text, which may change places; empty if they are not known.
 
@@ -66,14 +73,16 @@ class Evidence:
 
         Args:
             marks: where documents begin, if only the end of the last one is not known.
+            learns: False: say what would be found, and change nothing.
         """
         if not _MIN_TEXT <= len(text) <= _MAX_CHARS:
             return ()
         with self._lock:
-            known = self._tenants.get(tenant)
-            if known is None:
-                known = _Tenant()
+            known = self._tenants.get(tenant) or _Tenant()
+            if learns:
                 self._tenants.put(tenant, known)
+            else:
+                known = deepcopy(known)
             name = hash((text, tuple(marks)))
             spans = known.decisions.get(name)
             if spans is None:

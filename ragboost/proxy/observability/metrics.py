@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
+from ragboost.formats import Outcome
 from ragboost.hosted.receipts import PromptCost
 from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
@@ -84,6 +85,12 @@ class Metrics:
         )
         self._bypass = self._counter(
             "ragboost_bypass_total", "Requests forwarded without boosting, by reason.", ("reason",)
+        )
+        self._outcomes = self._counter(
+            "ragboost_outcomes_total",
+            "Completions by what was seen of their documents: found, with the kind of their frame, "
+            "or why there is nothing to boost.",
+            ("outcome", "frame"),
         )
         self._duration = self._histogram(
             "ragboost_request_duration_seconds",
@@ -268,6 +275,9 @@ class Metrics:
 
     def count_bypass(self, reason: str) -> None:
         self._bypass.inc(1, reason)
+
+    def count_outcome(self, outcome: Outcome) -> None:
+        self._outcomes.inc(1, outcome.name, outcome.frame)
 
     def count_announcement(self, result: str) -> None:
         self._announcements.inc(1, result)

@@ -170,6 +170,7 @@ class Completions(Passthrough):
         def write(usage: Usage) -> bytes:
             return write_receipt(
                 usage,
+                outcome=upstream.outcome,
                 predicted_tokens=admission.cached_tokens,
                 dropped_tokens=upstream.dropped_tokens,
                 bought_tokens=upstream.bought_tokens,
@@ -223,6 +224,7 @@ class Completions(Passthrough):
                 context,
                 usage,
                 backend=backend,
+                outcome=upstream.outcome,
                 bypass=bypass,
                 cache_break=upstream.cache_break,
             )
