@@ -21,7 +21,6 @@ SEED = 2026
 SIZE = 500
 
 
-@pytest.mark.xfail(reason="issue 40, section 0: documents that quote marks are cut", strict=True)
 @pytest.mark.parametrize("number", range(len(TEXT_WORLDS)))
 def test_random_texts_break_no_rule(number: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "ragboost")
