@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+import re
+from collections.abc import Sequence
 
 from starlette.types import Receive, Scope
 
@@ -14,6 +16,8 @@ from ragboost.rewriting.headers import get_header, with_header
 from ragboost.rewriting.parsed_request import run_bytes
 
 _CONTENT_TYPE = b"content-type"
+_OBJECT_START = re.compile(rb'\s*\{\s*["}]')
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 class BodyTimeoutError(RequestError):
@@ -61,7 +65,7 @@ async def read_text(exchange: ClientExchange, *, settings: ProxySettings) -> byt
     body = raw
     if any(name == ENCODING for name, _ in headers):
         if codings := codings_of(headers):
-            body = await asyncio.to_thread(decode, raw, codings, max_bytes=limit)
+            body = await asyncio.to_thread(_decode, raw, codings, max_bytes=limit)
         exchange.headers = [header for header in headers if header[0] != ENCODING]
     if _may_be_other(body):
         text = await run_bytes(lambda: _as_utf8(body), len(body))
@@ -75,19 +79,31 @@ async def read_text(exchange: ClientExchange, *, settings: ProxySettings) -> byt
     return body
 
 
+def _decode(body: bytes, codings: Sequence[str], *, max_bytes: int) -> bytes:
+    """Decode a body; one that is JSON as it is stays so, whatever its header says: engines do not
+    read that, and some clients write `utf-8` into it."""
+    try:
+        return decode(body, codings, max_bytes=max_bytes)
+    except BodyTooLargeError:
+        raise
+    except RequestError:
+        if _OBJECT_START.match(body):
+            return body
+        raise
+
+
 def _may_be_other(body: bytes) -> bool:
-    """Return True if a JSON text may be in UTF-16 or UTF-32, or begins with a byte order mark."""
+    """Return True if a JSON text may be in UTF-16 or UTF-32, begins with a byte order mark, or has
+    surrogates, which Python reads though UTF-8 has none."""
     head = body[:4]
-    return bool(head) and (head[0] > 0x7F or 0 in head)
+    is_plain = not head or (head[0] < 0x80 and 0 not in head)
+    return not is_plain or _SURROGATE.search(body) is not None
 
 
 def _as_utf8(body: bytes) -> bytes:
     """Decode a JSON text as Python's `json`, and so FastAPI, does; lone surrogates are escaped."""
-    encoding = json.detect_encoding(body)
-    if encoding == "utf-8":
-        return body
     try:
-        text = body.decode(encoding, "surrogatepass")
+        text = body.decode(json.detect_encoding(body), "surrogatepass")
     except UnicodeDecodeError:
         return body
     return text.encode("utf-8", "backslashreplace") or body

@@ -131,7 +131,6 @@ def test_a_coding_that_the_proxy_cannot_decode_is_a_415_that_names_those_it_can(
     [
         lambda data: data[:-1],
         lambda data: data[: len(data) // 2],
-        lambda _: BODY,
         lambda d: d + b"x",
     ],
 )
@@ -143,6 +142,15 @@ def test_a_damaged_body_is_a_400_that_names_the_coding(
     assert answer.status_code == 400
     assert f"is not {coding}, as its content-encoding says" in answer.json()["error"]["message"]
     assert engine.requests == []
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "br", "utf-8", "gzip, utf-8"])
+def test_a_plain_body_that_claims_a_coding_is_read_as_it_is(
+    client: httpx.Client, engine: FakeEngine, coding: str
+) -> None:
+    answer = client.post(CHAT, content=BODY, headers={"content-encoding": coding})
+    assert (answer.status_code, answer.headers["x-ragboost-documents"]) == (200, "2")
+    assert engine.requests[-1].header("content-encoding") is None
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "zstd", "br", "gzip in gzip"])
@@ -244,7 +252,16 @@ def test_a_body_in_another_unicode_encoding_is_read_as_engines_read_it(
     assert received.header("content-type") == "application/json"
 
 
-@given(text=st.text(), encoding=st.sampled_from(["utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"]))
+def test_surrogates_in_utf_8_are_read_as_engines_read_them(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    text = json.dumps({**json.loads(BODY), "user": "\ud83d\ude00 \ud800"}, ensure_ascii=False)
+    answer = client.post(CHAT, content=text.encode("utf-8", "surrogatepass"))
+    assert answer.headers["x-ragboost-documents"] == "2"
+    assert engine.requests[-1].json["user"] == "\U0001f600 \ud800"
+
+
+@given(text=st.text(), encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32-le"]))
 @example(text="\ud800 alone", encoding="utf-16-le")
 def test_decoding_keeps_every_text(text: str, encoding: str) -> None:
     body = json.dumps({"text": text}, ensure_ascii=False)
