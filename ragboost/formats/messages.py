@@ -23,7 +23,7 @@ from ragboost.formats.documents import (
 from ragboost.formats.frames import Scan, scan
 from ragboost.formats.groups import Edit, Group, TextGroup, splice
 from ragboost.formats.notes import may_cite, note
-from ragboost.formats.references import EarlierTexts
+from ragboost.formats.references import EarlierTexts, stands_alone
 from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.types import KEY_OF, Document
 from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
@@ -195,7 +195,9 @@ class Messages:
         earlier = EarlierTexts(self._settings.hints.location_template)
         for of_slot in _by_message(places):
             for place in of_slot:
-                if place is not leading and (new := earlier.edits(place.group)):
+                if place is leading or not stands_alone(place.group, is_tool=place.slot.is_tool):
+                    continue
+                if new := earlier.edits(place.group):
                     edits[place.slot.path].extend(new)
                     num += len(new)
             for place in of_slot:

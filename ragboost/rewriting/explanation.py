@@ -18,7 +18,7 @@ from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats import Format, LeftAloneError, make_formats
 from ragboost.formats.outcome import ADVICE
-from ragboost.rewriting.headers import printable
+from ragboost.rewriting.headers import RawHeaders, printable
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.rewriting.parsed_request import (
     NO_DOCUMENTS,
@@ -91,10 +91,10 @@ class Explainer:
         self._formats = make_formats(settings) if formats is None else formats
         self._tokens_per_byte = tokens_per_byte
 
-    def explain(self, raw: bytes, *, team: str = "") -> Explanation:
+    def explain(self, raw: bytes, headers: RawHeaders = (), *, team: str = "") -> Explanation:
         """Explain a team's request, also one that would be refused."""
         try:
-            request = parse_request(raw, (), formats=self._formats, team=team, learns=False)
+            request = parse_request(raw, headers, formats=self._formats, team=team, learns=False)
             return self._explain(request)
         except MalformedBodyError as error:
             return _unread("malformed_body", str(error))

@@ -206,7 +206,7 @@ def parse_request(
         instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
         request.scope = b"".join((scope, *instructions))
     try:
-        tenant = "\n".join(request.tenant_key)
+        tenant = "\n".join((*request.tenant_key, user))
         hit = find_format(formats, body.fields, tenant=tenant, learns=learns)
         if hit is not None:
             request.shape, request.found = hit

@@ -16,7 +16,7 @@ from tests.formats.rewriting import user
     [
         ("<secret-tag>", "tags"),
         ("json", "json"),
-        ("文档n：", "lines"),
+        ("Dokument n", "lines"),
         ("Patient, Diagnosis", "lines"),
     ],
 )

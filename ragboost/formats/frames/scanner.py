@@ -61,7 +61,7 @@ def _candidates(text: str, code: Sequence[Line], is_tool: bool, may_ask: bool) -
     tagged = list(elements.find(text, Hidden(strings)))
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = Hidden([each for each in explicit if not each.problem])
-    where = containers.find(text) if "\n" in text else []
+    where = containers.find(text, hidden) if "\n" in text else []
     return [
         *explicit,
         *labels.find(text, hidden, where, is_closed=is_tool, may_ask=may_ask),

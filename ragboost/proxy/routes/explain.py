@@ -32,11 +32,12 @@ def explain_route(state: ProxyState) -> TypedRoute:
 
         Sends nothing to a backend and changes nothing: no index, no conversation, nothing learnt.
         """
-        team = state.keys.check(request.scope["headers"])
+        headers = request.scope["headers"]
+        team = state.keys.check(headers)
         body = await read_body(request.scope, request.receive, settings=settings.proxy)
         async with turn:
             text = await asyncio.to_thread(
-                lambda: explainer.explain(body, team=team).as_json().encode()
+                lambda: explainer.explain(body, headers, team=team).as_json().encode()
             )
         return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
 

@@ -5,9 +5,11 @@ if it is the client's own frame with whole documents in some order: marks in the
 with their documents, numbers renamed at most, nothing else moved. Shares no code with the proxy.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -307,6 +309,8 @@ def _trail(text: str) -> str:
 
 
 def _begins(text: str, quoted: str) -> bool:
+    with suppress(ValueError):  # a quotation inside a JSON string
+        quoted = json.loads(f'"{quoted}"')
     squeezed = "".join(quoted.replace("\\n", " ").replace("\\", "").split())
     return "".join(text.replace("\\n", " ").replace("\\", "").split()).startswith(squeezed)
 

@@ -1,6 +1,7 @@
 """`POST /ragboost/explain`: who may ask, what is answered, and that nothing changes."""
 
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +92,34 @@ def test_a_large_request_is_explained_while_others_are_answered(proxy: ProxyServ
 def test_it_is_a_post(proxy: ProxyServer) -> None:
     document = proxy.app.openapi()["paths"]
     assert list(document[EXPLAIN]) == ["post"]
+
+
+def joined(rng: random.Random, documents: list[str]) -> dict[str, Any]:
+    chosen = "\n\n".join(rng.sample(documents, 4))
+    text = f"Use the following context to answer.\n\n{chosen}\n\nQuestion: what is {rng.random()}?"
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+def test_what_traffic_has_taught_is_used_with_the_same_key_and_trials_teach_nothing(
+    proxy: ProxyServer,
+) -> None:
+    rng = random.Random(3)
+    words = ("lease", "rent", "cats", "dogs", "garden", "roof", "door", "key", "wall", "lamp")
+    documents = [
+        f"Paragraph {rng.random()}: {' '.join(rng.choices(words, k=40))}, {at}." for at in range(10)
+    ]
+    key = {"authorization": "Bearer one"}
+
+    def outcome(headers: dict[str, str]) -> str:
+        answer = httpx.post(proxy.url + EXPLAIN, json=joined(rng, documents), headers=headers)
+        return str(answer.json()["outcome"])
+
+    for _ in range(20):
+        assert outcome(key) == "unmarked_documents"
+    bypasses = []
+    for _ in range(20):
+        answer = httpx.post(proxy.url + CHAT, json=joined(rng, documents), headers=key)
+        bypasses.append(answer.headers.get("x-ragboost-bypass"))
+    assert (bypasses[0], bypasses[-1]) == ("unmarked_documents", None)
+    assert outcome(key) == "found"
+    assert outcome({"authorization": "Bearer other"}) == "unmarked_documents"
