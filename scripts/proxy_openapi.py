@@ -89,13 +89,14 @@ _ERRORS = {
     "401": "The API key is missing or invalid.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
+    "415": "The body is in a content coding that the proxy cannot decode.",
     "429": "The waiting room is full.",
     "502": "The backend cannot be reached.",
     "504": "The backend did not respond in time.",
 }
 _SESSION_ERRORS = {
     "404": "There is no such session.",
-    "409": "Another turn is being answered.",
+    "409": "Another turn is being answered, or the messages are in the session already.",
     "410": "A stored turn cannot be decoded.",
     "503": "The store of sessions fails.",
 }

@@ -51,6 +51,7 @@ class DocumentCatalog:
         self._dedup = dedup
         self._documents: dict[bytes, int] = {}
         self._heads: dict[str, int] = {}
+        self.num_blank = 0  # documents without text, which are left out
         self._num_places = 0
 
     @property
@@ -70,6 +71,7 @@ class DocumentCatalog:
         self.outcomes[line.outcome] += 1
         self.entries.append(CatalogEntry(number, offset, head, documents))
         self._num_places += len(documents)
+        self.num_blank += len(line.blank)
 
     def sent(self, entry: CatalogEntry) -> Sequence[int]:
         """Return the documents to send, in relevance order; each once if the job de-duplicates."""

@@ -21,6 +21,7 @@ class BatchSummary:
     problem: str = ""  # of the first of them
     documents: int = 0  # documents in the requests, as given
     duplicates_removed: int = 0  # documents removed because their request repeats them
+    blank_removed: int = 0  # documents removed because they have no text
     requests_reordered: int = 0  # requests whose documents are in another order
     # Requests in which documents were found, and by reason those in which none were.
     outcomes: Mapping[str, int] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class BatchSummary:
             duplicates_removed=self.duplicates_removed
             + num_documents
             - sum(map(len, planned.permutations)),
+            blank_removed=self.blank_removed + catalog.num_blank,
             requests_reordered=self.requests_reordered
             + sum(list(p) != sorted(p) for p in planned.permutations),
             outcomes=dict(Counter(self.outcomes) + catalog.outcomes),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
 from ragboost.errors import RagBoostError
-from ragboost.types import KEY_OF, Document, DocumentLike, as_documents
+from ragboost.types import KEY_OF, Document, DocumentLike, as_documents, is_blank
 from ragboost.wires.body import Path
 
 _DOCUMENT_BYTES = 500  # size of an entry beside its text
@@ -72,6 +72,7 @@ class FoundDocuments:
     num_later: int = 0  # in later messages, with the repeated ones
     frame: str = ""  # how they stand in a text
     layout: object = None  # state that the shape keeps from `extract` for `replace`
+    blank: tuple[int, ...] = ()  # positions of those without text, which are left out
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -180,7 +181,8 @@ class DocumentPool:
             return known  # type: ignore[return-value]  # all are documents
         found = [self._find(value) if type(value) is str else value for value in values]
         documents = tuple(as_documents(found, where=where))
-        for value, document in zip(values, documents, strict=True):
+        kept = [value for value in values if not is_blank(value)]
+        for value, document in zip(kept, documents, strict=True):
             if document.text is value:  # a text that was not known
                 self._keep(document)
         return documents

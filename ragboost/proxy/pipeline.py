@@ -255,7 +255,8 @@ class BoostPipeline:
         upstream.context, upstream.tracked, upstream.delta = context, tracked, result.delta
         upstream.bypass = result.bypass
         upstream.num_documents = result.num_documents or upstream.num_documents
-        upstream.num_dropped = result.num_dropped
+        upstream.num_dropped = result.num_dropped + result.num_blank
+        self._metrics.count_blank(result.num_blank)
         dropped = context.dropped if context is not None else ()
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
         upstream.is_usage_added = is_usage_added

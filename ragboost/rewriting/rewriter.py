@@ -13,7 +13,7 @@ from ragboost.booster import Booster, CarriedDocuments, Turn
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.formats import Format, FoundDocuments
-from ragboost.formats.ragboost_object import without_object
+from ragboost.formats.ragboost_object import blank_positions, without_object
 from ragboost.hints import label_documents
 from ragboost.ordering import Order
 from ragboost.rewriting.json_body import JsonBody
@@ -102,6 +102,14 @@ class Rewriting:
         else:
             self._write_into_message(bypass)
         return self
+
+    @property
+    def num_blank(self) -> int:
+        """Number of documents that are left out, since they have no text."""
+        found, shape = self._request.found, self._request.shape
+        if found is None or shape is None:
+            return len(blank_positions(self._request.options.get("documents")))
+        return len(found.blank) if shape.is_ours or self.context is not None else 0
 
     @property
     def _shape(self) -> Format:

@@ -353,7 +353,7 @@ def test_a_log_without_requests_is_an_error(tmp_path: Path, content: str | None,
     assert both.returncode == 2
 
 
-DOCUMENTS = "".join(f"<document>Text {i} tells of {i}.</document>\n" for i in range(3))
+DOCUMENTS = "".join(f"<document>Text {i} tells at length of {i}.</document>\n" for i in range(3))
 
 
 def test_text_that_differs_before_the_documents_is_named(tmp_path: Path) -> None:

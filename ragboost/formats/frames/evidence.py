@@ -81,17 +81,15 @@ class Evidence:
 
         Args:
             marks: where documents begin, if only the end of the last one is not known.
-            learns: False: nothing is kept.
+            learns: False: say what would be found, and change nothing.
         """
         if not _MIN_TEXT <= len(text) <= _MAX_CHARS:
             return ()
         if not learns:
             return self._try(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
         with self._lock:
-            known = self._tenants.get(tenant)
-            if known is None:
-                known = _Tenant()
-                self._tenants.put(tenant, known)
+            known = self._tenants.get(tenant) or _Tenant()
+            self._tenants.put(tenant, known)
             name = hash((text, tuple(marks)))
             spans = known.decisions.get(name)
             if spans is None:

@@ -132,10 +132,11 @@ class Metrics:
     def _declare_tokens(self) -> None:
         self._documents = self._counter(
             "ragboost_documents_total",
-            "Documents of boosted requests: sent, or dropped as duplicates.",
+            "Documents of boosted requests: sent, or dropped as duplicates; and of all requests "
+            "those without text (blank), which are left out.",
             ("result",),
         )
-        for result in ("sent", "dropped"):
+        for result in ("sent", "dropped", "blank"):
             self._documents.inc(0, result)
         self._prompt_tokens = self._counter(
             "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
@@ -286,6 +287,9 @@ class Metrics:
         self._documents.inc(sent, "sent")
         self._documents.inc(len(context.retrieved) - sent, "dropped")
         self._predicted_tokens.inc(context.predicted_cached_tokens)
+
+    def count_blank(self, num: int) -> None:
+        self._documents.inc(num, "blank")
 
     def count_cache_break(self, cause: str, *, lost_tokens: int) -> None:
         self._cache_breaks.inc(1, cause)

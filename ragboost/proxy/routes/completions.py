@@ -10,12 +10,9 @@ from starlette.types import Receive, Scope, Send
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
 from ragboost.hosted.receipts import PromptCost, find_price, prompt_cost, write_receipt
-from ragboost.proxy.asgi.client_exchange import (
-    ClientDisconnectedError,
-    ClientExchange,
-    read_body,
-)
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.paths import ForwardedPaths
+from ragboost.proxy.asgi.request_body import ClientDisconnectedError, read_body, read_text
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.metrics import HANDED_OVER
 from ragboost.proxy.observability.tracing import Tracing
@@ -25,7 +22,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.proxy.workers.worker_pool import WorkerLostError, WorkerSlot
-from ragboost.rewriting.headers import request_headers
+from ragboost.rewriting.headers import get_header, request_headers
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
@@ -66,7 +63,7 @@ class Passthrough:
 
     async def _answer_or_refuse(self, exchange: ClientExchange) -> None:
         try:
-            if self._keys is not None:
+            if self._keys is not None and not _is_preflight(exchange):
                 exchange.team = self._keys.check(exchange.headers)
             if self._paths is not None:
                 self._paths.check(exchange.target.partition("?")[0])
@@ -80,7 +77,7 @@ class Passthrough:
             exchange.outcome = "client_left"
 
     async def _answer(self, exchange: ClientExchange) -> None:
-        body = await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
+        body = await self._receive(exchange)
         with exchange, self._dispatcher.admission() as admission:
             try:
                 await self._forward(exchange, admission, body)
@@ -88,10 +85,22 @@ class Passthrough:
                 if self._has_notes:
                     exchange.notes.update(admission.notes)
 
+    async def _receive(self, exchange: ClientExchange) -> bytes:
+        return await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
+
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         self._dispatcher.assign(admission)
         upstream = UpstreamRequest(body, request_headers(exchange.headers))
         await relay(exchange, admission, upstream)
+
+
+def _is_preflight(exchange: ClientExchange) -> bool:
+    """Return True for a request that browsers send without a key, and that engines answer so."""
+    names = {name for name, _ in exchange.headers}
+    has_body = b"transfer-encoding" in names or get_header(
+        exchange.headers, b"content-length"
+    ) not in (None, "0")
+    return exchange.method == "OPTIONS" and not has_body
 
 
 class Completions(Passthrough):
@@ -108,6 +117,9 @@ class Completions(Passthrough):
         self._sync = state.sync
         self._log = state.log
         self._announcer = state.announcer
+
+    async def _receive(self, exchange: ClientExchange) -> bytes:
+        return await read_text(exchange, settings=self._settings.proxy)
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         prepare = partial(

@@ -8,7 +8,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ragboost.proxy.asgi.client_exchange import read_body
+from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.asgi.request_body import read_text
 from ragboost.proxy.routes.schemas import RequestExplanation
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
@@ -34,7 +35,10 @@ def explain_route(state: ProxyState) -> TypedRoute:
         """
         headers = request.scope["headers"]
         team = state.keys.check(headers)
-        body = await read_body(request.scope, request.receive, settings=settings.proxy)
+        exchange = ClientExchange(
+            request.scope, request.receive, request._send, endpoint="explain"
+        )
+        body = await read_text(exchange, settings=settings.proxy)
         async with turn:
             text = await asyncio.to_thread(
                 lambda: explainer.explain(body, headers, team=team).as_json().encode()

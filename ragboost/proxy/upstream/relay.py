@@ -17,6 +17,7 @@ from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
+from ragboost.proxy.upstream.locations import LOCATIONS, client_location
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.rewriting.parsed_request import Bypass
@@ -166,7 +167,13 @@ async def _send_head(
     *,
     is_stream: bool,
 ) -> None:
-    headers = response_headers(response.headers)
+    mount = exchange.scope.get("root_path", "")
+    headers = [
+        (name, client_location(value, backend_url=slot.backend.url, mount=mount))
+        if name in LOCATIONS
+        else (name, value)
+        for name, value in response_headers(response.headers)
+    ]
     if reader is not None and reader.start(is_stream=is_stream):
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
