@@ -35,9 +35,7 @@ def explain_route(state: ProxyState) -> TypedRoute:
         """
         headers = request.scope["headers"]
         team = state.keys.check(headers)
-        exchange = ClientExchange(
-            request.scope, request.receive, request._send, endpoint="explain"
-        )
+        exchange = ClientExchange(request.scope, request.receive, request._send, endpoint="explain")
         body = await read_text(exchange, settings=settings.proxy)
         async with turn:
             text = await asyncio.to_thread(
