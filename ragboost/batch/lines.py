@@ -16,7 +16,7 @@ from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RequestError, json_type, show
 from ragboost.formats import Format, FoundDocuments, LeftAloneError, find_format, make_formats
-from ragboost.formats.outcome import FOUND
+from ragboost.formats.detection import FOUND
 from ragboost.formats.ragboost_object import (
     blank_positions,
     is_boost_wanted,
@@ -50,7 +50,7 @@ class BatchLine:
     write: Callable[[Context | None], dict[str, Any]]
     tokens: tuple[int, ...] | None = None  # lengths of the documents; None: to be counted
     blank: tuple[int, ...] = ()  # positions in the input of documents without text, left out
-    outcome: str = FOUND  # or why it has no documents
+    detection: str = FOUND  # or why it has no documents
 
 
 class LineParser:
@@ -90,12 +90,12 @@ class LineParser:
                 raise RequestError(f"{name} must be {what}, got {_show(value, name)}", param=name)
         body = value["body"]
         boost = is_boost_wanted(ragboost_fields(body))
-        match, outcome = None, NO_DOCUMENTS.reason
+        match, detection = None, NO_DOCUMENTS.reason
         try:
             if (match := find_format(self._formats, body)) is not None:
-                outcome = FOUND
+                detection = FOUND
         except LeftAloneError as error:
-            outcome = Bypass.of(error).reason
+            detection = Bypass.of(error).reason
 
         def write(context: Context | None) -> dict[str, Any]:
             if match is None or context is None:
@@ -111,7 +111,7 @@ class LineParser:
             is_boost_wanted=boost,
             write=write,
             blank=match[1].blank if match else (),
-            outcome=outcome,
+            detection=detection,
         )
 
     def _plain(self, value: dict[str, Any]) -> BatchLine:
@@ -140,7 +140,7 @@ class LineParser:
             is_boost_wanted=True,
             write=lambda context: _write_plain(value, field, context, blank=blank),
             blank=blank,
-            outcome=FOUND if documents else NO_DOCUMENTS.reason,
+            detection=FOUND if documents else NO_DOCUMENTS.reason,
         )
 
     def _recorded(self, value: dict[str, Any], record: RecordedRequest) -> BatchLine:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ragboost.batch.catalog import DocumentCatalog
 from ragboost.batch.plan import FilePlan, predict
-from ragboost.formats.outcome import ADVICE, FOUND
+from ragboost.formats.detection import ADVICE, FOUND
 from ragboost.simulate import HitRate
 
 _NOTHING = HitRate(0, 0)
@@ -24,7 +24,7 @@ class BatchSummary:
     blank_removed: int = 0  # documents removed because they have no text
     requests_reordered: int = 0  # requests whose documents are in another order
     # Requests in which documents were found, and by reason those in which none were.
-    outcomes: Mapping[str, int] = field(default_factory=dict)
+    detections: Mapping[str, int] = field(default_factory=dict)
     windows: int = 0  # parts of the file that were planned by themselves
     cache_tokens: int | None = None  # capacity of the simulated prefix cache; None if unbounded
     block_size: int | None = None  # its block size in tokens; None for whole documents
@@ -51,7 +51,7 @@ class BatchSummary:
             blank_removed=self.blank_removed + catalog.num_blank,
             requests_reordered=self.requests_reordered
             + sum(list(p) != sorted(p) for p in planned.permutations),
-            outcomes=dict(Counter(self.outcomes) + catalog.outcomes),
+            detections=dict(Counter(self.detections) + catalog.detections),
             windows=self.windows + 1,
             before=_sum(self.before, before),
             after=_sum(self.after, after),
@@ -61,14 +61,14 @@ class BatchSummary:
         """Say how many lines are malformed, why the first is, and where all of them are."""
         return f"malformed lines: {self.rejected:,}, see {rejects}; {self.problem}"
 
-    def outcomes_sentence(self) -> str:
+    def detections_sentence(self) -> str:
         """Say in how many requests no documents were found, why, and what helps."""
-        missing = {name: num for name, num in self.outcomes.items() if name != FOUND}
+        missing = {name: num for name, num in self.detections.items() if name != FOUND}
         parts = [
             f"{num:,} {name} ({ADVICE[name]})" if name in ADVICE else f"{num:,} {name}"
             for name, num in sorted(missing.items(), key=lambda item: -item[1])
         ]
-        found = self.outcomes.get(FOUND, 0)
+        found = self.detections.get(FOUND, 0)
         rest = f"; the others are as they came: {', '.join(parts)}" if parts else ""
         return f"documents found in {found:,} of {self.requests:,} requests{rest}"
 

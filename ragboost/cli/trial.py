@@ -8,7 +8,7 @@ import typer
 
 from ragboost.config import Settings
 from ragboost.errors import RequestError
-from ragboost.formats.outcome import FOUND
+from ragboost.formats.detection import FOUND
 from ragboost.rewriting.explanation import Explainer, Explanation
 from ragboost.rewriting.headers import printable
 
@@ -25,7 +25,7 @@ def try_request(path: Path, settings: Settings, *, as_json: bool) -> NoReturn:
     else:
         for line in _lines(explanation):
             typer.echo(line)
-    raise typer.Exit(int(explanation.outcome not in (FOUND, "nothing_to_do")))
+    raise typer.Exit(int(explanation.detection not in (FOUND, "nothing_to_do")))
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -48,7 +48,7 @@ def _lines(explanation: Explanation) -> list[str]:
     """Return lines without control characters, whatever the request's texts have."""
     documents = explanation.documents
     frame = f" in the frame {explanation.frame}" if explanation.frame else ""
-    lines = [f"{explanation.outcome}: {len(documents):,} documents to order{frame}"]
+    lines = [f"{explanation.detection}: {len(documents):,} documents to order{frame}"]
     lines += [
         f"{at:5}  {document.tokens:6,} tokens  {document.begins}"
         for at, document in enumerate(documents[:_MAX_SHOWN], 1)

@@ -1,6 +1,7 @@
 """Find documents in a request body and write the new order back; one file per wire shape."""
 
 from ragboost.config import Settings
+from ragboost.formats.detection import Detection
 from ragboost.formats.documents import (
     AmbiguousDocumentsError,
     DocumentPool,
@@ -16,17 +17,16 @@ from ragboost.formats.documents import (
 from ragboost.formats.documents_field import DocumentsField
 from ragboost.formats.frames.evidence import Evidence
 from ragboost.formats.messages import Messages
-from ragboost.formats.outcome import Outcome
 from ragboost.formats.ragboost_object import RagboostObject
 from ragboost.formats.unmarked import UnmarkedDocuments
 
 __all__ = [
     "AmbiguousDocumentsError",
+    "Detection",
     "Format",
     "FoundDocuments",
     "LeftAloneError",
     "NothingToDoError",
-    "Outcome",
     "TooManyDocumentsError",
     "UnknownShapeError",
     "UnmarkedDocumentsError",

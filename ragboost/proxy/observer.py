@@ -58,9 +58,9 @@ class RequestObserver:
             parse: parses a body as the request's was.
             is_whole: the client sent the conversation, so that it is compared and may be changed.
         """
-        upstream.outcome = request.outcome
+        upstream.detection = request.detection
         if request.found is None:
-            upstream.num_documents = upstream.outcome.num_documents  # they stay where they are
+            upstream.num_documents = upstream.detection.num_documents  # they stay where they are
         if is_whole and (comparison := self._watch.observe(request)) is not None:
             work, num_bytes = comparison.run, comparison.num_bytes
             if (found := await run_bytes(work, num_bytes, max_bytes=_MAX_BYTES)) is not None:

@@ -25,8 +25,8 @@ from ragboost.formats.frames import scan
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
+from ragboost.proxy.observability.detection_log import DetectionLog
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.observability.outcome_log import OutcomeLog
 from ragboost.proxy.observer import Parse, RequestObserver, choose_arm
 from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
@@ -101,7 +101,7 @@ class BoostPipeline:
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
         self._histories = Histories(settings.session)
-        self._log = OutcomeLog()
+        self._log = DetectionLog()
 
     async def prepare(
         self,
@@ -382,12 +382,12 @@ class BoostPipeline:
     def _count(self, upstream: UpstreamRequest, *, seconds: float) -> UpstreamRequest:
         upstream.seconds = seconds
         self._metrics.observe_overhead("boost", seconds=seconds)
-        self._metrics.count_outcome(upstream.outcome)
+        self._metrics.count_detection(upstream.detection)
         if upstream.bypass is not None:
             self._metrics.count_bypass(upstream.bypass.reason)
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
-        self._log.add(upstream.outcome, upstream.bypass, num_bytes=len(upstream.body))
+        self._log.add(upstream.detection, upstream.bypass, num_bytes=len(upstream.body))
         return upstream
 
 

@@ -17,8 +17,8 @@ from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RequestError
 from ragboost.formats import Format, LeftAloneError, make_formats
-from ragboost.formats.outcome import ADVICE
-from ragboost.rewriting.headers import printable
+from ragboost.formats.detection import ADVICE
+from ragboost.rewriting.headers import RawHeaders, printable
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.rewriting.parsed_request import (
     NO_DOCUMENTS,
@@ -49,7 +49,7 @@ class SeenDocument:
 
 @dataclass(frozen=True)
 class Explanation:
-    outcome: str  # `found`, or why there is nothing to boost
+    detection: str  # `found`, or why there is nothing to boost
     frame: str  # the marks around the documents, in the client's words; empty if none
     documents: Sequence[SeenDocument]  # those that may be ordered, as the client ordered them
     order: Sequence[int]  # the documents sent, by their places in the client's order, from 1
@@ -91,10 +91,10 @@ class Explainer:
         self._formats = make_formats(settings) if formats is None else formats
         self._tokens_per_byte = tokens_per_byte
 
-    def explain(self, raw: bytes, *, team: str = "") -> Explanation:
+    def explain(self, raw: bytes, headers: RawHeaders = (), *, team: str = "") -> Explanation:
         """Explain a team's request, also one that would be refused."""
         try:
-            request = parse_request(raw, (), formats=self._formats, team=team, learns=False)
+            request = parse_request(raw, headers, formats=self._formats, team=team, learns=False)
             return self._explain(request)
         except MalformedBodyError as error:
             return _unread("malformed_body", str(error))
@@ -102,14 +102,14 @@ class Explainer:
             return _unread("refused", f"the response would have status {error.status}: {error}")
 
     def _explain(self, request: ParsedRequest) -> Explanation:
-        count, outcome = self._count(request.tenant_key.model), request.outcome
+        count, detection = self._count(request.tenant_key.model), request.detection
         template = self._settings.hints.label_template
         plain = Rewriting(request, None, label_template=template).render(_AS_GIVEN)
         result = self._boost(Rewriting(request, None, label_template=template), request, count)
         sent = request.body.encode(result.fields)
         tokens_before = _num_tokens(request.body.encode(plain.fields), count)
         return Explanation(
-            outcome=outcome.name,
+            detection=detection.name,
             frame=printable(_frame(request)),
             documents=[_seen(document, count) for document in _documents(request)],
             order=_order(result.context),
@@ -118,7 +118,7 @@ class Explainer:
             tokens_after=_num_tokens(sent, count),
             is_counted=self._tokenizer is not None,
             why=self._why(request, result, num_tokens=tokens_before),
-            advice=ADVICE.get(outcome.name, ""),
+            advice=ADVICE.get(detection.name, ""),
             sent=sent,
         )
 
@@ -156,8 +156,8 @@ class Explainer:
         return f"no list of two or more documents in the text, about {num_tokens:,} tokens"
 
 
-def _unread(outcome: str, why: str) -> Explanation:
-    return Explanation(outcome, "", (), (), "", 0, 0, False, why, ADVICE[outcome], b"")
+def _unread(detection: str, why: str) -> Explanation:
+    return Explanation(detection, "", (), (), "", 0, 0, False, why, ADVICE[detection], b"")
 
 
 def _documents(request: ParsedRequest) -> Sequence[Document]:
@@ -169,7 +169,7 @@ def _frame(request: ParsedRequest) -> str:
     if request.found is not None and request.found.frame:
         return request.found.frame
     error = request.bypass.error if request.bypass is not None else None
-    return error.frame if isinstance(error, LeftAloneError) else request.outcome.frame
+    return error.frame if isinstance(error, LeftAloneError) else request.detection.frame
 
 
 def _seen(document: Document, count: Count) -> SeenDocument:

@@ -13,10 +13,10 @@ from ragboost.booster.tenants import TenantKey
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
     AmbiguousDocumentsError,
+    Detection,
     Format,
     FoundDocuments,
     NothingToDoError,
-    Outcome,
     TooManyDocumentsError,
     UnknownShapeError,
     UnmarkedDocumentsError,
@@ -100,12 +100,12 @@ class ParsedRequest:
         self._leading: Request | EllipsisType | None = ...
 
     @property
-    def outcome(self) -> Outcome:
+    def detection(self) -> Detection:
         """What was seen of its documents, whatever becomes of it."""
         if self.shape is not None and self.found is not None:
-            return Outcome.found(self.shape, self.found)
+            return Detection.found(self.shape, self.found)
         reason, error = self.bypass or NO_DOCUMENTS
-        return Outcome.left(reason, error)
+        return Detection.left(reason, error)
 
     @property
     def is_large(self) -> bool:

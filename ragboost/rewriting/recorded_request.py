@@ -30,7 +30,7 @@ class RecordedRequest:
     doc_tokens: tuple[_Tokens, ...]
     tail_tokens: _Tokens
     # What was seen of the documents, and the kind of their frame; empty in older logs.
-    outcome: _Name = ""
+    detection: _Name = ""
     frame: _Name = ""
 
     @classmethod

@@ -178,7 +178,7 @@ def test_a_batch_without_documents_is_written_unchanged_with_a_word_why(tmp_path
     assert output.read_bytes() == source.read_bytes()
     assert "warning: documents found in 0 of 40 requests" in done.stderr
     assert "40 unmarked_documents (put each document into a tag" in done.stderr
-    assert json.loads(done.stdout)["outcomes"] == {"unmarked_documents": 40}
+    assert json.loads(done.stdout)["detections"] == {"unmarked_documents": 40}
 
 
 def test_a_batch_says_in_how_many_requests_documents_were_found(source: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_log_has_a_line_for_each_shape(tmp_path: Path) -> None:
         "doc_tokens": [9],
         "tail_tokens": 9,
     }
-    recorded = [row, {**row, "outcome": "found", "frame": "tags"}]
+    recorded = [row, {**row, "detection": "found", "frame": "tags"}]
     lines += [json.dumps(each).encode() for each in recorded]
     path.write_bytes(b"\n".join(lines))
 
@@ -103,5 +103,5 @@ def test_a_log_has_a_line_for_each_shape(tmp_path: Path) -> None:
 
     assert "found (tags): 4 requests, 10 documents" in said
     assert any(line.startswith("no_documents: 2 requests; put each") for line in said)
-    counted = {"outcome": "found", "frame": "tags", "requests": 4, "documents": 10}
-    assert counted in report["outcomes"]
+    counted = {"detection": "found", "frame": "tags", "requests": 4, "documents": 10}
+    assert counted in report["detections"]

@@ -37,7 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
 def test_documents_are_seen_on_every_wire(name: str) -> None:
     found = explain(BODIES[name])
 
-    assert (found.outcome, len(found.documents), found.why, found.advice) == ("found", 3, "", "")
+    assert (found.detection, len(found.documents), found.why, found.advice) == ("found", 3, "", "")
     assert list(found.order) == [3, 2, 1]
     assert all(document.tokens >= 40 for document in found.documents)
     sent = found.sent.decode()
@@ -52,7 +52,7 @@ def test_settings_hold() -> None:
     assert (list(off.order), off.note, off.tokens_before) == ([1, 2, 3], "", off.tokens_after)
     assert json.loads(off.sent) == BODIES["chat"]
     hidden = explain(BODIES["chat"], formats={"in_text": False})
-    assert (hidden.outcome, hidden.why) == (
+    assert (hidden.detection, hidden.why) == (
         "no_documents",
         "formats.in_text is off: texts are not searched",
     )
@@ -70,7 +70,7 @@ def test_the_same_documents_later_are_references() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "outcome", "why"),
+    ("body", "detection", "why"),
     [
         (b"", "malformed_body", "line 1 column 1"),
         (b"\x00\xff\xfe binary", "malformed_body", ""),
@@ -85,9 +85,9 @@ def test_the_same_documents_later_are_references() -> None:
         (user("Why?", documents=[{"text": "a"}] * 10_001), "too_many_documents", "10001"),
     ],
 )
-def test_why_nothing_is_found_is_said_with_what_helps(body: Any, outcome: str, why: str) -> None:
+def test_why_nothing_is_found_is_said_with_what_helps(body: Any, detection: str, why: str) -> None:
     found = explain(body)
-    assert found.outcome == outcome
+    assert found.detection == detection
     assert why in found.why
     assert found.advice
     assert list(found.documents) == list(found.order) == []
@@ -96,7 +96,7 @@ def test_why_nothing_is_found_is_said_with_what_helps(body: Any, outcome: str, w
 def test_a_client_that_wants_no_boosting_is_told_so() -> None:
     body = user("Why?", ragboost={"documents": TEXTS, "options": {"boost": False}})
     found = explain(body)
-    assert (found.outcome, found.why) == ("found", "options.boost is false")
+    assert (found.detection, found.why) == ("found", "options.boost is false")
 
 
 def test_the_answer_is_ascii_without_control_characters_whatever_the_text_has() -> None:
@@ -133,4 +133,4 @@ def test_explaining_says_what_parsing_says() -> None:
     for body in BODIES.values():
         raw = json.dumps(body).encode()
         request = parse_request(raw, (), formats=explainer._formats)
-        assert explainer.explain(raw).outcome == request.outcome.name
+        assert explainer.explain(raw).detection == request.detection.name

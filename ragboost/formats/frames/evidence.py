@@ -6,7 +6,6 @@ Keeps digests of lines, per tenant, and no texts. Does not know bodies or messag
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from copy import deepcopy
 from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple
@@ -45,6 +44,15 @@ class _Tenant:
         self.headless = Traffic()
         self.decisions: BoundedMap[int, tuple[Span, ...]] = BoundedMap(max_entries=_MAX_DECISIONS)
 
+    def copy_of(self, first: Line) -> "_Tenant":
+        """Return a copy of what is known of texts with this first line."""
+        copy = _Tenant()
+        copy.headless = self.headless.copy()
+        for name in {first.key, first.label}:
+            if (traffic := self.traffic.peek(name)) is not None:
+                copy.traffic.put(name, traffic.copy())
+        return copy
+
 
 class Evidence:
     """What the traffic of each tenant has shown so far. Thread-safe.
@@ -77,18 +85,32 @@ class Evidence:
         """
         if not _MIN_TEXT <= len(text) <= _MAX_CHARS:
             return ()
+        if not learns:
+            return self._try(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
         with self._lock:
             known = self._tenants.get(tenant) or _Tenant()
-            if learns:
-                self._tenants.put(tenant, known)
-            else:
-                known = deepcopy(known)
+            self._tenants.put(tenant, known)
             name = hash((text, tuple(marks)))
             spans = known.decisions.get(name)
             if spans is None:
                 spans = _learn(known, text, marks) if is_first_turn else ()
                 known.decisions.put(name, spans)
             return spans
+
+    def _try(
+        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int]
+    ) -> tuple[Span, ...]:
+        """Return what `cut` would, and change nothing."""
+        lines = read_lines(text)
+        with self._lock:
+            known = self._tenants.peek(tenant)
+            if known is None or not lines:
+                return ()
+            spans = known.decisions.peek(hash((text, tuple(marks))))
+            if spans is not None or not is_first_turn:
+                return spans or ()
+            copy = known.copy_of(lines[0])
+        return _learn(copy, text, marks)
 
 
 def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ragboost.config import PriceSettings
 from ragboost.errors import RequestError
-from ragboost.formats.outcome import Outcome, OutcomeCounts
+from ragboost.formats.detection import Detection, DetectionCounts
 from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak
 from ragboost.hosted.lint.conversations import LastPrompts
 from ragboost.hosted.lint.live import PromptComparison
@@ -74,7 +74,7 @@ class LintReport:
     num_bad_lines: int = 0
     has_prices: bool = False  # a price was found for some model
     varying: list[str] = field(default_factory=list)  # advice on text before the documents
-    outcomes: OutcomeCounts = field(default_factory=OutcomeCounts)  # of their documents
+    detections: DetectionCounts = field(default_factory=DetectionCounts)  # of their documents
     _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
 
     @property
@@ -111,7 +111,7 @@ class LintReport:
             "bad_lines": self.num_bad_lines,
             "findings": [finding.as_json() for finding in self.findings],
             "varying": self.varying,
-            "outcomes": self.outcomes.as_json(),
+            "detections": self.detections.as_json(),
         }
 
     def table(self) -> Table:
@@ -138,7 +138,7 @@ class LintReport:
             f"{self.requests:,} requests, {self.continued:,} of them continue a conversation; "
             f"about {lost:,} tokens ({share:.1%} of all) could have been read from the cache."
             + "".join([f"\n{advice}." for advice in self.varying])
-            + "".join([f"\n{printable(line)}" for line in self.outcomes.lines()])
+            + "".join([f"\n{printable(line)}" for line in self.detections.lines()])
         )
 
 
@@ -163,11 +163,11 @@ def lint_log(
         if isinstance(logged, RecordedRequest):
             report.requests += 1
             report.prompt_tokens += texts.add_recorded(logged)
-            outcome = Outcome(logged.outcome, logged.frame, len(logged.doc_ids))
-            report.outcomes.add(outcome)
+            detection = Detection(logged.detection, logged.frame, len(logged.doc_ids))
+            report.detections.add(detection)
         elif logged is not None:
             _compare(logged, prompts, report, prices=prices)
-            report.outcomes.add(texts.add_body(logged.body.raw))
+            report.detections.add(texts.add_body(logged.body.raw))
     report.varying = texts.advice()
     if not report.requests:
         reason = report.bad_lines[0] if report.bad_lines else f"{path} has no lines"

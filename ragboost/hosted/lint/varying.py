@@ -3,7 +3,7 @@
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError
-from ragboost.formats import Outcome, make_formats
+from ragboost.formats import Detection, make_formats
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import parse_request
 from ragboost.rewriting.recorded_request import RecordedRequest
@@ -25,16 +25,16 @@ class LoggedVarying:
             max_entries=_MAX_HEADS
         )
 
-    def add_body(self, raw: bytes) -> Outcome:
+    def add_body(self, raw: bytes) -> Detection:
         """Add a request, and return what is seen of its documents."""
         try:
             request = parse_request(raw, (), formats=self._formats)
             self._pieces.observe(request)
-            return request.outcome
+            return request.detection
         except MalformedBodyError:  # the proxy would forward it as it is
-            return Outcome("malformed_body")
+            return Detection("malformed_body")
         except RagBoostError:
-            return Outcome("refused")
+            return Detection("refused")
 
     def add_recorded(self, request: RecordedRequest) -> int:
         """Add a line of `proxy.record`; return its prompt tokens."""

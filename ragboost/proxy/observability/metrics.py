@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
-from ragboost.formats import Outcome
+from ragboost.formats import Detection
 from ragboost.hosted.receipts import PromptCost
 from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
@@ -86,11 +86,11 @@ class Metrics:
         self._bypass = self._counter(
             "ragboost_bypass_total", "Requests forwarded without boosting, by reason.", ("reason",)
         )
-        self._outcomes = self._counter(
-            "ragboost_outcomes_total",
+        self._detections = self._counter(
+            "ragboost_detections_total",
             "Completions by what was seen of their documents: found, with the kind of their frame, "
             "or why there is nothing to boost.",
-            ("outcome", "frame"),
+            ("detection", "frame"),
         )
         self._duration = self._histogram(
             "ragboost_request_duration_seconds",
@@ -276,8 +276,8 @@ class Metrics:
     def count_bypass(self, reason: str) -> None:
         self._bypass.inc(1, reason)
 
-    def count_outcome(self, outcome: Outcome) -> None:
-        self._outcomes.inc(1, outcome.name, outcome.frame)
+    def count_detection(self, detection: Detection) -> None:
+        self._detections.inc(1, detection.name, detection.frame)
 
     def count_announcement(self, result: str) -> None:
         self._announcements.inc(1, result)

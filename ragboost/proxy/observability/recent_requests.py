@@ -6,7 +6,7 @@ from typing import Any
 
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
-from ragboost.formats import Outcome
+from ragboost.formats import Detection
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.types import KEY_OF
@@ -45,7 +45,7 @@ class RecentRequests:
         usage: Usage | None,
         *,
         backend: str,
-        outcome: Outcome,
+        detection: Detection,
         bypass: str | None,
         cache_break: CacheBreak | None = None,
     ) -> None:
@@ -57,8 +57,8 @@ class RecentRequests:
             "model": request.model,
             "backend": backend,
             "status": request.status,
-            "outcome": outcome.name,
-            "frame": outcome.frame or None,
+            "detection": detection.name,
+            "frame": detection.frame or None,
             "bypass": bypass,
             "cache_break": cache_break.header.decode() if cache_break else None,
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,

@@ -170,7 +170,7 @@ class Completions(Passthrough):
         def write(usage: Usage) -> bytes:
             return write_receipt(
                 usage,
-                outcome=upstream.outcome,
+                detection=upstream.detection,
                 predicted_tokens=admission.cached_tokens,
                 dropped_tokens=upstream.dropped_tokens,
                 bought_tokens=upstream.bought_tokens,
@@ -224,7 +224,7 @@ class Completions(Passthrough):
                 context,
                 usage,
                 backend=backend,
-                outcome=upstream.outcome,
+                detection=upstream.detection,
                 bypass=bypass,
                 cache_break=upstream.cache_break,
             )

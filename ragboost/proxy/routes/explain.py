@@ -33,14 +33,13 @@ def explain_route(state: ProxyState) -> TypedRoute:
 
         Sends nothing to a backend and changes nothing: no index, no conversation, nothing learnt.
         """
-        team = state.keys.check(request.scope["headers"])
-        exchange = ClientExchange(
-            request.scope, request.receive, request._send, endpoint="explain"
-        )
+        headers = request.scope["headers"]
+        team = state.keys.check(headers)
+        exchange = ClientExchange(request.scope, request.receive, request._send, endpoint="explain")
         body = await read_text(exchange, settings=settings.proxy)
         async with turn:
             text = await asyncio.to_thread(
-                lambda: explainer.explain(body, team=team).as_json().encode()
+                lambda: explainer.explain(body, headers, team=team).as_json().encode()
             )
         return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
 

@@ -128,7 +128,7 @@ class ExplainedDocument(BaseModel):
 class RequestExplanation(BaseModel):
     """What the proxy sees in a request, and what it would send."""
 
-    outcome: str = Field(description="`found`, or the reason for which nothing is boosted.")
+    detection: str = Field(description="`found`, or the reason for which nothing is boosted.")
     frame: str = Field(description="The marks around the documents; empty if there are none.")
     documents: list[ExplainedDocument] = Field(description="In the client's order.")
     order: list[int] = Field(

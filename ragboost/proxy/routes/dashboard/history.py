@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from ragboost.formats.outcome import ADVICE
+from ragboost.formats.detection import ADVICE
 from ragboost.hosted.lint.causes import MENDS, Cause
 from ragboost.proxy.observability.metrics import HANDED_OVER
 
@@ -61,13 +61,13 @@ def read_cache_breaks(samples: Samples) -> dict[str, dict[str, float | str]]:
     return {str(c): {"count": n, "lost_tokens": lost, "mend": MENDS[c]} for lost, c, n in figures}
 
 
-def read_outcomes(samples: Samples) -> list[dict[str, float | str]]:
-    """Return number and advice of each outcome and frame, the most frequent first."""
+def read_detections(samples: Samples) -> list[dict[str, float | str]]:
+    """Return number and advice of each detection and frame, the most frequent first."""
     counts: defaultdict[tuple[str, str], float] = defaultdict(float)  # of several workers
-    for sample in samples.get("ragboost_outcomes_total", ()):
-        counts[sample.labels["outcome"], sample.labels["frame"]] += sample.value
+    for sample in samples.get("ragboost_detections_total", ()):
+        counts[sample.labels["detection"], sample.labels["frame"]] += sample.value
     return [
-        {"outcome": name, "frame": frame, "requests": num, "advice": ADVICE.get(name, "")}
+        {"detection": name, "frame": frame, "requests": num, "advice": ADVICE.get(name, "")}
         for (name, frame), num in sorted(counts.items(), key=lambda item: -item[1])
     ]
 

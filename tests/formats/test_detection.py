@@ -3,10 +3,10 @@
 import pytest
 
 from ragboost.config import Settings
-from ragboost.formats import AmbiguousDocumentsError, NothingToDoError, Outcome, make_formats
+from ragboost.formats import AmbiguousDocumentsError, Detection, NothingToDoError, make_formats
+from ragboost.formats.detection import ADVICE, DetectionCounts, frame_kind
 from ragboost.formats.documents import find_format
 from ragboost.formats.frames.evidence import Evidence, Span
-from ragboost.formats.outcome import ADVICE, OutcomeCounts, frame_kind
 from ragboost.formats.unmarked import UnmarkedDocuments
 from tests.formats.rewriting import user
 
@@ -16,7 +16,7 @@ from tests.formats.rewriting import user
     [
         ("<secret-tag>", "tags"),
         ("json", "json"),
-        ("文档n：", "lines"),
+        ("Dokument n", "lines"),
         ("Patient, Diagnosis", "lines"),
     ],
 )
@@ -26,23 +26,23 @@ def test_a_kind_of_frame_has_none_of_the_clients_words(frame: str, kind: str) ->
 
 def test_what_is_left_alone_keeps_its_frame_and_number() -> None:
     ambiguous = AmbiguousDocumentsError("<doc>", "an odd mark")
-    assert Outcome.left("ambiguous_documents", ambiguous) == ("ambiguous_documents", "tags", 0)
-    assert Outcome.left("nothing_to_do", NothingToDoError(3)) == ("nothing_to_do", "", 3)
+    assert Detection.left("ambiguous_documents", ambiguous) == ("ambiguous_documents", "tags", 0)
+    assert Detection.left("nothing_to_do", NothingToDoError(3)) == ("nothing_to_do", "", 3)
 
 
 def test_a_forged_log_does_not_make_the_counts_grow() -> None:
-    counts = OutcomeCounts()
+    counts = DetectionCounts()
     for number in range(1000):
-        counts.add(Outcome(f"name {number}"))
+        counts.add(Detection(f"name {number}"))
     assert len(counts.as_json()) == 101
     assert sum(row["requests"] for row in counts.as_json()) == 1000
 
 
 def test_every_line_of_counts_says_what_helps() -> None:
-    counts = OutcomeCounts()
+    counts = DetectionCounts()
     for _ in range(2):
-        counts.add(Outcome("no_documents"))
-    counts.add(Outcome("found", "tags", 4))
+        counts.add(Detection("no_documents"))
+    counts.add(Detection("found", "tags", 4))
     assert counts.lines() == [
         f"no_documents: 2 requests; {ADVICE['no_documents']}",
         "found (tags): 1 requests, 4 documents",

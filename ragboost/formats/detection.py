@@ -14,7 +14,7 @@ FOUND = "found"
 _FRAMES = ("json", "repr", "name and fence", "content blocks", "evidence")
 _MAX_SHAPES = 100
 
-# The smallest change that helps, by outcome.
+# The smallest change that helps, by detection.
 ADVICE: Mapping[str, str] = {
     "no_documents": "put each document into a tag, <document>...</document>, or send them in "
     "`ragboost.documents`",
@@ -31,19 +31,19 @@ ADVICE: Mapping[str, str] = {
 }
 
 
-class Outcome(NamedTuple):
+class Detection(NamedTuple):
     name: str  # `found`, or the reason for which there is nothing to boost
     frame: str = ""  # the kind of frame: one of a few, none of the client's words
     num_documents: int = 0
 
     @classmethod
-    def found(cls, shape: Format, found: FoundDocuments) -> "Outcome":
+    def found(cls, shape: Format, found: FoundDocuments) -> "Detection":
         frame = frame_kind(found.frame) if found.frame else shape.name.replace("_", " ")
         return cls(FOUND, frame, len(found.documents) + found.num_later)
 
     @classmethod
-    def left(cls, reason: str, error: RagBoostError | None) -> "Outcome":
-        """Return the outcome of a request that is left alone."""
+    def left(cls, reason: str, error: RagBoostError | None) -> "Detection":
+        """Return the detection of a request that is left alone."""
         if isinstance(error, LeftAloneError):
             return cls(reason, frame_kind(error.frame), error.num_documents)
         return cls(reason)
@@ -55,8 +55,8 @@ def frame_kind(frame: str) -> str:
     return "tags" if frame.startswith("<") else "lines"
 
 
-class OutcomeCounts:
-    """The requests and documents of a log, by outcome and kind of frame.
+class DetectionCounts:
+    """The requests and documents of a log, by detection and kind of frame.
 
     Bounded: only a forged log has more than `_MAX_SHAPES`; the rest counts as `other`.
     """
@@ -64,18 +64,18 @@ class OutcomeCounts:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def add(self, outcome: Outcome) -> None:
-        if not outcome.name:  # a log of an earlier version
+    def add(self, detection: Detection) -> None:
+        if not detection.name:  # a log of an earlier version
             return
-        shape = outcome.name, outcome.frame
+        shape = detection.name, detection.frame
         if shape not in self._counts and len(self._counts) >= _MAX_SHAPES:
             shape = "other", ""
         requests, documents = self._counts.get(shape, (0, 0))
-        self._counts[shape] = requests + 1, documents + outcome.num_documents
+        self._counts[shape] = requests + 1, documents + detection.num_documents
 
     def as_json(self) -> list[dict[str, Any]]:
         return [
-            {"outcome": name, "frame": frame, "requests": requests, "documents": documents}
+            {"detection": name, "frame": frame, "requests": requests, "documents": documents}
             for (name, frame), (requests, documents) in self._sorted()
         ]
 

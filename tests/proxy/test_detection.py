@@ -1,4 +1,4 @@
-"""One outcome per request, the same in header, receipt, access log, log, metrics and dashboard."""
+"""One detection per request, the same in header, receipt, logs, metrics and dashboard."""
 
 import json
 import logging
@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.eventually import eventually
 from tests.fakes.proxy import ProxyServer
 from tests.metrics import read_metric
 
@@ -27,6 +28,11 @@ def chat(*texts: str, **fields: Any) -> Body:
     return {"model": "m", "messages": messages, **fields}
 
 
+def accessed(caplog: pytest.LogCaptureFixture) -> list[Body]:
+    lines = [r.getMessage() for r in caplog.records if r.name == "ragboost.access"]
+    return [line for line in map(json.loads, lines) if line["endpoint"] == "chat"]
+
+
 CASES = {
     "found": (chat(TAGS), "tags", 3),
     "nothing_to_do": (chat("Hello.", "Hello!", TAGS), "", 3),
@@ -37,7 +43,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_outcome_is_the_same_wherever_it_is_said(
+def test_a_detection_is_the_same_wherever_it_is_said(
     start_proxy: StartProxy, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -52,23 +58,24 @@ def test_an_outcome_is_the_same_wherever_it_is_said(
         frame,
         str(num),
     )
-    assert (receipt["outcome"], receipt.get("frame", ""), receipt["documents"]) == (
+    assert (receipt["detection"], receipt.get("frame", ""), receipt["documents"]) == (
         name,
         frame,
         num,
     )
-    assert read_metric(url, "ragboost_outcomes_total", outcome=name, frame=frame) == 2
+    assert read_metric(url, "ragboost_detections_total", detection=name, frame=frame) == 2
     data = httpx.get(f"{url}/dashboard/data").json()
-    assert [(o["outcome"], o["frame"], o["requests"]) for o in data["outcomes"]] == [
+    assert [(o["detection"], o["frame"], o["requests"]) for o in data["detections"]] == [
         (name, frame, 2)
     ]
-    assert bool(data["outcomes"][0]["advice"]) == (name != "found")
-    assert (data["recent"][0]["outcome"], data["recent"][0]["frame"] or "") == (name, frame)
-    lines = [r for r in caplog.records if r.name.endswith("outcome_log")]
+    assert bool(data["detections"][0]["advice"]) == (name != "found")
+    assert (data["recent"][0]["detection"], data["recent"][0]["frame"] or "") == (name, frame)
+    lines = [r for r in caplog.records if r.name.endswith("detection_log")]
     assert len(lines) == 1
-    accessed = [json.loads(r.getMessage()) for r in caplog.records if r.name == "ragboost.access"]
-    shown = [line for line in accessed if "outcome" in line and line["endpoint"] == "chat"]
-    assert all((line["frame"] or "") == frame for line in shown)
+    eventually(lambda: len(accessed(caplog)) == 2)  # written behind the responses
+    shown = accessed(caplog)
+    assert [(line["detection"], line["frame"] or "") for line in shown] == [(name, frame)] * 2
+    assert [line["outcome"] for line in shown] == ["ok"] * 2
 
 
 def test_small_requests_without_documents_are_no_news(
@@ -77,9 +84,9 @@ def test_small_requests_without_documents_are_no_news(
     caplog.set_level(logging.INFO)
     url = start_proxy().url
     httpx.post(url + CHAT, json=chat("Hello."))
-    assert not [r for r in caplog.records if r.name.endswith("outcome_log")]
+    assert not [r for r in caplog.records if r.name.endswith("detection_log")]
     httpx.post(url + CHAT, json=chat("Why? " * 500))
-    assert [r for r in caplog.records if r.name.endswith("outcome_log")]
+    assert [r for r in caplog.records if r.name.endswith("detection_log")]
 
 
 def test_a_document_that_is_not_boosted_was_found_all_the_same(start_proxy: StartProxy) -> None:
@@ -90,7 +97,7 @@ def test_a_document_that_is_not_boosted_was_found_all_the_same(start_proxy: Star
 
     assert answer.headers["x-ragboost-bypass"] == "option"
     assert answer.headers["x-ragboost-frame"] == "ragboost object"
-    assert read_metric(url, "ragboost_outcomes_total", outcome="found") == 1
+    assert read_metric(url, "ragboost_detections_total", detection="found") == 1
 
 
 def test_no_tag_of_a_client_becomes_a_label_a_header_or_a_field(start_proxy: StartProxy) -> None:
