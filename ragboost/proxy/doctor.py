@@ -18,6 +18,7 @@ from ragboost.proxy.event_probe import probe_events
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL, explain_refusal
+from ragboost.proxy.upstream.engine_kind import owner_of
 from ragboost.rewriting.headers import RawHeaders, printable
 
 _TIMEOUT_S = 60.0
@@ -146,7 +147,7 @@ class _Examination:
         models = answer.get("data") if isinstance(answer, dict) else None
         if status == 200 and isinstance(models, list) and models:
             self._model = str(models[0].get("id", ""))
-            owner = models[0].get("owned_by")
+            owner = owner_of(answer)
             self._engine = owner if owner in ("vllm", "sglang", "ragboost") else ""
             self._add("reachable", "ok", f"{self._backend.url} serves {self._model}")
             return True

@@ -14,17 +14,27 @@ import msgspec
 from msgspec import Raw
 
 from ragboost.bounded_map import BoundedMap, Generations
-from ragboost.hosted.lint.prompt import PROMPTS, PromptPart, common_length
-from ragboost.rewriting.json_body import JsonBody
+from ragboost.hosted.lint.causes import MARKS
+from ragboost.hosted.lint.prompt import (
+    PROMPTS,
+    PromptPart,
+    PromptParts,
+    blocks_of,
+    common_length,
+    is_system,
+    moves_system,
+)
+from ragboost.rewriting.json_body import JsonBody, decode_message
 from ragboost.wires.body import has_cache_mark, num_instructions, tool_name
+from ragboost.wires.normal_form import EngineKind
 from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY, CONTENTS
+from ragboost.wires.volatile_lines import VOLATILE_LINES, without_lines
 
 _HEAD = {"model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS}
 _HEAD |= {*ANY.tools, *ANY.instructions}
 _KEPT = _HEAD.union(PROMPTS)
 _CONTENTS = (*dict.fromkeys(CONTENTS.values()), "tool_calls", "output", "arguments")
-MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
 _MAX_ABOVE = 4  # instructions that are looked at
@@ -37,6 +47,8 @@ _MAX_MOVED = 8  # messages between which breakpoints may have moved
 _MAX_NEAR = 20  # blocks that APIs look back from a breakpoint, at least
 _MESSAGE_BYTES = 160  # of a message's view and sample
 _SAMPLE = 64  # characters at both ends of a text
+_MAX_FRUITLESS = 2  # comparisons of heads of one kind that find nothing, in a row
+_ONE_IN = 16  # of the later ones is compared
 
 
 class SeenPrompt:
@@ -52,6 +64,7 @@ class SeenPrompt:
             fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
             raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
         self.owner = owner
+        self.field = field
         self.raw = raw  # all fields that are part of the prompt, and perhaps others
         # Fields beside the messages that are part of the prompt.
         self.head = {name: value for name, value in fields.items() if name in _HEAD}
@@ -97,19 +110,33 @@ class SeenPrompt:
     def samples(self) -> list[int]:
         """Hashes of each message's kind and ends."""
         if not self._samples and self.messages:
-            decoded = self.decoded
-            if not decoded:
-                messages = b",".join([bytes(message) for message in self.messages])
-                decoded = JsonBody(b'{"m":[%b]}' % messages).fields["m"]
+            decoded = self.decoded or map(decode_message, self.messages)
             self._samples = [_sample(self.owner, message) for message in decoded]
         return self._samples
 
+    def proves_to_continue(self, other: "SeenPrompt") -> bool:
+        """Return True if an answer that is in another request is in this one: only who has read
+        that conversation can send it."""
+        own = set(self.samples)
+        return any(
+            sample in own and _is_answer(message)
+            for sample, message in zip(other.samples, other.messages, strict=True)
+        )
+
+    def parts(self, kind: EngineKind) -> PromptParts:
+        """Divide its prompt."""
+        head, messages = self.head, self.messages
+        return PromptParts.of(head, self.field, messages, num_above=self.num_above, kind=kind)
+
 
 class Predecessor(NamedTuple):
+    """What a request is compared with."""
+
     prompt: SeenPrompt
     # What follows from the bytes alone: the prompt is continued, breakpoints are where they were.
     is_continued: bool
     is_head_only: bool  # of another conversation, with which this one shares its head
+    key: int = 0  # of the heads that are compared with each other
 
 
 class LastPrompts:
@@ -146,6 +173,8 @@ class LastPrompts:
         )
         # Hashes of heads with which conversations began: one that was sent before diverges nowhere.
         self._heads: BoundedMap[int, None] = BoundedMap(max_entries=max_prompts)
+        # Comparisons of heads in a row that found nothing, by key.
+        self._fruitless: BoundedMap[int, int] = BoundedMap(max_entries=max_prompts)
         self._num = 0
 
     def __len__(self) -> int:
@@ -159,13 +188,15 @@ class LastPrompts:
         name: str = "",
         where: str = "",
         has_head: bool = True,
-    ) -> Predecessor | None:
-        """Add a request, and return the one before it; None if there is none.
+        kind: EngineKind = "",
+    ) -> tuple[Predecessor, SeenPrompt] | None:
+        """Add a request, and return the one before it and itself; None if there is none before it.
 
         Args:
             owner: keeps the requests of different users apart.
             name: of its conversation, unique for its owner; empty if it is not named.
             has_head: compare its tools and instructions with those of other conversations.
+            kind: of the backend.
         """
         for field in PROMPTS:
             if decoded := body.fields.get(field):
@@ -176,7 +207,7 @@ class LastPrompts:
         elif not isinstance(decoded, str):
             return None
         new = SeenPrompt(body, field, owner=owner, name=name, time_s=self._clock(), where=where)
-        number, found = self._find(new)
+        number, found = self._find(new, kind)
         if number is None:
             self._num = number = self._num + 1
             if has_head:
@@ -188,9 +219,15 @@ class LastPrompts:
         size = len(new.raw) + _MESSAGE_BYTES * len(new.messages)
         self._last.put(number, new, size=size)
         self._lead(new.own_keys, number)
-        return found
+        return None if found is None else (found, new)
 
-    def _find(self, new: SeenPrompt) -> tuple[int | None, Predecessor | None]:
+    def note_compared(self, key: int, *, is_fruitless: bool) -> None:
+        """Note what a comparison of heads has found: a kind of them whose text is new in every
+        request is compared more rarely."""
+        num = (self._fruitless.peek(key) or 0) + 1
+        self._fruitless.put(key, num if is_fruitless else 0)
+
+    def _find(self, new: SeenPrompt, kind: EngineKind) -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
         for key in new.sought_keys(self._is_new):
@@ -199,7 +236,7 @@ class LastPrompts:
                 if prompt is None or number in candidates or prompt.owner != new.owner:
                     continue
                 candidates[number] = prompt
-                if _is_same(prompt, new):
+                if _is_same(prompt, new, kind):
                     return number, Predecessor(prompt, True, False)
             if len(candidates) >= _MAX_SOUGHT:
                 break
@@ -230,8 +267,15 @@ class LastPrompts:
                 other = self._last.peek(number)
                 if other is None or other.owner != new.owner:
                     continue
-                return keys, Predecessor(other, False, True)
+                return keys, Predecessor(other, False, True, key) if self._is_due(key) else None
         return keys, None
+
+    def _is_due(self, key: int) -> bool:
+        num = self._fruitless.get(key) or 0
+        if num <= _MAX_FRUITLESS or num % _ONE_IN == 0:
+            return True
+        self._fruitless.put(key, num + 1)
+        return False
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
         by_key = self._by_key.newer
@@ -275,11 +319,13 @@ def _sampled_text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _is_same(before: SeenPrompt, new: SeenPrompt) -> bool:
+def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
     """Return True if a request continues another one byte by byte, but for breakpoints that have
     moved on, from message to message."""
     old, messages = before.messages, new.messages
     if before.head != new.head or len(old) > len(messages):
+        return False
+    if moves_system(new.head, kind) and any(map(is_system, messages[len(old) :])):
         return False
     if messages[: len(old)] == old:
         return True
@@ -291,9 +337,8 @@ def _is_same(before: SeenPrompt, new: SeenPrompt) -> bool:
         was, now = bytes(old[at]), bytes(messages[at])
         if not any(mark in was or mark in now for mark in MARKS):
             return False
-        source = JsonBody(b'{"m":%b}' % was).fields["m"]
-        parts = PromptPart("", "", source), PromptPart("", "", new.decoded[at])
-        if parts[0].text != parts[1].text:
+        path = f"{new.field}[{at}]"
+        if PromptPart(path, old[at], kind).text != PromptPart(path, messages[at], kind).text:
             return False
         first = at if first is None else first
     return first is not None and _is_read(new.decoded[first:])
@@ -304,7 +349,7 @@ def _is_read(messages: Sequence[Any]) -> bool:
     first of these messages."""
     num_blocks = 0
     for message in messages:
-        for block in PromptPart("", "", message).blocks:
+        for block in blocks_of(message):
             num_blocks += 1
             if has_cache_mark(block):
                 return True
@@ -344,6 +389,17 @@ def _is_asked(message: Any) -> bool:
     return not isinstance(message, dict) or message.get("role") in ("user", *ANY.instruction_roles)
 
 
+def _is_answer(message: Raw) -> bool:
+    """Return True for a message that the model has written, and that has a text."""
+    raw = bytes(message)
+    if b'"assistant"' not in raw and b"_call" not in raw:
+        return False
+    value = decode_message(message)
+    if not isinstance(value, dict) or not _sampled_text(value):
+        return False
+    return value.get("role") == "assistant" or str(value.get("type")).endswith("_call")
+
+
 def _is_alike(old: str, new: str) -> bool:
     a, b = (text[:_COMPARED] + text[_COMPARED:][-_COMPARED:] for text in (old, new))
     same = common_length(a, b)
@@ -364,7 +420,10 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
     if first.get("role") in ANY.instruction_roles:
         heads.append(first.get("content"))
     for head in heads:
-        text = head if isinstance(head, str) else PromptPart("", "", head).text
+        head = without_lines(head, VOLATILE_LINES)
+        blocks = [{"text": head}] if isinstance(head, str) else head
+        texts = [b.get("text") for b in blocks if isinstance(b, dict)] if blocks else []
+        text = "\n".join([each for each in texts if isinstance(each, str)])
         begin = text[:_COMPARED].strip().split("\n", 1)[0]
         end = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
         for place, line in enumerate((begin, end)):

@@ -56,7 +56,7 @@ class RecentRequests:
             "backend": backend,
             "status": request.status,
             "bypass": bypass,
-            "cache_break": cache_break.header.decode() if cache_break else None,
+            "cache_break": cache_break.sentence if cache_break else None,
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
