@@ -38,6 +38,9 @@ _PREFIX_CACHING = re.compile(
     r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', re.MULTILINE
 )
 
+_CACHE_ABSENT = re.compile(
+    r'^ragboost_backend_prefix_cache_absent\{[^}]*backend="([^"]*)"[^}]*\} 1', re.MULTILINE
+)
 _NUM_UNMARKED = re.compile(
     r'^ragboost_bypass_total\{reason="unmarked_documents"\} ([1-9][\d.e+]*)$', re.MULTILINE
 )
@@ -170,7 +173,7 @@ class _Examination:
             found = "this is a RAGBoost proxy: the other checks see its backend through it"
             fix = "give the engine's own address for the rest: --backend URL"
             self._add("engine", "advice", found, fix=fix)
-            await self._unmarked_documents()
+            await self._proxy_metrics()
             return reuse
         answers = {path: await self._call(path) for path in ("/health", "/metrics", "/server_info")}
         if not self._engine and all(status != 200 for status, _ in answers.values()):
@@ -185,9 +188,14 @@ class _Examination:
             self._block_size = info["page_size"]
         return reuse
 
-    async def _unmarked_documents(self) -> None:
-        """Say that the proxy was sent documents without boundaries."""
+    async def _proxy_metrics(self) -> None:
+        """Say what a proxy has learnt of its backends and of the documents that it was sent."""
         _, metrics = await self._call("/metrics")
+        absent = _CACHE_ABSENT.findall(metrics) if isinstance(metrics, str) else ()
+        for name in dict.fromkeys(absent):  # every worker of a proxy says so
+            found = f"{name} reported no cached token in 60 responses that should have hits"
+            fix = "run `ragboost doctor --backend` with its address"
+            self._add("hits", "advice", found, fix=fix)
         num = _NUM_UNMARKED.search(metrics) if isinstance(metrics, str) else None
         if num is not None:
             found = f"{float(num[1]):.0f} requests seem to hold documents without boundaries"
