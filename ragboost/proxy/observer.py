@@ -18,6 +18,7 @@ from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.parsed_request import ParsedRequest, run_bytes
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
+from ragboost.tokens.chat_template import ChatTemplate
 from ragboost.wires.body import num_instructions
 
 Parse = Callable[[bytes], ParsedRequest]
@@ -34,7 +35,8 @@ class RequestObserver:
         self._pieces = VaryingPieces(max_messages=settings.session.max_sessions)
         proxy = settings.proxy  # the teams of a file may become more
         num_teams = len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS
-        self._watch = PrefixWatch(settings.prices, num_teams=num_teams)
+        template = ChatTemplate.beside(settings.tokens.tokenizer)
+        self._watch = PrefixWatch(settings.prices, num_teams=num_teams, template=template)
         self._tenants = tenants
         self._metrics = metrics
         self._is_recorded = proxy.record is not None
@@ -95,7 +97,8 @@ class RequestObserver:
             self._metrics.count_orders(context, sent)
 
     async def _compare(self, comparison: PromptComparison, model: str) -> CacheBreak | None:
-        found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=_MAX_BYTES)
+        max_bytes = _MAX_BYTES if comparison.template is None else 0  # rendering takes longer
+        found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=max_bytes)
         ratio = self._tenants.tokens_per_byte(model)
         cache_break = self._watch.report(comparison, found, model=model, tokens_per_byte=ratio)
         if cache_break is not None:

@@ -20,8 +20,10 @@ from ragboost.hosted.lint.causes import (
     has_marks,
 )
 from ragboost.hosted.lint.conversations import LastPrompts, Predecessor, SeenPrompt
+from ragboost.hosted.lint.rendering import rendered_break
 from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.tokens.chat_template import ChatTemplate
 from ragboost.wires.body import is_stored
 from ragboost.wires.normal_form import EngineKind
 from ragboost.wires.providers import PROMPT_CACHES
@@ -93,9 +95,11 @@ class PromptComparison(NamedTuple):
     kind: EngineKind = ""
     seconds: float = 0.0  # between them; 0 if unknown
     prompts: LastPrompts | None = None  # which learns what comes of it
+    template: ChatTemplate | None = None  # of the model
 
     @property
     def num_bytes(self) -> int:
+        """How much there is to do."""
         return len(self.new.raw) + len(self.before.prompt.raw)
 
     def run(self) -> PrefixBreak | None:
@@ -106,14 +110,15 @@ class PromptComparison(NamedTuple):
         old = before.parts(self.kind)
         if is_continued:
             found = expired_break(old, seconds=self.seconds)
-        elif is_head_only:
-            found = compare(old.head(), self.new.parts(self.kind).head())
-            return found._replace(is_proven=False) if found else None
-        else:
-            found = compare(old, self.new.parts(self.kind))
-        if found is None:
-            return None
-        return found._replace(is_proven=self.new.proves_to_continue(before))
+            return found and found._replace(is_proven=self.new.proves_to_continue(before))
+        new = self.new.parts(self.kind)
+        if is_head_only:
+            found = compare(old.head(), new.head())
+            return found and found._replace(is_proven=False)
+        found = compare(old, new)
+        if found is not None and self.template is not None:
+            found = rendered_break(found, old, new, self.template)
+        return found and found._replace(is_proven=self.new.proves_to_continue(before))
 
 
 class PrefixWatch:
@@ -121,6 +126,7 @@ class PrefixWatch:
 
     Args:
         num_teams: that share the memory.
+        template: of the model, where it is at hand.
         clock: monotonic, in seconds.
     """
 
@@ -129,9 +135,11 @@ class PrefixWatch:
         prices: Sequence[PriceSettings] = (),
         *,
         num_teams: int = 1,
+        template: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prices = prices
+        self._template = template
         self._clock = clock
         self._max_size = _MAX_BYTES // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
@@ -158,7 +166,7 @@ class PrefixWatch:
         seconds = self._clock() - before.prompt.time_s
         if before.is_continued and not _may_expire(before, seconds):
             return None
-        return PromptComparison(before, new, kind, seconds, last)
+        return PromptComparison(before, new, kind, seconds, last, self._template)
 
     def report(
         self,
