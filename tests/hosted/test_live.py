@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ragboost.config import PriceSettings
-from ragboost.hosted.lint.causes import Cause, PrefixBreak
+from ragboost.hosted.lint.causes import Cause
+from ragboost.hosted.lint.comparison import PrefixBreak
 from ragboost.hosted.lint.conversations import LastPrompts
 from ragboost.hosted.lint.live import CacheBreak, PrefixWatch
 from ragboost.rewriting.json_body import JsonBody

@@ -6,127 +6,37 @@ a history is the same, by links that change with any of it; here it is sought wh
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-from msgspec import Raw
-
 from ragboost.bounded_map import BoundedMap, Generations
-from ragboost.hosted.lint.causes import MARKS
+from ragboost.hosted.lint.comparison import MARKS
 from ragboost.hosted.lint.prompt import (
     PROMPTS,
     PromptPart,
-    PromptParts,
     blocks_of,
     common_length,
     is_system,
     moves_system,
 )
-from ragboost.rewriting.json_body import JsonBody, decode_message
-from ragboost.wires.body import has_cache_mark, num_instructions, tool_name
+from ragboost.hosted.lint.seen_prompt import MAX_SOUGHT, SeenPrompt
+from ragboost.rewriting.json_body import JsonBody
+from ragboost.wires.body import has_cache_mark, tool_name
 from ragboost.wires.normal_form import EngineKind
-from ragboost.wires.providers import CACHE_MARKS
-from ragboost.wires.registry import ANY, CONTENTS
+from ragboost.wires.registry import ANY
 from ragboost.wires.volatile_lines import VOLATILE_LINES, without_lines
 
-_HEAD = {"model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS}
-_HEAD |= {*ANY.tools, *ANY.instructions}
-_KEPT = _HEAD.union(PROMPTS)
-_CONTENTS = (*dict.fromkeys(CONTENTS.values()), "tool_calls", "output", "arguments")
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
-_MAX_ABOVE = 4  # instructions that are looked at
-_MAX_SOUGHT = 12  # messages at the end by which a conversation is sought
-_MAX_OWN = 3  # of these, by which it is found
 _MAX_MESSAGES = 2000  # requests with more are left alone
 _MAX_MOVED_BYTES = 64 * 1024
 _COMPARED = 4096  # characters at both ends of a message
 _MAX_MOVED = 8  # messages between which breakpoints may have moved
 _MAX_NEAR = 20  # blocks that APIs look back from a breakpoint, at least
 _MESSAGE_BYTES = 160  # of a message's view and sample
-_SAMPLE = 64  # characters at both ends of a text
+_LINE = 64  # characters at both ends of a line that are hashed
 _MAX_FRUITLESS = 2  # comparisons of heads of one kind that find nothing, in a row
 _ONE_IN = 16  # of the later ones is compared
-
-
-class SeenPrompt:
-    """A request as it seeks its conversation, and as it is kept."""
-
-    def __init__(
-        self, body: JsonBody, field: str, *, owner: bytes, name: str, time_s: float, where: str
-    ) -> None:
-        fields, raw, decoded = body.raw_fields, body.raw, body.fields[field]
-        is_list = isinstance(decoded, list)
-        messages = body.elements(field) if is_list else [fields[field]]
-        if 2 * memoryview(fields[field]).nbytes < len(raw):  # documents beside the messages
-            fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
-            raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
-        self.owner = owner
-        self.field = field
-        self.raw = raw  # all fields that are part of the prompt, and perhaps others
-        # Fields beside the messages that are part of the prompt.
-        self.head = {name: value for name, value in fields.items() if name in _HEAD}
-        self.messages: Sequence[Raw] = messages  # views of `raw`, as above
-        self.decoded: list[Any] = decoded if is_list else [decoded]  # empty once it is kept
-        self.name_key = hash((owner, name)) if name else 0  # of its conversation; 0 without a name
-        # Of its tools and instructions, under which it is found; None if these were not looked at.
-        self.head_keys: Sequence[int] | None = None
-        self.time_s = time_s
-        self.where = where  # file and line of a log
-        self.num_above = above = num_instructions(self.decoded[:_MAX_ABOVE])
-        self._last = last = len(self.decoded) - 1
-        # The first message of a turn; 0 if there is none.
-        self._first = first = above if above <= last and above < _MAX_ABOVE else 0
-        # The keys under which what continues it is to find it.
-        self.own_keys: Sequence[int] = (self.name_key,)
-        if not name:
-            places = (*range(last, max(first, last - _MAX_OWN), -1), first)
-            self.own_keys = [_sample(owner, self.decoded[at]) for at in places]
-        self._samples: list[int] = []
-
-    def sought_keys(self, is_new: Callable[[Sequence[int]], bool]) -> Iterable[int]:
-        """Return the keys under which its conversation may be found, the most specific first."""
-        first, last, owner = self._first, self._last, self.owner
-        own, middle = self.own_keys, range(last - _MAX_OWN, max(first, last - _MAX_SOUGHT), -1)
-        if self.name_key or not middle:
-            return () if is_new(own) else own
-        others = (_sample(owner, self.decoded[at]) for at in middle)
-        if not is_new(own):
-            return chain(own[:-1], others, own[-1:])
-        keys = [*others]
-        return () if is_new(keys) else keys
-
-    def has_head_of(self, other: "SeenPrompt") -> bool:
-        above = slice(self.num_above)
-        return other.head == self.head and other.messages[above] == self.messages[above]
-
-    def head_hash(self) -> int:
-        head = [(name, bytes(value)) for name, value in sorted(self.head.items())]
-        return hash((self.owner, *head, *map(bytes, self.messages[: self.num_above])))
-
-    @property
-    def samples(self) -> list[int]:
-        """Hashes of each message's kind and ends."""
-        if not self._samples and self.messages:
-            decoded = self.decoded or map(decode_message, self.messages)
-            self._samples = [_sample(self.owner, message) for message in decoded]
-        return self._samples
-
-    def proves_to_continue(self, other: "SeenPrompt") -> bool:
-        """Return True if an answer that is in another request is in this one: only who has read
-        that conversation can send it."""
-        own = set(self.samples)
-        return any(
-            sample in own and _is_answer(message)
-            for sample, message in zip(other.samples, other.messages, strict=True)
-        )
-
-    def parts(self, kind: EngineKind) -> PromptParts:
-        """Divide its prompt."""
-        head, messages = self.head, self.messages
-        return PromptParts.of(head, self.field, messages, num_above=self.num_above, kind=kind)
 
 
 class Predecessor(NamedTuple):
@@ -238,7 +148,7 @@ class LastPrompts:
                 candidates[number] = prompt
                 if _is_same(prompt, new, kind):
                     return number, Predecessor(prompt, True, False)
-            if len(candidates) >= _MAX_SOUGHT:
+            if len(candidates) >= MAX_SOUGHT:
                 break
         similar = {
             number: _common_share(prompt, new)
@@ -295,28 +205,6 @@ class LastPrompts:
     def _is_new(self, keys: Sequence[int]) -> bool:
         newer, older = self._by_key.newer.keys(), self._by_key.older.keys()
         return newer.isdisjoint(keys) and older.isdisjoint(keys)
-
-
-def _sample(owner: bytes, message: Any) -> int:
-    """Hash what identifies a message well enough to look at its conversation."""
-    if not isinstance(message, dict):
-        return hash((owner, str(message)[:_SAMPLE]))
-    kind, text = message.get("role") or message.get("type"), message.get("content")
-    if type(kind) is not str:
-        kind = str(kind)
-    if type(text) is not str or not text:
-        text = _sampled_text(message)
-    return hash((owner, kind, len(text), text[:_SAMPLE], text[-_SAMPLE:]))
-
-
-def _sampled_text(message: Mapping[str, Any]) -> str:
-    for name in _CONTENTS:
-        if content := message.get(name):
-            break
-    if isinstance(content, list) and content and isinstance(content[-1], dict):
-        block = content[-1]
-        content = block.get("text") or block.get("id") or block.get("tool_use_id")
-    return content if isinstance(content, str) else ""
 
 
 def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
@@ -389,17 +277,6 @@ def _is_asked(message: Any) -> bool:
     return not isinstance(message, dict) or message.get("role") in ("user", *ANY.instruction_roles)
 
 
-def _is_answer(message: Raw) -> bool:
-    """Return True for a message that the model has written, and that has a text."""
-    raw = bytes(message)
-    if b'"assistant"' not in raw and b"_call" not in raw:
-        return False
-    value = decode_message(message)
-    if not isinstance(value, dict) or not _sampled_text(value):
-        return False
-    return value.get("role") == "assistant" or str(value.get("type")).endswith("_call")
-
-
 def _is_alike(old: str, new: str) -> bool:
     a, b = (text[:_COMPARED] + text[_COMPARED:][-_COMPARED:] for text in (old, new))
     same = common_length(a, b)
@@ -427,4 +304,4 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
         begin = text[:_COMPARED].strip().split("\n", 1)[0]
         end = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
         for place, line in enumerate((begin, end)):
-            yield hash((owner, place, line[:_SAMPLE], line[-_SAMPLE:]))
+            yield hash((owner, place, line[:_LINE], line[-_LINE:]))

@@ -11,16 +11,11 @@ from typing import Any, NamedTuple
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import PriceSettings
-from ragboost.hosted.lint.causes import (
-    MENDS,
-    Cause,
-    PrefixBreak,
-    compare,
-    expired_break,
-    has_marks,
-)
-from ragboost.hosted.lint.conversations import LastPrompts, Predecessor, SeenPrompt
+from ragboost.hosted.lint.causes import MENDS, Cause
+from ragboost.hosted.lint.comparison import PrefixBreak, compare, expired_break, has_marks
+from ragboost.hosted.lint.conversations import LastPrompts, Predecessor
 from ragboost.hosted.lint.rendering import rendered_break
+from ragboost.hosted.lint.seen_prompt import SeenPrompt
 from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.tokens.chat_template import ChatTemplate

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ragboost.hosted.lint.causes import PrefixBreak
+from ragboost.hosted.lint.comparison import PrefixBreak
 from ragboost.hosted.lint.prompt import PromptParts, common_length
 from ragboost.tokens.chat_template import ChatTemplate
 from ragboost.wires.normal_form import normal_message

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from ragboost.config import PriceSettings
 from ragboost.errors import RequestError
-from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak
+from ragboost.hosted.lint.causes import MENDS, Cause
+from ragboost.hosted.lint.comparison import PrefixBreak
 from ragboost.hosted.lint.conversations import LastPrompts
 from ragboost.hosted.lint.live import HEAD_CAUSES, PromptComparison
 from ragboost.hosted.lint.prompt import (
