@@ -78,7 +78,7 @@ def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
     if behind is None or not behind.is_closer:
         return False
     inner = text[mark.end : behind.start]
-    if text[mark.end - 1] != ">":
+    if text[mark.end - 1] != ">" and ">" in inner:  # behind the attributes
         inner = inner.partition(">")[2]
     return len(inner.strip()) > _MAX_EXAMPLE
 
