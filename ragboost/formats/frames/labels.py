@@ -181,8 +181,9 @@ def _listed(
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
+    is_counted = is_count([label.name for label in labels])  # else ids of the documents
     blocks = [
-        _block(text, label, start, stop)
+        _block(text, label, start, stop, is_counted=is_counted)
         for label, (start, stop) in zip(labels, bodies, strict=True)
     ]
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
@@ -254,8 +255,8 @@ def _has_question_label(line: str) -> bool:
     return not _QUESTION_WORDS.isdisjoint(words)
 
 
-def _block(text: str, label: _Label, start: int, stop: int) -> DocumentBlock:
-    numbers = (label.number,) if label.name.isdigit() else ()
+def _block(text: str, label: _Label, start: int, stop: int, *, is_counted: bool) -> DocumentBlock:
+    numbers = (label.number,) if is_counted else ()
     line_end = text.find("\n", start, stop)
     if text.startswith("#", label.start) and line_end > 0:  # behind a heading's title
         start = strip(text, line_end, stop)[0]
