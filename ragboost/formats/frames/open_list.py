@@ -6,6 +6,7 @@ in another text.
 
 from collections import Counter
 from collections.abc import Sequence, Set
+from itertools import pairwise
 
 from ragboost.formats.frames.line_digests import Digests
 from ragboost.formats.frames.recurrence import MIN_OBSERVATIONS, Run, constants
@@ -41,7 +42,7 @@ def _ends(text: Digests, dropped: Set[int]) -> list[int]:
     marks = text.marks
     return [
         text.keys[_last_line(text, first, end, dropped)]
-        for first, end in zip(marks, marks[1:], strict=False)
+        for first, end in pairwise(marks)
     ]
 
 

@@ -8,7 +8,6 @@ from ragboost.formats.frames.evidence import Evidence
 from tests.formats.frames.evidence_worlds import (
     JOINS,
     TEMPLATES,
-    Join,
     Prompt,
     Template,
     corpus,

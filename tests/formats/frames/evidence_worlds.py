@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ragboost.formats.frames.evidence import Span
 
 WORDS = (
-    "lease rent tenant court water letter notice garden payment roof window deposit repair month "
-    "owner clause agent heating visit insurance"
-).split()
+    *("lease", "rent", "tenant", "court", "water", "letter", "notice", "garden", "payment"),
+    *("roof", "window", "deposit", "repair", "month", "owner", "clause", "agent", "heating"),
+)
 
 
 class Join(NamedTuple):
