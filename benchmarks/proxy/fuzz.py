@@ -3,6 +3,7 @@
     python -m benchmarks.proxy.fuzz --requests 1000000 --json
     python -m benchmarks.proxy.fuzz --http --episode 2500
     python -m benchmarks.proxy.fuzz --replay 2026.17.204
+    python -m benchmarks.proxy.fuzz --replay 2026.t17.204
 
 Runs `tests/fuzz` for as long as wanted: episodes of one app each, with random clients whose
 documents name their owner, and an oracle that shares no code with the proxy. Counts documents that
@@ -10,6 +11,10 @@ are lost, doubled or another person's, labels and hints that name nothing, resen
 other bytes, and other changes. With `--http`, the proxy's server is between clients and app. A
 failing case is SEED.EPISODE.REQUEST: `--replay` repeats its episode and prints the request, what
 the backend received, and those before it of the conversation.
+
+Every second episode is one of `tests/fuzz/texts`: documents whose contents are marks of all frames,
+in the layouts of known applications; `--no-contents` leaves these out. Their cases have a `t`, and
+faults of their own: documents that are cut or mixed, notes inside documents, changed texts.
 """
 
 import argparse
@@ -29,9 +34,13 @@ from benchmarks.command import make_parser
 from tests.fuzz.driver import Episode, Report
 from tests.fuzz.oracle import KINDS, Fault
 from tests.fuzz.requests import Asked, Reply
+from tests.fuzz.texts.applications import TextRequest
+from tests.fuzz.texts.driver import TextEpisode
+from tests.fuzz.texts.oracle import KINDS as TEXT_KINDS
 from tests.fuzz.worlds import WORLDS
 
 _SHOWN = 5
+_KINDS = (*KINDS, *(kind for kind in TEXT_KINDS if kind not in KINDS))
 
 
 def main() -> None:
@@ -42,6 +51,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2026, help="seed of the run")
     parser.add_argument("--episode", type=int, default=5_000, help="requests to one app")
     parser.add_argument("--http", action="store_true", help="send over HTTP, in eight worlds")
+    parser.add_argument("--contents", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--replay", metavar="CASE", help="repeat a failing case instead")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # thousands of backends fail on purpose
@@ -59,7 +69,7 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
         task = progress.add_task("requests", total=options.requests, faults=0)
         for number in range(num_episodes):
             size = min(options.episode, options.requests - report.requests)
-            Episode(options.seed, number, size, options.http).run(report)
+            _episode(options, number, size).run(report)
             faults = sum(report.counts.values())
             progress.update(task, completed=report.requests, faults=faults)
             if number == min(num_episodes, len(WORLDS)) - 1:
@@ -73,16 +83,23 @@ def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
         "requests_per_s": round(report.requests / seconds, 1),
         "peak_rss_mb": _rss_mb(),
         "peak_rss_mb_after_one_of_each_world": rss_mb_early,
-        "faults": {kind: report.counts[kind] for kind in KINDS},
+        "faults": {kind: report.counts[kind] for kind in _KINDS},
         "moves": dict(sorted(report.moves.items())),
         "first": [{"case": case, **fault._asdict()} for case, fault in _first(report)],
     }, report
 
 
+def _episode(options: argparse.Namespace, number: int, size: int) -> Episode | TextEpisode:
+    if not options.contents:
+        return Episode(options.seed, number, size, options.http)
+    kind = TextEpisode if number % 2 else Episode
+    return kind(options.seed, number // 2, size, options.http)
+
+
 def _first(report: Report) -> list[tuple[str, Fault]]:
     """Return the first failures of each kind."""
     by_kind = [
-        [failure for failure in report.failures if failure[1].kind == kind] for kind in KINDS
+        [failure for failure in report.failures if failure[1].kind == kind] for kind in _KINDS
     ]
     return [failure for found in by_kind for failure in found[:_SHOWN]]
 
@@ -110,12 +127,15 @@ def _show(result: dict[str, Any], report: Report) -> None:
     console.print(table)
     console.print(f"{result['requests_per_s']} requests/s, peak RSS {result['peak_rss_mb']} MB")
     for case, fault in _first(report):
-        console.print(f"{case} {fault.kind}: {fault.detail}", markup=False, highlight=False)
+        seen = fault.detail.partition("\n--- client")[0]
+        console.print(f"{case} {fault.kind}: {seen}", markup=False, highlight=False)
 
 
 def _replay(case: str, *, is_served: bool) -> int:
     """Repeat the case's episode up to its request; print the conversation. Return the exit code."""
-    seed, number, last = (int(part) for part in case.split("."))
+    seed, number, last = (int(part) for part in case.replace("t", "").split("."))
+    if "t" in case:
+        return _replay_texts(case, TextEpisode(seed, number, last, is_served))
     seen: list[tuple[Asked, list[bytes], Reply]] = []
     report = Report()
     episode = Episode(seed, number, last, is_served)
@@ -124,9 +144,25 @@ def _replay(case: str, *, is_served: bool) -> int:
     for asked, sent, reply in seen:
         if asked.family is family:
             _print_request(asked, sent, reply)
+    return _print_faults(case, report, world=episode.world.name)
+
+
+def _replay_texts(case: str, episode: TextEpisode) -> int:
+    """Repeat the case's episode up to its request; print that and its faults."""
+    seen: list[tuple[TextRequest, bytes, Reply]] = []
+    report = Report()
+    episode.run(report, see=lambda asked, sent, reply: seen.append((asked, sent, reply)))
+    asked, sent, reply = seen[-1]
+    print(f"client:  {asked.body}\nbackend: {sent.decode()}\nheaders: {reply.headers}")
+    return _print_faults(case, report, world=episode.world.name)
+
+
+def _print_faults(case: str, report: Report, *, world: str) -> int:
     faults = [fault for name, fault in report.failures if name == case]
-    for fault in faults or [Fault("none", "the case does not fail")]:
-        print(f"{case} in {episode.world.name!r}: {fault.kind}: {fault.detail}")
+    for fault in faults or [Fault("none", "the case does not fail, or failed before")]:
+        # Lone surrogates are part of some texts.
+        seen = fault.detail.encode(errors="backslashreplace").decode()
+        print(f"{case} in {world!r}: {fault.kind}: {seen}")
     return 1 if faults else 0
 
 

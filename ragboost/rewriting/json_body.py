@@ -210,6 +210,29 @@ def decode_message(message: Any) -> Any:
         return json.loads(bytes(message))
 
 
+def decode_json(raw: bytes) -> Any:
+    """Decode a JSON text as a body is decoded: numbers keep their spelling, and lone surrogates are
+    accepted. Return None for any other text."""
+    try:
+        return _DECODER.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    except RecursionError:
+        return None
+    try:
+        return _LENIENT.decode(raw.decode())
+    except (ValueError, RecursionError):
+        return None
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value that `decode_json` has returned, or parts of it."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return _dump(value).encode()
+
+
 def _num_openers(raw: bytes) -> int:
     """Count the characters `{` and `[`, which differ in one bit; ten times faster than `count`."""
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) | 0x20 == ord("{")))

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -23,13 +23,27 @@ from tests.fakes.redis import RedisServer
 from tests.fuzz.backend import Backend
 from tests.fuzz.clients import Clients
 from tests.fuzz.oracle import Fault, check
-from tests.fuzz.requests import Asked, Reply
+from tests.fuzz.requests import Asked, Headers, Reply
 from tests.fuzz.worlds import SERVED_WORLDS, WORLDS, World
 
 _ROUND = 6  # requests at the same time, at most
 _HANG_S = 120.0
 
-Call = Callable[[Asked], Awaitable[Reply]]
+
+class Sendable(Protocol):
+    """A request with the number that the backend knows it by."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def headers(self) -> Headers: ...
+    @property
+    def body(self) -> str: ...
+
+
+Call = Callable[[Sendable], Awaitable[Reply]]
 
 
 @dataclass
@@ -154,7 +168,7 @@ async def serving(settings: Settings, backend: Backend) -> AsyncIterator[Call]:
         await asyncio.to_thread(proxy.__exit__)
 
 
-async def _send(client: httpx.AsyncClient, asked: Asked, backend: Backend) -> Reply:
+async def _send(client: httpx.AsyncClient, asked: Sendable, backend: Backend) -> Reply:
     sending = asyncio.create_task(_exchange(client, asked))
     backend.leave[asked.number] = sending.cancel
     try:
@@ -163,7 +177,7 @@ async def _send(client: httpx.AsyncClient, asked: Asked, backend: Backend) -> Re
         return Reply(0, b"", False)
 
 
-async def _exchange(client: httpx.AsyncClient, asked: Asked) -> Reply:
+async def _exchange(client: httpx.AsyncClient, asked: Sendable) -> Reply:
     headers = [*asked.headers, (b"content-type", b"application/json")]
     body, is_complete = b"", False
     async with client.stream(
@@ -176,7 +190,7 @@ async def _exchange(client: httpx.AsyncClient, asked: Asked) -> Reply:
     return Reply(response.status_code, body, is_complete, tuple(response.headers.raw))
 
 
-async def _call(app: ProxyApp, asked: Asked, backend: Backend) -> Reply:
+async def _call(app: ProxyApp, asked: Sendable, backend: Backend) -> Reply:
     """Send a request to the app as a server would, and return what it answers."""
     body = asked.body.encode()
     events: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ragboost.formats.frames.candidate import Hidden
 from ragboost.formats.frames.elements import wrappers
-from ragboost.formats.frames.spans import strip
+from ragboost.formats.frames.spans import lines, strip
 
-_RULE = re.compile(r"^(-{5,}|={5,})[ \t]*\r?$", re.MULTILINE)
+_RULE = re.compile(r"\n(-{5,}|={5,})[ \t]*\r?(?=\n|\Z)")
 _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
 _STUFF = "pieces of context to answer"
@@ -26,32 +27,41 @@ class Container(NamedTuple):
     close: int  # after the mark that ends it
 
 
-def find(text: str) -> list[Container]:
+def find(text: str, hidden: Hidden) -> list[Container]:
     """Return the containers of a text, inner ones first."""
-    found = [*_between_rules(text), *_stuffed(text)]
+    found = [*_between_rules(text, hidden), *_stuffed(text)]
     found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
     stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
     return sorted((c for c in stripped if c.start < c.end), key=lambda each: each.end - each.start)
 
 
-def rules(text: str) -> list[re.Match[str]]:
-    """Return the lines of nothing but dashes or equals signs."""
-    if "-----" not in text and "=====" not in text:
+class Rule(NamedTuple):
+    """A line of nothing but dashes or equals signs."""
+
+    start: int
+    end: int
+    mark: str
+
+
+def rules(text: str, hidden: Hidden) -> list[Rule]:
+    """Return the rules of a text; none if it has absurdly many."""
+    if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
         return []
-    found = list(_RULE.finditer(text))
+    gaps = list(hidden.gaps(len(text)))
+    found = [Rule(line.start, line.end, line.match[1]) for line in lines(text, _RULE, gaps)]
     return found if len(found) <= _MAX_RULES else []
 
 
-def _between_rules(text: str) -> Iterator[Container]:
-    lines = rules(text)
-    by_mark: dict[str, list[re.Match[str]]] = {}
-    for line in lines:
-        by_mark.setdefault(line[1], []).append(line)
-    for pair in by_mark.values():
-        if len(pair) == 2:
-            yield Container(pair[0].end(), pair[1].start(), pair[1].end())
-        elif len(pair) == 1 == len(lines) and _STUFF in text[: pair[0].start()].lower():
-            yield Container(pair[0].end(), len(text), len(text))
+def _between_rules(text: str, hidden: Hidden) -> Iterator[Container]:
+    found = rules(text, hidden)
+    by_mark: dict[str, list[Rule]] = {}
+    for rule in found:
+        by_mark.setdefault(rule.mark, []).append(rule)
+    for same in by_mark.values():
+        if len(same) == 2:
+            yield Container(same[0].end, same[1].start, same[1].end)
+        elif len(same) == 1 == len(found) and _STUFF in text[: same[0].start].lower():
+            yield Container(same[0].end, len(text), len(text))
 
 
 def _stuffed(text: str) -> Iterator[Container]:

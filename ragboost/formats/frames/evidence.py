@@ -52,6 +52,15 @@ class _Tenant:
             max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
         )
 
+    def copy_of(self, first: Line) -> "_Tenant":
+        """Return a copy of what is known of texts with this first line."""
+        copy = _Tenant()
+        copy.headless = self.headless.copy()
+        for name in {first.key, first.label}:
+            if (traffic := self.traffic.peek(name)) is not None:
+                copy.traffic.put(name, traffic.copy())
+        return copy
+
 
 class Evidence:
     """What the traffic of each tenant has shown so far. Thread-safe.
@@ -65,7 +74,13 @@ class Evidence:
         self._lock = Lock()
 
     def cut(
-        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int] = ()
+        self,
+        text: str,
+        *,
+        tenant: str,
+        is_first_turn: bool,
+        marks: Sequence[int] = (),
+        learns: bool = True,
     ) -> tuple[Span, ...]:
         """Return the documents of a text, which may change places; empty if they are not known.
 
@@ -74,20 +89,36 @@ class Evidence:
 
         Args:
             marks: where documents begin, if only the end of the last one is not known.
+            learns: False: say what would be found, and change nothing.
         """
         if not _MIN_TEXT <= len(text) <= _MAX_CHARS:
             return ()
+        if not learns:
+            return self._try(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
         with self._lock:
-            known = self._tenants.get(tenant)
-            if known is None:
-                known = _Tenant()
-                self._tenants.put(tenant, known)
+            known = self._tenants.get(tenant) or _Tenant()
+            self._tenants.put(tenant, known)
             name = hash((text, tuple(marks)))
             spans = known.decisions.get(name)
             if spans is None:
                 spans = _learn(known, text, marks) if is_first_turn else ()
                 known.decisions.put(name, spans, size=1 + len(spans))
             return spans
+
+    def _try(
+        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int]
+    ) -> tuple[Span, ...]:
+        """Return what `cut` would, and change nothing."""
+        lines = read_lines(text)
+        with self._lock:
+            known = self._tenants.peek(tenant)
+            if known is None or not lines:
+                return ()
+            spans = known.decisions.peek(hash((text, tuple(marks))))
+            if spans is not None or not is_first_turn:
+                return spans or ()
+            copy = known.copy_of(lines[0])
+        return _learn(copy, text, marks)
 
 
 def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]:

@@ -6,38 +6,43 @@ from collections.abc import Iterator, Sequence
 
 from ragboost.formats.frames.candidate import Candidate
 from ragboost.formats.frames.siblings import is_separator, separators
+from ragboost.formats.frames.spans import Line, lines
 from ragboost.formats.groups import DocumentBlock, hint_name
 
-_FENCE = re.compile(r"^(`{3,}|~{3,})[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"\n(`{3,}|~{3,})[^\n`]*(?=\n|\Z)")
 _NAME = re.compile(r"[\w@~][\w./\\@~+-]*\.\w{1,10}\b|[\w.-]+/[\w./-]+")
 NAME = "name and fence"
 _MIN_CHARS = 40
 _MAX_FENCES = 10_000
 
 
-def fences(text: str) -> list[re.Match[str]]:
-    found = list(_FENCE.finditer(text)) if "```" in text or "~~~" in text else []
+def fences(text: str) -> list[Line]:
+    """Return the lines that open or close a code block; none if there are absurdly many."""
+    if "`" not in text and "\n~" not in text:
+        return []
+    found = list(lines(text, _FENCE))
     return found if len(found) <= _MAX_FENCES else []
 
 
-def is_in_code(marks: Sequence[re.Match[str]], at: int) -> bool:
+def is_in_code(marks: Sequence[Line], at: int) -> bool:
     """Return True after an odd number of code fences."""
-    return bisect(marks, at, key=lambda mark: mark.start()) % 2 == 1
+    return bisect(marks, at, key=lambda mark: mark.start) % 2 == 1
 
 
-def find(text: str, marks: Sequence[re.Match[str]]) -> Iterator[Candidate]:
+def find(text: str, marks: Sequence[Line]) -> Iterator[Candidate]:
     """Find a list of files: the name on a line, the text in the fence below it."""
     blocks: list[DocumentBlock] = []
     for opener, closer in zip(marks[::2], marks[1::2], strict=False):
-        line = text.rfind("\n", 0, max(0, opener.start() - 1)) + 1
-        name = _NAME.search(text, line, opener.start())
-        if opener[1] != closer[0].strip() or name is None or opener.start() - line > 300:
+        line = text.rfind("\n", 0, max(0, opener.start - 1)) + 1
+        name = _NAME.search(text, line, opener.start)
+        is_closed = text[closer.start : closer.end].strip() == opener.match[1]
+        if not is_closed or name is None or opener.start - line > 300:
             return
-        start, end = opener.end() + 1, closer.start() - 1
+        start, end = opener.end + 1, closer.start - 1
         if end - start < _MIN_CHARS:
             return
         shown = hint_name(name[0])
-        blocks.append(DocumentBlock(line, closer.end(), text[start:end], start, end, (), shown))
+        blocks.append(DocumentBlock(line, closer.end, text[start:end], start, end, (), shown))
     if len(blocks) < 2 or len(marks) % 2:
         return
     gaps = set(separators(text, [block[:2] for block in blocks]))

@@ -9,24 +9,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate, Hidden
-from ragboost.formats.frames.containers import Container, rules
+from ragboost.formats.frames.containers import Container, Rule, rules
 from ragboost.formats.frames.elements import is_count
 from ragboost.formats.frames.not_documents import MIN_CHARS, is_ordered_name
 from ragboost.formats.frames.siblings import common_separator
-from ragboost.formats.frames.spans import check_number, strip
+from ragboost.formats.frames.spans import check_number, lines, strip
 from ragboost.formats.groups import DocumentBlock
 
 _LABEL = re.compile(
-    r"^(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"\n(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
     r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?)"
     r"(?P<n>\d{1,6})"
-    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?$))",
-    re.MULTILINE,
+    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?(?:\n|\Z)))"
 )
-_ID_LABEL = re.compile(r"^(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])", re.MULTILINE)
+_ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_FAMILIES = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_TREE = re.compile(r"(?:[├└]──[^\n]*\n)+")  # RAGFlow's title and other fields
 _MAX_TAIL = 2000
 _QUESTIONS = (
     "question query user input request task instruction frage pregunta domanda pergunta вопрос "
@@ -63,6 +63,7 @@ def find(
     families = {key: labels for key, labels in families.items() if len(labels) > 1}
     if len(families) > _MAX_FAMILIES:
         return
+    ruled = rules(text, hidden) if families else []
     pairs = {
         key: closers
         for key, labels in families.items()
@@ -88,22 +89,20 @@ def find(
         end, close = where[1:] if where is not None else (-1, -1)
         if is_closed and end < 0:
             end = close = strip(text, 0, len(text))[1]
-        yield _listed(text, labels, frame, end=end, close=close, may_ask=may_ask)
+        yield _listed(text, labels, frame, ruled, end=end, close=close, may_ask=may_ask)
 
 
 def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
     families: dict[tuple[str, str], list[_Label]] = {}
     for pattern in (_LABEL, _ID_LABEL) if "[Doc_" in text else (_LABEL,):
         num = 0
-        for match in pattern.finditer(text):
+        for at, end, match in lines(text, pattern, list(hidden.gaps(len(text)))):
             before, after = match["before"], match["after"]
             if pattern is _LABEL and (before == "[Doc_" or not _IS_CLEAR.search(before)):
                 continue
-            at = match.start()
-            if hidden and at in hidden:
-                continue
             labels = families.setdefault((before, after), [])
-            labels.append(_Label(at, match.end(), match.span("n"), match["n"]))
+            start, stop = match.span("n")
+            labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
             num += 1
         check_number(range(num))
     return families
@@ -154,11 +153,18 @@ def _container(labels: Sequence[_Label], containers: Sequence[Container]) -> Con
 
 
 def _listed(
-    text: str, labels: Sequence[_Label], frame: str, *, end: int, close: int, may_ask: bool
+    text: str,
+    labels: Sequence[_Label],
+    frame: str,
+    ruled: Sequence[Rule],
+    *,
+    end: int,
+    close: int,
+    may_ask: bool,
 ) -> Candidate:
     starts = [label.start for label in labels]
     gaps = [_gap(text, label.end, start) for label, start in zip(labels, starts[1:], strict=False)]
-    rule = _rule(text, starts, gaps)
+    rule = _ruled(text, starts, ruled) if ruled else None
     separator = common_separator(gaps)
     if rule is not None:
         end, close, separator = rule
@@ -188,32 +194,29 @@ def _gap(text: str, start: int, stop: int) -> str:
     return text[max(start, end) : stop]
 
 
-def _rule(text: str, starts: Sequence[int], gaps: Sequence[str]) -> tuple[int, int, str] | None:
+def _ruled(text: str, starts: Sequence[int], found: Sequence[Rule]) -> tuple[int, int, str] | None:
     """Return the end of the last document, and that of the frame, where the same rule stands before
     each label and once behind the last; and what separates the documents."""
-    lines = rules(text)
-    if not lines:
-        return None
     before = []
     for start in starts:
-        above = [line for line in lines if line.end() <= start][-1:]
-        if not above or text[above[0].end() : start].strip():
+        above = [line for line in found if line.end <= start][-1:]
+        if not above or text[above[0].end : start].strip():
             return None
         before.append(above[0])
-    same = [line for line in lines if line[1] == before[0][1]]
-    behind = [line for line in lines if line.start() > starts[-1]]
-    if len({line[1] for line in before}) > 1 or len(same) != len(starts) + 1:
+    same = [line for line in found if line.mark == before[0].mark]
+    behind = [line for line in found if line.start > starts[-1]]
+    if len({line.mark for line in before}) > 1 or len(same) != len(starts) + 1:
         return None
     if not behind or behind[0] is not same[-1]:
         return None
     seps = [
-        text[strip(text, 0, line.start())[1] : start]
+        text[strip(text, 0, line.start)[1] : start]
         for line, start in zip(before[1:], starts[1:], strict=True)
     ]
     separator = common_separator(seps)
-    if before[0][1] not in separator:
+    if before[0].mark not in separator:
         return None
-    return behind[0].start(), behind[0].end(), separator
+    return behind[0].start, behind[0].end, separator
 
 
 def _question(
@@ -231,12 +234,13 @@ def _question(
         return -1
     tail = text[blanks[0].end() :].strip()
     head = text[: labels[0].start]
-    if len(tail) > _MAX_TAIL or _is_question(head):
+    if len(tail) > _MAX_TAIL or is_question(head):
         return -1
-    return blanks[0].start() if _is_question(tail) else -1
+    return blanks[0].start() if is_question(tail) else -1
 
 
-def _is_question(text: str) -> bool:
+def is_question(text: str) -> bool:
+    """Return True for a text that ends with a question mark or says that it is a question."""
     text = text.strip()
     if text.endswith(("?", "？", "؟")):
         return True
@@ -252,6 +256,11 @@ def _has_question_label(line: str) -> bool:
 
 def _block(text: str, label: _Label, start: int, stop: int) -> DocumentBlock:
     numbers = (label.number,) if label.name.isdigit() else ()
+    line_end = text.find("\n", start, stop)
+    if text.startswith("#", label.start) and line_end > 0:  # behind a heading's title
+        start = strip(text, line_end, stop)[0]
+    elif tree := _TREE.match(text, start, stop):
+        start = strip(text, tree.end(), stop)[0]
     name = "" if numbers else text[label.start : label.end].strip()
     return DocumentBlock(
         label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name

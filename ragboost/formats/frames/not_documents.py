@@ -40,11 +40,20 @@ _ORDERED = (
     "步驟 选项 選項 规则 規則 章 节 第 任务 任務 用户 助手 質問 回答 "
     "手順 例題 ステップ 예시 질문 답변 단계 "
 )
+_SINGLE = (
+    "document doc passage chunk file file_content article webpage snippet source search_result"
+)
+_SINGLE_NAMES = frozenset(_SINGLE.split())
 _DOCUMENT_NAMES = frozenset(_DOCUMENTS.split())
 _ORDERED_NAMES = frozenset(_ORDERED.split())
 _WORDS = re.compile(r"[^\W\d_]+")
 _INNER_TAG = re.compile(r"<(?!!)[^<>]{1,200}>")
 _MAX_LOOKED_AT = 4000  # characters of a document
+
+
+def is_document_name(name: str) -> bool:
+    """Return True for a tag that holds one document, so that a list inside it is its content."""
+    return name in _SINGLE_NAMES
 
 
 def is_ordered_name(name: str) -> bool:

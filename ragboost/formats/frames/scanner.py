@@ -14,6 +14,7 @@ from ragboost.formats.frames import (
     literals,
 )
 from ragboost.formats.frames.candidate import Candidate, Hidden, outermost
+from ragboost.formats.frames.spans import Line
 from ragboost.formats.groups import TextGroup
 
 
@@ -38,10 +39,12 @@ def scan(
     """
     if not (is_tool or "\n" in text or ("<" in text and "</" in text) or frames):
         return Scan()  # a question
-    own = [each for frame in frames for each in custom.find(text, frame)]
-    chosen = own if any(each.blocks for each in own) else _candidates(text, is_tool, may_ask) + own
-    chosen = outermost(chosen)
     code = fences.fences(text)
+    own = [each for frame in frames for each in custom.find(text, frame)]
+    chosen = (
+        own if any(each.blocks for each in own) else _candidates(text, code, is_tool, may_ask) + own
+    )
+    chosen = outermost(chosen)
     groups = [
         each.group(text)
         for each in chosen
@@ -53,13 +56,12 @@ def scan(
     return Scan(tuple(groups), left.marks if not groups else (), left.frame, left.problem)
 
 
-def _candidates(text: str, is_tool: bool, may_ask: bool) -> list[Candidate]:
+def _candidates(text: str, code: Sequence[Line], is_tool: bool, may_ask: bool) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
     tagged = list(elements.find(text, Hidden(strings)))
-    code = fences.fences(text)
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = Hidden([each for each in explicit if not each.problem])
-    where = containers.find(text) if "\n" in text else []
+    where = containers.find(text, hidden) if "\n" in text else []
     return [
         *explicit,
         *labels.find(text, hidden, where, is_closed=is_tool, may_ask=may_ask),

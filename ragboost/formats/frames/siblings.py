@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 _MAX_SEPARATOR = 80
 _QUOTES = "`'\"“”‘’"
+_CLOSING_QUOTES = frozenset(_QUOTES)
 
 
 class Mark(NamedTuple):
@@ -43,34 +44,31 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Span]:
     spans: list[Span] = []
     depth, opener = 0, marks[0]
     for at, mark in enumerate(marks):
-        if text[mark.start - 1 : mark.start] in _QUOTES and _is_quoted(text, mark):
+        start, end, is_closer = mark
+        if start and text[start - 1] in _QUOTES and text[end : end + 1] in _CLOSING_QUOTES:
             continue
-        if mark.is_closer:
-            if depth == 0:
-                if spans:
-                    raise OddMarkError("a closing mark without an opening one")
-                continue
-            depth -= 1
-            if depth == 0:
-                spans.append(Span(opener.start, mark.end, opener.end, mark.start))
-        elif depth or spans or _begins(text, marks, at):
+        if not is_closer:
             if depth == 0:
                 if not _begins(text, marks, at):
                     continue
                 opener = mark
             depth += 1
+        elif depth:
+            depth -= 1
+            if depth == 0:
+                spans.append(Span(opener.start, end, opener.end, start))
+        elif spans:
+            raise OddMarkError("a closing mark without an opening one")
     if depth:
         raise OddMarkError("an opening mark without a closing one")
     return spans
 
 
-def _is_quoted(text: str, mark: Mark) -> bool:
-    return mark.start > 0 and text[mark.end : mark.end + 1] in tuple(_QUOTES)
-
-
 def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
     """Return True for an opener that begins a line or follows a mark, or that is closed at once."""
     mark = marks[at]
+    if text[mark.start - 1 : mark.start] in ("", "\n", ">"):
+        return True
     line = text[max(0, text.rfind("\n", 0, mark.start) + 1, mark.start - 100) : mark.start]
     if not (line := line.rstrip()) or line.endswith(">"):
         return True

@@ -20,6 +20,11 @@ class _Sample:
         self.moved: set[int] = set()  # lines that another sample has in another order
         self.swaps: list[frozenset[int]] = []  # lines that have changed places
 
+    def copy(self) -> "_Sample":
+        copy = _Sample(self.digests)
+        copy.moved, copy.swaps = set(self.moved), list(self.swaps)
+        return copy
+
 
 class Traffic:
     """The latest texts with one beginning, at most `_MAX_TEXTS`."""
@@ -27,6 +32,12 @@ class Traffic:
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
         self._num_lines = 0
+
+    def copy(self) -> "Traffic":
+        copy = Traffic()
+        copy._samples.extend([sample.copy() for sample in self._samples])
+        copy._num_lines = self._num_lines
+        return copy
 
     def add(self, digests: Digests) -> None:
         new = _Sample(digests)
