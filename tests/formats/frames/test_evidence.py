@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.formats.frames.evidence import Evidence, Span
-from tests.formats.frames.evidence_attack import torn, worlds
+from tests.formats.frames.evidence_attack import CORPORA, documents_world, torn, worlds
 from tests.formats.frames.evidence_worlds import (
     JOINS,
     TEMPLATES,
@@ -94,6 +94,25 @@ def test_the_end_of_the_last_document_is_found_where_only_its_beginning_is_marke
 def test_nothing_is_torn_and_no_template_moves(seed: int) -> None:
     for world, _ in zip(worlds(random.Random(seed)), range(11), strict=False):
         assert torn(world) == [], world.name
+
+
+@pytest.mark.parametrize("kind", CORPORA)
+def test_nothing_is_torn_where_documents_begin_with_marks(kind: str) -> None:
+    for seed in range(8):
+        world = documents_world(random.Random(seed), kind, WITH_MARKS)
+        assert torn(world, has_marks=True) == [], world.name
+
+
+def test_a_last_document_without_a_certain_end_stays_while_the_others_move() -> None:
+    evidence, rng = Evidence(), random.Random(1)
+    *earlier, last = prompts(1, join=JOINS["[1]"], most=3)
+    for prompt in earlier:
+        cut(evidence, prompt.text, marks=prompt.labels)
+    head, _, question = last.text.rpartition("\n\nQuestion: ")
+    text = f"{head}\n\n{paragraph(rng)}\n\nQuestion: {question}"
+    spans = cut(evidence, text, marks=last.labels)
+    assert [span.start for span in spans] == list(last.labels[:3])
+    assert [span.end for span in spans] == [span.end for span in last.documents[:3]]
 
 
 def test_nothing_is_cut_before_three_requests_agree() -> None:
