@@ -47,8 +47,8 @@ class _Counts(NamedTuple):
 class _Joints(NamedTuple):
     """Places in a list behind the first line."""
 
-    apart: Sequence[int]  # here a document ends
-    doubtful: Sequence[int]
+    apart: list[int]  # here a document ends
+    doubtful: list[int]
 
 
 class _Edges(NamedTuple):
