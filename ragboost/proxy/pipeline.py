@@ -34,6 +34,7 @@ from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
@@ -67,6 +68,7 @@ class BoostPipeline:
         tenants: Tenants,
         sync: CacheSync,
         chunk_reuse: ChunkReuseProbe,
+        kinds: EngineKinds,
         dispatcher: Dispatcher,
         workers: WorkerPool | None,
     ) -> None:
@@ -77,6 +79,7 @@ class BoostPipeline:
         self._metrics = metrics
         self._sync = sync
         self._chunk_reuse = chunk_reuse
+        self._kinds = kinds
         self._dispatcher = dispatcher
         self._workers = workers
         # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
@@ -127,7 +130,8 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
         """
         started = time.perf_counter()
-        parse = partial(self._parse, headers=headers, session=session, team=team)
+        kind = self._kinds.common
+        parse = partial(self._parse, headers=headers, session=session, team=team, kind=kind)
         upstream = UpstreamRequest(raw)
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)

@@ -8,8 +8,8 @@ belong together if neither ever had. Before and behind the list stands a line th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
-from itertools import pairwise
+from collections.abc import Sequence, Set
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from ragboost.formats.frames.line_digests import Digests
@@ -42,6 +42,13 @@ class Row(NamedTuple):
 class _Counts(NamedTuple):
     num: int  # of documents in a list
     sizes: Set[int]  # lines of a document
+
+
+class _Joints(NamedTuple):
+    """Places in a list behind the first line."""
+
+    apart: Sequence[int]  # here a document ends
+    doubtful: Sequence[int]
 
 
 class _Edges(NamedTuple):
@@ -108,6 +115,7 @@ class ListModel:
             for row, first, end in zip(rows, self._first, self._end, strict=True)
         ]
         self._neighbours = Neighbours(self._lists)
+        self._joints = [self._find_joints(keys) for keys in self._lists]
 
     def cut(self) -> Cut | None:
         """Return the lines of each document of the last text; None if they are not certain."""
@@ -193,11 +201,12 @@ class ListModel:
         """Return True if the same repeated lines stand between all documents, in all texts, and
         the same before the first and behind the last ones."""
         heads, tails, joins = set(), set(), set()
-        for row, keys, first in zip(self._rows, self._lists, self._first, strict=True):
-            gaps = [row.gaps[first], row.gaps[first + len(keys)]]
-            heads.add(gaps[0])
-            tails.add(gaps[1])
-            joins |= {row.gaps[first + i] for i in self._joints(keys)[0]}
+        for row, first, end, joints in zip(
+            self._rows, self._first, self._end, self._joints, strict=True
+        ):
+            heads.add(row.gaps[first])
+            tails.add(row.gaps[end])
+            joins |= {row.gaps[first + i] for i in joints.apart}
         return (
             len(joins) == 1
             and (not self._has_head or len(heads) == 1)
@@ -208,13 +217,11 @@ class ListModel:
         """Return how many documents all lists have whose lines are all known; None if it varies."""
         nums: list[int] = []
         sizes: set[int] = set()
-        for keys in self._lists:
-            if any(self._neighbours.num[key] < _FEW for key in keys):
+        for keys, (apart, doubtful) in zip(self._lists, self._joints, strict=True):
+            if doubtful or any(self._neighbours.num[key] < _FEW for key in keys):
                 continue
-            hard, soft = self._joints(keys)
-            if not soft:
-                nums.append(len(hard) + 1)
-                sizes.update(end - start for start, end in pairwise([0, *hard, len(keys)]))
+            nums.append(len(apart) + 1)
+            sizes.update(end - start for start, end in pairwise([0, *apart, len(keys)]))
         if len(nums) < MIN_OBSERVATIONS or len(set(nums)) > 1:
             return None
         return _Counts(nums[0], sizes)
@@ -223,20 +230,31 @@ class ListModel:
         """Return where documents begin behind the first one; None if that is not certain."""
         if counts is None:
             return self._clear_joints(keys)
-        hard, soft = self._joints(keys)
-        if len(hard) + 1 > counts.num:
+        apart, doubtful = self._joints[-1]
+        if len(apart) + 1 > counts.num:
             return None
-        return sorted([*hard, *soft]) if len(hard) + len(soft) + 1 == counts.num else hard
+        both = sorted([*apart, *doubtful])
+        is_counted = len(both) + 1 == counts.num and self._are_single(keys, counts)
+        return both if is_counted else apart
 
-    def _joints(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return where lines are apart, and where they may be."""
-        hard, soft = [], []
+    def _are_single(self, keys: Sequence[int], counts: _Counts) -> bool:
+        """Return True if new lines can be no more than one document each, as others are.
+
+        Else the first of them could belong to the document before them.
+        """
+        runs = groupby(keys, lambda key: self._neighbours.num[key] == 1)
+        sizes = {len(list(run)) for is_new, run in runs if is_new} - {1}
+        return not sizes or sizes == counts.sizes
+
+    def _find_joints(self, keys: Sequence[int]) -> _Joints:
+        apart: list[int] = []
+        doubtful: list[int] = []
         for i, (first, second) in enumerate(pairwise(keys), 1):
             if self._neighbours.are_apart(first, second):
-                hard.append(i)
+                apart.append(i)
             elif not self._neighbours.are_together(first, second):
-                soft.append(i)
-        return hard, soft
+                doubtful.append(i)
+        return _Joints(apart, doubtful)
 
     def _clear_joints(self, keys: Sequence[int]) -> list[int] | None:
         """Return where lines are apart beyond doubt; None if it is doubtful between documents.
@@ -272,13 +290,13 @@ class ListModel:
         if (is_first and self._is_start(keys[0])) or (is_last and self._is_end(keys[-1])):
             return True
         is_known = self._neighbours.num[keys[0]] > 1
-        return is_known or {len(keys)} == counts.sizes
+        return is_known or {len(keys)} == counts.sizes  # else a paragraph may stand beside it
 
     def _is_whole(self, keys: Sequence[int]) -> bool:
         """Return True for lines that are all new, or all known and never apart."""
         num = self._neighbours.num
         are_known = {num[key] > 1 for key in keys}
-        return len(are_known) == 1 and not any(self._joints(keys))
+        return len(are_known) == 1 and not any(self._find_joints(keys))
 
     def _is_inner(self, keys: Sequence[int]) -> bool:
         """Return True for lines that are one document between others, in one of the texts."""
@@ -304,25 +322,22 @@ def _rows(texts: Sequence[Digests], moved: Set[int]) -> list[Row]:
             for i, key in zip(lines, keys, strict=True)
         ]
         places = [i for i, key in enumerate(keys) if key in moved] or [-1]
-        ends = [*lines, len(text.keys)]
-        gaps = [
-            tuple(text.keys[i:end])
-            for i, end in zip([0, *[line + 1 for line in lines]], ends, strict=True)
-        ]
+        ends = zip([0, *[line + 1 for line in lines]], [*lines, len(text.keys)], strict=True)
+        gaps: list[tuple[int, ...]] = [()] * (len(lines) + 1)
+        if len(lines) < len(text.keys):
+            gaps = [tuple(text.keys[start:end]) for start, end in ends]
         labels = [text.labels[i] for i in lines]
         rows.append(Row(keys, labels, marks, lines, gaps, places[0], places[-1]))
     return rows
 
 
-def constants(texts: Iterable[Digests]) -> Set[int]:
+def constants(texts: Sequence[Digests]) -> Set[int]:
     """Return the digests of lines and labels that each text has exactly once."""
-    found: set[int] | None = None
+    counts = Counter([*texts[-1].keys, *texts[-1].labels])
+    found = {key for key, num in counts.items() if num == 1}
     for text in texts:
-        counts = Counter(text.keys)
-        counts.update([label for label in text.labels if label])
-        once = {key for key, num in counts.items() if num == 1}
-        found = once if found is None else found & once
-    return found or set()
+        found = {key for key in found if text.keys.count(key) + text.labels.count(key) == 1}
+    return found - {0}
 
 
 def _head(row: Row) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from ragboost.formats.frames.line_digests import Digests
 from ragboost.formats.frames.moved_runs import moved_runs, swaps
 
 _MAX_TEXTS = 32
-_MAX_LINES = 4096
+_MAX_LINES = 2048
 _MAX_SWAPS = 16  # of two texts
 _MIN_SWAPS = 2
 _MIN_MOVED = 2  # lines of a text that have moved, so that it holds a list
@@ -47,6 +47,13 @@ class Traffic:
         self._num_lines += len(digests.keys)
         while len(self._samples) > _MAX_TEXTS or self._num_lines > _MAX_LINES:
             self._num_lines -= len(self._samples.popleft().digests.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(
+            sample.digests.size_bytes + 80 * len(sample.moved) + 300 * len(sample.swaps)
+            for sample in self._samples
+        )
 
     def moved(self) -> set[int]:
         """Return the lines that have changed their order among themselves.

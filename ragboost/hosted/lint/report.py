@@ -11,10 +11,16 @@ from rich.table import Table
 from ragboost.config import PriceSettings
 from ragboost.errors import RequestError
 from ragboost.formats.detection import Detection, DetectionCounts
-from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak
+from ragboost.hosted.lint.causes import MENDS, Cause
+from ragboost.hosted.lint.comparison import PrefixBreak
 from ragboost.hosted.lint.conversations import LastPrompts
-from ragboost.hosted.lint.live import PromptComparison
-from ragboost.hosted.lint.prompt import PROMPTS, PromptParts, conversation_name, estimate_tokens
+from ragboost.hosted.lint.live import HEAD_CAUSES, PromptComparison
+from ragboost.hosted.lint.prompt import (
+    PROMPTS,
+    conversation_name,
+    estimate_tokens,
+    prompt_bytes,
+)
 from ragboost.hosted.lint.varying import LoggedVarying
 from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.jsonl import Line, decode, read_lines
@@ -188,15 +194,17 @@ def _compare(
     *,
     prices: Sequence[PriceSettings],
 ) -> None:
-    parts = PromptParts.of(logged.body.fields)
+    body = logged.body
     report.requests += 1
-    report.prompt_tokens += estimate_tokens(parts.num_bytes)
-    before = prompts.replace(logged.body, name=logged.name, where=logged.where)
-    if before is None:
+    report.prompt_tokens += estimate_tokens(prompt_bytes(body.raw_fields))
+    pair = prompts.replace(body, name=logged.name, where=logged.where)
+    if pair is None:
         return
+    before, new = pair
     report.continued += not before.is_head_only
-    if (found := PromptComparison(before, logged.body).run()) is not None:
-        price = find_price(prices, parts.model)
+    found = PromptComparison(before, new).run()
+    if found is not None and (not before.is_head_only or found.cause in HEAD_CAUSES):
+        price = find_price(prices, str(body.fields.get("model") or ""))
         report.add(before.prompt.where, logged.where, found, price=price)
 
 

@@ -67,6 +67,12 @@ class Metrics:
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a healthy backend, 0 for one that is down.", ("backend",)
         )
+        self.backend_cache_absent = gauge(
+            "ragboost_backend_prefix_cache_absent",
+            "1 for a backend that reported no cached token in 60 responses for which cached tokens "
+            "were predicted, else 0.",
+            ("backend",),
+        )
         self.backend_hold_limit = gauge(
             "ragboost_backend_hold_limit_tokens",
             "Prompt tokens being computed by a backend from which the adaptive waiting room holds "

@@ -60,7 +60,7 @@ class RecentRequests:
             "detection": detection.name,
             "frame": detection.frame or None,
             "bypass": bypass,
-            "cache_break": cache_break.header.decode() if cache_break else None,
+            "cache_break": cache_break.sentence if cache_break else None,
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,

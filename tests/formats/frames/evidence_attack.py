@@ -76,7 +76,9 @@ def faqs(rng: random.Random) -> Documents:
 
 
 def footers(rng: random.Random) -> Documents:
-    footer = rng.choice(("Read more.", "All rights reserved by the owner of this house, 2024, Ltd."))
+    footer = rng.choice(
+        ("Read more.", "All rights reserved by the owner of this house, 2024, Ltd.")
+    )
     return [[*each, footer] for each in corpus(rng, rng.randint(6, 14), most=2)]
 
 
@@ -211,7 +213,9 @@ def interrupted_world(rng: random.Random) -> World:
 
 def transcript_world(rng: random.Random) -> World:
     """Make a window that slides over what people said, over log lines, or over steps."""
-    form = rng.choice(("{n}", "User: {t}", "[{n}] {t}", "{n}. {t}", "- {t}", "2024-01-{n} INFO {t}"))
+    form = rng.choice(
+        ("{n}", "User: {t}", "[{n}] {t}", "{n}. {t}", "- {t}", "2024-01-{n} INFO {t}")
+    )
     join = rng.choice(("\n", "\n\n"))
     items = [form.format(n=n, t=paragraph(rng, rng.choice((20, 170)))) for n in range(60)]
     if form == "{n}":

@@ -153,7 +153,9 @@ def _torn(prompt: Prompt, spans: Sequence[Span]) -> str:
         behind = span.end
         first = starts.get(span.start, with_label.get(span.start))
         if first is None:
-            return f"a span begins inside at {span.start}: {text[span.start - 30 : span.start + 30]!r}"
+            return (
+                f"a span begins inside at {span.start}: {text[span.start - 30 : span.start + 30]!r}"
+            )
         last = ends.get(span.end)
         if last is None or last < first:
             return f"a span ends inside at {span.end}: {text[span.end - 30 : span.end + 30]!r}"

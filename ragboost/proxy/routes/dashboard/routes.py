@@ -129,6 +129,7 @@ class Dashboard:
                 "running": backend.load.running,
                 "prefill_tokens": backend.load.prefill_tokens,
                 "hold_limit_tokens": limits.get(backend.name),
+                "has_no_prefix_cache": backend.prefix_cache.is_absent,
                 "kv_events": states.get(backend.name, []),
             }
             for backend in self._state.backends.all
