@@ -2,15 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from ragboost.config import Settings
 from ragboost.errors import RequestError
-from ragboost.formats.detection import FOUND
-from ragboost.rewriting.explanation import Explainer, Explanation
-from ragboost.rewriting.headers import printable
+
+if TYPE_CHECKING:
+    from ragboost.rewriting.explanation import Explanation
 
 _STDIN = Path("-")
 _MAX_SHOWN = 50  # documents
@@ -18,8 +18,12 @@ _MAX_SHOWN = 50  # documents
 
 def try_request(path: Path, settings: Settings, *, as_json: bool) -> NoReturn:
     """Explain the request in a file, or on standard input; exit with 1 if no document is found."""
+    from ragboost.formats.detection import FOUND
+    from ragboost.proxy.asgi.request_body import as_utf8
+    from ragboost.rewriting.explanation import Explainer
+
     raw = _read(path, settings.proxy.max_body_bytes)
-    explanation = Explainer(settings).explain(raw)
+    explanation = Explainer(settings).explain(as_utf8(raw))
     if as_json:
         typer.echo(explanation.as_json())
     else:
@@ -44,11 +48,14 @@ def _read(path: Path, limit: int) -> bytes:
     return raw
 
 
-def _lines(explanation: Explanation) -> list[str]:
+def _lines(explanation: "Explanation") -> list[str]:
     """Return lines without control characters, whatever the request's texts have."""
+    from ragboost.rewriting.headers import printable
+
     documents = explanation.documents
     frame = f" in the frame {explanation.frame}" if explanation.frame else ""
-    lines = [f"{explanation.detection}: {len(documents):,} documents to order{frame}"]
+    num = f": {len(documents):,} documents to order" if documents else ""
+    lines = [f"{explanation.detection}{num}{frame}"]
     lines += [
         f"{at:5}  {document.tokens:6,} tokens  {document.begins}"
         for at, document in enumerate(documents[:_MAX_SHOWN], 1)

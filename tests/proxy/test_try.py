@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.fakes.proxy import ProxyServer
 
@@ -68,9 +69,15 @@ def test_no_text_reaches_the_terminal_as_a_command_to_it() -> None:
             assert all(line.isprintable() for line in said.split("\n"))
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_request_may_have_any_encoding_of_json(encoding: str) -> None:
+    done = doctor("--try", "-", given=body(TAGS).decode().encode(encoding))
+    assert done.stdout.startswith(b"found: 3 documents")
+
+
 def test_what_is_no_request_is_said_in_a_sentence(tmp_path: Path) -> None:
     binary = doctor("--try", "-", given=bytes(range(256)) * 10)
-    assert (binary.returncode, binary.stdout.split(b":")[0]) == (1, b"malformed_body")
+    assert (binary.returncode, binary.stdout.split(b":")[0]) == (1, b"malformed_body\nwhy")
     for path in (tmp_path, tmp_path / "none.json"):
         done = doctor("--try", str(path))
         assert done.returncode == 2

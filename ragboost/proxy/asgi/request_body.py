@@ -68,7 +68,7 @@ async def read_text(exchange: ClientExchange, *, settings: ProxySettings) -> byt
             body = await asyncio.to_thread(_decode, raw, codings, max_bytes=limit)
         exchange.headers = [header for header in headers if header[0] != ENCODING]
     if _may_be_other(body):
-        text = await run_bytes(lambda: _as_utf8(body), len(body))
+        text = await run_bytes(lambda: as_utf8(body), len(body))
         if text is not body and b"charset" in (get_header(headers, _CONTENT_TYPE) or "").encode():
             exchange.headers = with_header(exchange.headers, _CONTENT_TYPE, b"application/json")
         body = text
@@ -100,7 +100,7 @@ def _may_be_other(body: bytes) -> bool:
     return not is_plain or _SURROGATE.search(body) is not None
 
 
-def _as_utf8(body: bytes) -> bytes:
+def as_utf8(body: bytes) -> bytes:
     """Decode a JSON text as Python's `json`, and so FastAPI, does; lone surrogates are escaped."""
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass")

@@ -48,7 +48,7 @@ def explain_route(state: ProxyState) -> TypedRoute:
         explain,
         method="POST",
         tag="operations",
-        errors=(401, 408, 413),
+        errors=(401, 408, 413, 415),
         response_class=Response,
         responses={200: {"model": RequestExplanation}},
         openapi_extra={"requestBody": {"content": _BODY, "required": True}},

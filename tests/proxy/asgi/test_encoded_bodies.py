@@ -265,7 +265,7 @@ def test_surrogates_in_utf_8_are_read_as_engines_read_them(
 @example(text="\ud800 alone", encoding="utf-16-le")
 def test_decoding_keeps_every_text(text: str, encoding: str) -> None:
     body = json.dumps({"text": text}, ensure_ascii=False)
-    decoded = request_body._as_utf8(body.encode(encoding, "surrogatepass"))
+    decoded = request_body.as_utf8(body.encode(encoding, "surrogatepass"))
     assert json.loads(decoded) == {"text": text}
 
 
