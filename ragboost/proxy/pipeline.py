@@ -130,8 +130,8 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
         """
         started = time.perf_counter()
-        kind = self._kinds.common
-        parse = partial(self._parse, headers=headers, session=session, team=team, kind=kind)
+        names = {"session": session, "team": team, "kind": self._kinds.common}
+        parse = partial(self._parse, headers=headers, **names)
         upstream = UpstreamRequest(raw)
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
@@ -148,11 +148,10 @@ class BoostPipeline:
             if worker is not None and self._workers is not None:
                 sent = self._workers.handed_over(headers)
                 return UpstreamRequest(request.body.raw, sent, worker=worker)
-        is_whole = history is None
-        request = await self.observer.observe(request, upstream, parse, is_whole=is_whole)
-        if self._stable is not None and upstream.cache_break is not None:
-            path = self._stable.client_path(upstream.cache_break.path, raw)
-            upstream.cache_break = upstream.cache_break._replace(path=path)
+        request = await self.observer.observe(request, upstream, parse, is_whole=history is None)
+        if self._stable is not None and (found := upstream.cache_break) is not None:
+            path = self._stable.client_path(found.path, raw)
+            upstream.cache_break = found._replace(path=path)
         upstream.model, upstream.arm = request.tenant_key.model, request.arm
         conversation = self._recognised(request) or history
         tenant, upstream.history = await self._admit(request, conversation, admission)

@@ -151,9 +151,12 @@ def estimate_tokens(num_bytes: int) -> int:
 
 
 def text_bytes(raw: Raw | bytes) -> int:
-    """Return the length of JSON in UTF-8, without the escapes of texts."""
+    """Return about how long a text is in UTF-8, and any other JSON without escaped letters."""
     data = bytes(raw)
-    return len(data) - data.count(b"\\") - 2 * data.count(b"\\u")
+    num_escaped = data.count(b"\\u")
+    if data[:1] == b'"':
+        return max(0, len(data) - 2 - data.count(b"\\") - 2 * num_escaped)
+    return len(data) - 3 * num_escaped
 
 
 def prompt_bytes(fields: Mapping[str, Raw]) -> int:
