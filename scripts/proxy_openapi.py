@@ -73,6 +73,7 @@ _RESPONSE_HEADERS = {
     "x-ragboost-documents-dropped": "Given documents that were not sent again: duplicates, and "
     "those of earlier turns.",
     "x-ragboost-bypass": "Reason for which nothing was boosted; absent if something was.",
+    "x-ragboost-frame": "Kind of marks around the documents that were seen; absent without any.",
     "x-ragboost-cache-break": "Where and why the prompt is not the continuation of the one before, "
     "and what helps; absent if it is.",
     "x-ragboost-overhead-ms": "Time for parsing, boosting and encoding.",

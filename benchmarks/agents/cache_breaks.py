@@ -27,10 +27,12 @@ from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.conversations import read_traces
 from ragboost.config import PriceSettings
 from ragboost.hosted.cache_marks import CacheMarker
-from ragboost.hosted.lint.causes import Cause, PrefixBreak
+from ragboost.hosted.lint.causes import Cause
+from ragboost.hosted.lint.comparison import PrefixBreak
 from ragboost.hosted.lint.live import PrefixWatch
 from ragboost.hosted.stable_order import StableOrder
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
+from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
 from tests.fakes.hosted_caches import BreakpointCache, blocks_of
 
 Body = dict[str, Any]
@@ -207,7 +209,12 @@ def parse(body: Body, *, user: int = 0) -> ParsedRequest:
 
 def find(watch: PrefixWatch, body: Body, *, user: int) -> PrefixBreak | None:
     comparison = watch.observe(parse(body, user=user))
-    return comparison.run() if comparison is not None else None
+    if comparison is None:
+        return None
+    found = comparison.run()
+    ratio = DEFAULT_TOKENS_PER_BYTE
+    is_said = watch.report(comparison, found, model="m", tokens_per_byte=ratio) is not None
+    return found if is_said else None
 
 
 def position(before: Body, after: Body, cause: Cause) -> int:

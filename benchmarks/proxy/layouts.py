@@ -72,7 +72,7 @@ def _num_found(rows: Sequence[dict[str, Any]], length: str) -> int:
 def _cell(
     proxy: RecordedProxy, layout: Layout, place: str, *, length: str, args: argparse.Namespace
 ) -> dict[str, Any]:
-    rng = random.Random(f"{args.seed}.{length}")  # the same documents in all layouts
+    rng = random.Random(f"{args.seed}.{layout.name}.{place}.{length}")
     pool = [_document(rng, number, length) for number in range(_POOL)]
     counts, outcomes, faults = [], [], []
     for number in range(args.requests):

@@ -6,7 +6,6 @@ All traffic is on loopback.
 import contextlib
 import http.client
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -15,9 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
-from benchmarks.proxy.targets import listens, spawn, stop
+from benchmarks.proxy.targets import Target, first_cpu, listens, spawn, stop
 from scripts.ports import free_port
 
 _ANSWER = {
@@ -55,13 +52,11 @@ class RecordedProxy:
     """A running proxy.
 
     Attributes:
-        port: of the proxy.
-        process: of the proxy.
+        target: its process and port.
     """
 
-    def __init__(self, port: int, pid: int, received: list[bytes]) -> None:
-        self.port = port
-        self.process = psutil.Process(pid)
+    def __init__(self, target: Target, received: list[bytes]) -> None:
+        self.target = target
         self._received = received
 
     def post(self, body: Any, *, key: str = "", timeout_s: float = 120) -> Exchange:
@@ -92,7 +87,7 @@ class RecordedProxy:
             return connection.getresponse().status == 200
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        return http.client.HTTPConnection("127.0.0.1", self.target.port, timeout=timeout_s)
 
 
 @contextlib.contextmanager
@@ -113,13 +108,13 @@ def recorded_proxy(**settings: str) -> Iterator[RecordedProxy]:
         process = spawn(
             [sys.executable, "-m", "ragboost", *options],
             log=log,
-            cpu=min(os.sched_getaffinity(0)),
+            cpu=first_cpu(),
             env={"RAGBOOST_TOKENS__ASK_BACKEND": "false", **env},
         )
         try:
             if not listens(process, port):
                 raise SystemExit(f"ragboost serve did not start:\n{log.read_text()}")
-            yield RecordedProxy(port, process.pid, received)
+            yield RecordedProxy(Target("ragboost", process, port), received)
         finally:
             stop(process)
             backend.shutdown()

@@ -4,6 +4,7 @@ Holds no texts: memory grows by a few hundred bytes a request.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class DocumentCatalog:
     def __init__(self, tokens: TokenCounter, *, dedup: bool) -> None:
         self.entries: list[CatalogEntry] = []
         self.tokens = array("q")  # by document number
+        self.detections: Counter[str] = Counter()  # of the requests: found, or why there are none
         self._counter = tokens
         self._dedup = dedup
         self._documents: dict[bytes, int] = {}
@@ -66,6 +68,7 @@ class DocumentCatalog:
             head = self._heads.setdefault(line.head, len(self._heads))
         lengths = line.tokens or [None] * len(line.documents)
         documents = array("q", map(self._number, line.documents, lengths))
+        self.detections[line.detection] += 1
         self.entries.append(CatalogEntry(number, offset, head, documents))
         self._num_places += len(documents)
         self.num_blank += len(line.blank)

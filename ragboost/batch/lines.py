@@ -15,7 +15,8 @@ from typing import Any
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RequestError, json_type, show
-from ragboost.formats import Format, FoundDocuments, find_format, make_formats
+from ragboost.formats import Format, FoundDocuments, LeftAloneError, find_format, make_formats
+from ragboost.formats.detection import FOUND
 from ragboost.formats.ragboost_object import (
     blank_positions,
     is_boost_wanted,
@@ -25,7 +26,7 @@ from ragboost.formats.ragboost_object import (
 from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus, find_documents
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import prompt_prefix
+from ragboost.rewriting.parsed_request import NO_DOCUMENTS, Bypass, prompt_prefix
 from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.types import Document, DocumentId, as_documents
 
@@ -49,6 +50,7 @@ class BatchLine:
     write: Callable[[Context | None], dict[str, Any]]
     tokens: tuple[int, ...] | None = None  # lengths of the documents; None: to be counted
     blank: tuple[int, ...] = ()  # positions in the input of documents without text, left out
+    detection: str = FOUND  # or why it has no documents
 
 
 class LineParser:
@@ -88,7 +90,12 @@ class LineParser:
                 raise RequestError(f"{name} must be {what}, got {_show(value, name)}", param=name)
         body = value["body"]
         boost = is_boost_wanted(ragboost_fields(body))
-        match = find_format(self._formats, body)
+        match, detection = None, NO_DOCUMENTS.reason
+        try:
+            if (match := find_format(self._formats, body)) is not None:
+                detection = FOUND
+        except LeftAloneError as error:
+            detection = Bypass.of(error).reason
 
         def write(context: Context | None) -> dict[str, Any]:
             if match is None or context is None:
@@ -104,6 +111,7 @@ class LineParser:
             is_boost_wanted=boost,
             write=write,
             blank=match[1].blank if match else (),
+            detection=detection,
         )
 
     def _plain(self, value: dict[str, Any]) -> BatchLine:
@@ -132,6 +140,7 @@ class LineParser:
             is_boost_wanted=True,
             write=lambda context: _write_plain(value, field, context, blank=blank),
             blank=blank,
+            detection=FOUND if documents else NO_DOCUMENTS.reason,
         )
 
     def _recorded(self, value: dict[str, Any], record: RecordedRequest) -> BatchLine:

@@ -7,6 +7,7 @@ position ("document 3").
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 from ragboost.config import HintSettings
@@ -40,7 +41,9 @@ class DocumentsField:
         self._max_documents = max_documents
         self._parent = parent
 
-    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
+    def extract(
+        self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
+    ) -> FoundDocuments | None:
         documents = self._holder(body).get("documents")
         if documents is None or documents == [] or not message_field(body):
             return None
@@ -61,15 +64,8 @@ class DocumentsField:
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        documents = self._holder(body)["documents"]
-        originals: dict[str, Any] = {}
-        given = _without(documents, found.blank)
-        for document, value in zip(found.documents, given, strict=True):
-            originals.setdefault(document.key, value)
-        moved = [originals[document.key] for document in context.documents]
-        if len(moved) == len(documents) and all(
-            new is old for new, old in zip(moved, documents, strict=True)
-        ):
+        moved = self._moved(body, found, context)
+        if moved is None:
             return dict(body)
         new = {**body, "documents": moved}
         if self._parent is not None:
@@ -81,6 +77,23 @@ class DocumentsField:
         if self._hints.position == "after_question":
             parts = (found.query, hint)
         return replace_question(new, "\n\n".join(parts), message=found.message)
+
+    def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
+        moved = self._moved(body, found, context)
+        return (self._order_hint(moved, context) if moved is not None else None) or ""
+
+    def _moved(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> list[Any] | None:
+        """Return the elements in another order; None if they stay as they are."""
+        documents = self._holder(body)["documents"]
+        originals: dict[str, Any] = {}
+        given = _without(documents, found.blank)
+        for document, value in zip(found.documents, given, strict=True):
+            originals.setdefault(document.key, value)
+        moved = [originals[document.key] for document in context.documents]
+        is_same = len(moved) == len(documents) and all(map(is_, moved, documents))
+        return None if is_same else moved
 
     def _holder(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         holder = body if self._parent is None else body.get(self._parent)

@@ -29,7 +29,9 @@ class RagboostObject:
         self._max_documents = max_documents
         self._pool = pool
 
-    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
+    def extract(
+        self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
+    ) -> FoundDocuments | None:
         if FIELD not in body:
             return None
         values, where = body[FIELD].get("documents", []), f"{FIELD}.documents"
@@ -56,6 +58,9 @@ class RagboostObject:
     ) -> dict[str, Any]:
         body = without_object(body)
         return replace_question(body, context.render(), message=found.message)
+
+    def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
+        return "\n".join(hint.text for hint in context.hints)
 
 
 def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:

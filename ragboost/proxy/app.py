@@ -19,6 +19,7 @@ from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
+from ragboost.proxy.routes.explain import explain_route
 from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
@@ -103,6 +104,7 @@ def create_app(
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in completions.items()),
         *SessionRoutes(state).routes(),
         report_route(state),
+        explain_route(state),
         *StatusRoutes(state).routes(),
         *dashboard.routes(),
     ]

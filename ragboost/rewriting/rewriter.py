@@ -141,7 +141,9 @@ class Rewriting:
         body, found, conversation = self._body, self._found, self._conversation
         history = self._request.history(conversation, is_boosted=bypass is None)
         first = min((at for at, sent in history.sent.items() if sent.documents), default=None)
-        self.prompt_prefix = prompt_prefix(body, self._shape, found, first=first)
+        self.prompt_prefix = prompt_prefix(
+            body, self._shape, found, first=first, kind=self._request.kind
+        )
         self._put(history.sent)
         if history.repeated is not None:
             self._repeat(history, history.repeated, bypass)
@@ -210,7 +212,7 @@ class Rewriting:
             self._put(others)
             self._keep_references(history)
             return
-        self.prompt_prefix = prompt_prefix(body, self._shape, found)
+        self.prompt_prefix = prompt_prefix(body, self._shape, found, kind=self._request.kind)
         outcome = self._keep_or_boost(own)
         if isinstance(outcome, Bypass):
             self._keep_history(outcome, history)
@@ -240,7 +242,7 @@ class Rewriting:
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
-        self.prompt_prefix = prompt_prefix(body, self._shape, self._found)
+        self.prompt_prefix = prompt_prefix(body, self._shape, self._found, kind=self._request.kind)
         outcome = self._keep_or_boost(earlier[-1] if earlier else None)
         if isinstance(outcome, Bypass):
             self._leave(outcome, inside)

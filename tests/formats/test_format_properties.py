@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ragboost.formats.text import find_groups, xml_tags
 
 from ragboost.config import Settings
-from ragboost.formats.text import find_groups, xml_tags
 from tests.formats.rewriting import find, reorder, text_of, user
 
 PLAIN = Settings(hints={"order": False})

@@ -1,10 +1,10 @@
 """Documents in the text of messages: what is found, what moves, and what is said about it."""
 
 import pytest
+from ragboost.formats.text import find_groups
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.formats.text import find_groups
 from tests.formats.rewriting import boost, find, reorder, text_of, user
 
 ANTHROPIC = """<documents>

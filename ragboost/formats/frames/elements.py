@@ -9,7 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate, Hidden
-from ragboost.formats.frames.not_documents import are_documents, is_document_name
+from ragboost.formats.frames.not_documents import (
+    are_documents,
+    is_document_name,
+    is_ordered_name,
+)
 from ragboost.formats.frames.siblings import (
     Mark,
     OddMarkError,
@@ -50,14 +54,15 @@ def find(text: str, hidden: Hidden) -> Iterator[Candidate]:
     """
     for name in _closed(text):
         marks = _marks(text, name, hidden)
-        if sum(mark.is_closer for mark in marks) < 2 and not is_document_name(name):
+        num = sum(mark.is_closer for mark in marks)
+        if num == 0 or (num == 1 and not is_document_name(name)):
             continue
         try:
             spans = pair(text, marks)
             spans = [whole(text, span) for span in spans]
             runs = _runs(text, spans)
         except OddMarkError as error:
-            if are_documents(name, [text[marks[0].start : marks[-1].end]] * 2):
+            if is_document_name(name) or not is_ordered_name(name):
                 where = f"<{name}>"
                 yield Candidate(marks[0].start, marks[-1].end, where, problem=f"{where}: {error}")
             continue

@@ -170,6 +170,7 @@ class Completions(Passthrough):
         def write(usage: Usage) -> bytes:
             return write_receipt(
                 usage,
+                detection=upstream.detection,
                 predicted_tokens=admission.cached_tokens,
                 dropped_tokens=upstream.dropped_tokens,
                 bought_tokens=upstream.bought_tokens,
@@ -223,6 +224,7 @@ class Completions(Passthrough):
                 context,
                 usage,
                 backend=backend,
+                detection=upstream.detection,
                 bypass=bypass,
                 cache_break=upstream.cache_break,
             )
@@ -242,11 +244,19 @@ class Completions(Passthrough):
             exchange.notes["cached_tokens"] = usage.cached_tokens
             bought_tokens = usage.bought_tokens(upstream.bought_tokens)
             self._metrics.count_usage(usage, bought_tokens=bought_tokens)
-            await self._learn(upstream.tracked, usage, backend=backend)
+            await self._learn(upstream.tracked, usage, admission)
 
-    async def _learn(self, tracked: TrackedRequest | None, usage: Usage, *, backend: str) -> None:
-        cached_tokens = usage.cached_tokens
-        if tracked is None or cached_tokens is None or not tracked.is_at(backend):
+    async def _learn(
+        self, tracked: TrackedRequest | None, usage: Usage, admission: Admission
+    ) -> None:
+        cached_tokens, backend = usage.cached_tokens, admission.backend
+        if cached_tokens is None:
+            return
+        backend.prefix_cache.note(predicted=admission.cached_tokens, cached=cached_tokens)
+        if tracked is None or not tracked.is_at(backend.name):
+            return
+        if backend.prefix_cache.is_absent:
+            await tracked.forget_all()
             return
         error = self._sync.fidelity.record(
             predicted=tracked.predicted_tokens(cached_tokens),

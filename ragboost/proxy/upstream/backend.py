@@ -18,6 +18,7 @@ from ragboost.errors import (
     StaleConnectionError,
     UnreadRequestError,
 )
+from ragboost.proxy.upstream.cache_witness import CacheWitness
 from ragboost.proxy.upstream.client import ConnectionPool, UpstreamResponse
 from ragboost.rewriting.headers import CREDENTIALS, RawHeaders
 
@@ -72,6 +73,7 @@ class Backend:
         self.problem: str | None = None
         self.number = 0  # position among `Backends.all`
         self.num_failures = 0
+        self.prefix_cache = CacheWitness(self.name)
         api_key = (replica and replica.api_key) or settings.api_key
         self.has_own_key = bool(replica and replica.api_key)
         # For the requests from now on; None: the client's is forwarded.
