@@ -4,10 +4,9 @@ A whole message stays as it came. The deltas of a stream are merged by the types
 whatever the fields are called, so that providers' own ones are kept as well.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-import msgspec
 
 AnswerMessage = dict[str, Any]
 
@@ -85,8 +84,8 @@ class _Pieces:
             return False
         self._num_parsed += 1
         try:
-            return isinstance(msgspec.json.decode(str(self)), dict)
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            return isinstance(json.loads(str(self)), dict)
+        except (ValueError, RecursionError):
             return False
 
 

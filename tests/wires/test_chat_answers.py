@@ -287,6 +287,6 @@ def test_a_message_nested_too_deeply_is_none() -> None:
 
 def test_arguments_are_not_read_again_with_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    monkeypatch.setattr(chat_answers.msgspec.json, "decode", decoded.append)
+    monkeypatch.setattr(chat_answers.json, "loads", decoded.append)
     calls(*[part("f", "}", index=0) for _ in range(1000)])
     assert len(decoded) <= 64

@@ -17,7 +17,6 @@ from ragboost.rewriting.parsed_request import run_bytes
 
 _CONTENT_TYPE = b"content-type"
 _OBJECT_START = re.compile(rb'\s*\{\s*["}]')
-_SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 class BodyTimeoutError(RequestError):
@@ -93,11 +92,9 @@ def _decode(body: bytes, codings: Sequence[str], *, max_bytes: int) -> bytes:
 
 
 def _may_be_other(body: bytes) -> bool:
-    """Return True if a JSON text may be in UTF-16 or UTF-32, begins with a byte order mark, or has
-    surrogates, which Python reads though UTF-8 has none."""
+    """Return True if a JSON text may be in UTF-16 or UTF-32, or begins with a byte order mark."""
     head = body[:4]
-    is_plain = not head or (head[0] < 0x80 and 0 not in head)
-    return not is_plain or _SURROGATE.search(body) is not None
+    return bool(head) and (head[0] > 0x7F or 0 in head)
 
 
 def as_utf8(body: bytes) -> bytes:

@@ -138,8 +138,7 @@ class Metrics:
     def _declare_tokens(self) -> None:
         self._documents = self._counter(
             "ragboost_documents_total",
-            "Documents of boosted requests: sent, or dropped as duplicates; and of all requests "
-            "those without text (blank), which are left out.",
+            "Documents of boosted requests: sent, dropped as duplicates, or blank (without text).",
             ("result",),
         )
         for result in ("sent", "dropped", "blank"):

@@ -255,10 +255,16 @@ def test_a_body_in_another_unicode_encoding_is_read_as_engines_read_it(
 def test_surrogates_in_utf_8_are_read_as_engines_read_them(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
-    text = json.dumps({**json.loads(BODY), "user": "\ud83d\ude00 \ud800"}, ensure_ascii=False)
+    odd = "\ud83d \ud800"
+    body = {**json.loads(BODY), "user": odd, odd: 1}
+    body["messages"] = [{"role": "user", "content": odd}] * 2
+    body["ragboost"]["documents"].append(odd)
+    text = json.dumps(body, ensure_ascii=False)
     answer = client.post(CHAT, content=text.encode("utf-8", "surrogatepass"))
-    assert answer.headers["x-ragboost-documents"] == "2"
-    assert engine.requests[-1].json["user"] == "\U0001f600 \ud800"
+    assert answer.headers["x-ragboost-documents"] == "3"
+    sent = engine.requests[-1].json
+    assert (sent["user"], sent[odd], sent["messages"][0]["content"]) == (odd, 1, odd)
+    assert sent["messages"][1]["content"].count(odd) == 2
 
 
 @given(text=st.text(), encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32-le"]))

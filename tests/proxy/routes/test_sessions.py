@@ -228,7 +228,7 @@ def test_sessions_are_listed_newest_first_in_pages_and_deleted(client: httpx.Cli
         ({"query": ""}, "query"),
         ({"query": 7}, "query"),
         ({"query": "q", "messages": []}, "query"),
-        ({"query": "q", "documents": [{"text": ""}]}, "documents[0].text"),
+        ({"query": "q", "documents": [{"text": 5}]}, "documents[0].text"),
         ({"query": "q", "documents": "d"}, "documents"),
         ({"query": "q", "documents": [], "ragboost": {}}, "documents"),
         ({"query": "q", "ragboost": {"session_id": "s"}}, "ragboost.session_id"),
