@@ -187,13 +187,13 @@ class Messages:
     def _references(
         self, leading: _Place | None, places: Sequence[_Place]
     ) -> tuple[dict[Path, list[Edit]], int]:
-        """Return the edits of documents that an earlier message contains, and their number."""
+        """Return the edits of documents that an earlier text contains, and their number."""
         edits: dict[Path, list[Edit]] = defaultdict(list)
         num = 0
         if len(places) < 2 or not self._has_references:
             return {}, 0
         earlier = EarlierTexts(self._settings.hints.location_template)
-        for of_slot in _by_message(places):
+        for of_slot in _by_slot(places):
             for place in of_slot:
                 if place is leading or not stands_alone(place.group, is_tool=place.slot.is_tool):
                     continue
@@ -264,11 +264,11 @@ def _size(place: _Place) -> int:
     return sum(len(block.text or "") for block in group.blocks)
 
 
-def _by_message(places: Sequence[_Place]) -> Iterable[list[_Place]]:
-    by_message: dict[object, list[_Place]] = {}
+def _by_slot(places: Sequence[_Place]) -> Iterable[list[_Place]]:
+    by_slot: dict[Path, list[_Place]] = {}
     for place in places:
-        by_message.setdefault(place.slot.path[:2], []).append(place)
-    return by_message.values()
+        by_slot.setdefault(place.slot.path, []).append(place)
+    return by_slot.values()
 
 
 def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:

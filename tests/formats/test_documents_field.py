@@ -154,7 +154,9 @@ def test_no_document_is_lost_in_any_order(documents: list[Any], random: Any) -> 
         found = FIELD.extract(body)
     except UnknownShapeError:
         return
-    assert found is not None
+    if found is None:
+        assert not any((v if isinstance(v, str) else v["text"]).strip() for v in documents)
+        return
     first = {document.key: i for i, document in reversed(list(enumerate(found.documents)))}
     order = sorted(first.values())
     random.shuffle(order)
