@@ -364,14 +364,23 @@ def test_memory_is_bounded_in_bytes() -> None:
         {"prompt": "x", "system": {"a": "b"}, "tool_choice": [], "thinking": 3},
         {"messages": {}, "input": ""},
         {"prompt": list(range(1000)), "tools": [{"name": "a"}]},
+        {"messages": [{"role": "user", "content": [{"type": {}}, {"type": []}]}], "system": True},
+        {"messages": [{"role": "tool", "type": [], "content": "x"}], "system": 1.5},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": 3}, None, {}]}]},
+        {"messages": [{"role": ["user"], "content": {"type": ["x"]}}], "instructions": {"a": 1}},
         {},
     ],
 )
-def test_odd_bodies_are_observed_like_others(body: Body) -> None:
+@pytest.mark.parametrize("kind", ["", "vllm", "sglang", "hosted"])
+def test_odd_bodies_are_observed_like_others(body: Body, kind: EngineKind) -> None:
     watch = PrefixWatch()
-    find(watch, body)
-    find(watch, body)
+    find(watch, body, kind=kind)
+    find(watch, body, kind=kind)
+    text = json.dumps(body)
+    for old, new in (('"x"', '"y"'), ("[]", '["b"]'), ("{}", '{"type": "thinking"}'), ("3", "4")):
+        find(watch, {**json.loads(text.replace(old, new)), "n": 1}, kind=kind)
+        find(watch, {**body, "n": 1}, kind=kind)
     longer = {
         name: [*value, {}] if isinstance(value, list) else value for name, value in body.items()
     }
-    find(watch, {**longer, "model": "m"})
+    find(watch, {**longer, "model": "m"}, kind=kind)

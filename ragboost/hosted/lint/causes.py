@@ -23,7 +23,7 @@ _COMPARED = 4096  # characters behind the difference that are searched for white
 _MAX_ITEMS = 64 * 1024  # characters of a text whose items are counted, or that is parsed as JSON
 _MAX_TOOL_BYTES = 256 * 1024  # of all tools, beyond which these are not looked at one by one
 _MAX_CLEARED = 200  # characters that stand for the result of a tool
-_REASONING_TYPES = frozenset({"reasoning", "thinking", "redacted_thinking"})
+_REASONING_TYPES = ("reasoning", "thinking", "redacted_thinking")
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
 _DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
 _TIME = re.compile(
@@ -160,7 +160,7 @@ def _result_texts(message: Any) -> list[str]:
         return [str(message.get(ANY.result_items[kind]))]
     content = message.get("content")
     blocks = [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
-    return [str(b.get("content")) for b in blocks if b.get("type") in ANY.result_blocks]
+    return [str(b.get("content")) for b in blocks if b.get("type") in tuple(ANY.result_blocks)]
 
 
 def _tools_cause(

@@ -299,7 +299,8 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
     for head in heads:
         head = without_lines(head, VOLATILE_LINES)
         blocks = [{"text": head}] if isinstance(head, str) else head
-        texts = [b.get("text") for b in blocks if isinstance(b, dict)] if blocks else []
+        blocks = blocks if isinstance(blocks, list) else [blocks]
+        texts = [block.get("text") for block in blocks if isinstance(block, dict)]
         text = "\n".join([each for each in texts if isinstance(each, str)])
         begin = text[:_COMPARED].strip().split("\n", 1)[0]
         end = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
