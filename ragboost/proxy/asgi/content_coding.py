@@ -154,7 +154,12 @@ class _BrotliMember:
         return bool(self._decoder.is_finished())
 
     def decompress(self, data: memoryview, max_length: int, /) -> bytes:
-        return bytes(self._decoder.process(bytes(data), output_buffer_limit=max_length))
+        pieces = [self._decoder.process(bytes(data), output_buffer_limit=max_length)]
+        while pieces[-1] and not (self.eof or self._decoder.can_accept_more_data()):
+            if (left := max_length - sum(map(len, pieces))) <= 0:
+                break
+            pieces.append(self._decoder.process(b"", output_buffer_limit=left))
+        return b"".join(pieces)
 
 
 def _find_codings() -> tuple[Mapping[str, _Coding], tuple[type[Exception], ...]]:

@@ -4,8 +4,10 @@ import asyncio
 import codecs
 import gzip
 import json
+import sys
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -123,6 +125,52 @@ def test_a_coding_that_the_proxy_cannot_decode_is_a_415_that_names_those_it_can(
     assert answer.status_code == 415
     assert "send gzip, deflate" in answer.json()["error"]["message"]
     assert engine.requests == []
+
+
+def test_a_coding_whose_package_is_not_installed_is_a_415(
+    client: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("zstandard", "brotli"):
+        monkeypatch.setitem(sys.modules, name, None)
+    codings, _ = content_coding._find_codings()
+    monkeypatch.setattr(content_coding, "_CODINGS", codings)
+    for coding in ("zstd", "br"):
+        answer = client.post(CHAT, content=b"\x28\xb5", headers={"content-encoding": coding})
+        assert answer.status_code == 415
+        assert "send gzip, deflate, or" in answer.json()["error"]["message"]
+    assert engine.requests == []
+
+
+class Slow:
+    """A stand-in for `brotli.Decompressor`, which is called as its documentation says: it stops at
+    the limit, and wants to be emptied before it gets more."""
+
+    def __init__(self) -> None:
+        self._coder, self._rest = zlib.decompressobj(), b""
+
+    def is_finished(self) -> bool:
+        return self._coder.eof and not self._rest
+
+    def can_accept_more_data(self) -> bool:
+        return not self._rest
+
+    def process(self, data: bytes, *, output_buffer_limit: int) -> bytes:
+        assert not (data and self._rest)
+        self._rest += self._coder.decompress(data)
+        size = max(1, output_buffer_limit // 2)
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+
+def test_a_decoder_that_wants_to_be_emptied_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(Decompressor=Slow, error=zlib.error)
+    monkeypatch.setitem(sys.modules, "brotli", module)  # type: ignore[arg-type]
+    codings, _ = content_coding._find_codings()
+    monkeypatch.setattr(content_coding, "_CODINGS", codings)
+    body = BODY * 2000
+    assert decode(zlib.compress(body), ["br"], max_bytes=LIMIT) == body
+    with pytest.raises(BodyTooLargeError):
+        decode(zlib.compress(body), ["br"], max_bytes=len(body) - 1)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
