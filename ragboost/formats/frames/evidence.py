@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.formats.frames.line_digests import Digests, Line, read_lines
+from ragboost.formats.frames.not_documents import is_dialogue, is_work
 from ragboost.formats.frames.open_list import documents
 from ragboost.formats.frames.recurrence import MIN_OBSERVATIONS, Cut, ListModel, Run
 from ragboost.formats.frames.traffic import Traffic
@@ -171,8 +172,10 @@ def _are_worth_it(text: str, spans: Sequence[Span]) -> bool:
     sizes = [span.end - span.start for span in spans]
     if len(sizes) < 2 or min(sizes) < _MIN_CHARS or sum(sizes) < _MEAN_CHARS * len(sizes):
         return False
-    outside = text[: spans[0].start] + "\n" + text[spans[-1].end :]
-    return _PLACES.search(outside) is None
+    start, end = spans[0].start, spans[-1].end
+    if is_work(text, start, end) or all(is_dialogue(text[each.start : each.end]) for each in spans):
+        return False
+    return _PLACES.search(text[:start] + "\n" + text[end:]) is None
 
 
 def _spans(

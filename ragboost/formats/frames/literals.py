@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate
 from ragboost.formats.frames.elements import is_count
-from ragboost.formats.frames.not_documents import MIN_CHARS
+from ragboost.formats.frames.not_documents import MIN_CHARS, is_record
 from ragboost.formats.frames.siblings import is_separator, separators
 from ragboost.formats.frames.spans import check_number
 from ragboost.formats.groups import DocumentBlock, hint_name, text_of
@@ -115,7 +115,7 @@ def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[Docu
         keys = [""] * len(values)
     elif kinds == {dict}:
         found = [text_of(each.value) for each in values]
-        if not all(found):
+        if not all(found) or is_record(values[0].value):
             return ()
         keys, texts = map(list, zip(*found, strict=True))
     else:
