@@ -42,6 +42,7 @@ _MAX_SESSION_NAME = 256
 # Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
 _LARGE_BYTES = 256 * 1024
 _MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
+_MAX_NORMAL = 8  # messages that are brought into the form in which the backend reads them
 _MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
@@ -321,7 +322,7 @@ def _before(body: JsonBody, path: Path, start: int, kind: EngineKind) -> list[by
     for depth, step in enumerate(path):
         if isinstance(step, int) and step:
             if depth == 1 and path[0] == body.list_name:
-                parts += [_digest(body, message, kind) for message in value[:step]]
+                parts += _digests(body, step, kind)
             elif depth == 1 and is_instruction(path):
                 parts.append(body.encode_bytes(normal_instructions(value[:step], kind)))
             else:
@@ -336,8 +337,8 @@ def _before_messages(body: JsonBody, kind: EngineKind) -> list[bytes]:
     """Return what a chat template may render before the documents: tools and instructions."""
     parts = _fields(body, (*ANY.tools, *ANY.instructions), kind)
     parts.append(body.field_bytes("chat_template"))
-    messages = body.fields.get(body.list_name) or ()
-    return parts + [_digest(body, m, kind) for m in messages[: num_instructions(messages)]]
+    num = num_instructions(body.fields.get(body.list_name) or ())
+    return parts + _digests(body, num, kind)
 
 
 def _fields(body: JsonBody, names: Iterable[str], kind: EngineKind) -> list[bytes]:
@@ -352,9 +353,15 @@ def _fields(body: JsonBody, names: Iterable[str], kind: EngineKind) -> list[byte
     return parts
 
 
-def _digest(body: JsonBody, message: Any, kind: EngineKind) -> bytes:
-    value = normal_message(message, kind)
-    return hashlib.sha256(body.encode_bytes(value)).digest()
+def _digests(body: JsonBody, num: int, kind: EngineKind) -> list[bytes]:
+    """Return digests of the first messages. A long history is its conversation's own, and nobody
+    else's documents stand behind it: beyond the first messages, the client's bytes will do."""
+    if not num:
+        return []
+    first = body.fields[body.list_name][: min(num, _MAX_NORMAL)]
+    normal = [body.encode_bytes(normal_message(message, kind)) for message in first]
+    digests = [hashlib.sha256(data).digest() for data in normal]
+    return digests + body.message_digests[_MAX_NORMAL:num] if num > _MAX_NORMAL else digests
 
 
 def _name_of(parts: Sequence[bytes]) -> str:
