@@ -27,15 +27,19 @@ _ANSWER = {
     ],
     "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
 }
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n"
 
 
 class Exchange(NamedTuple):
-    """What came of one request: the response, and the body that the backend received."""
+    """What came of one request: the response, and the body that the backend received.
+
+    The status is 200, or the request was not measured: `body` says why.
+    """
 
     status: int
     headers: Mapping[str, str]
     received: bytes
+    body: bytes
 
     @property
     def num_documents(self) -> int:
@@ -75,10 +79,10 @@ class RecordedProxy:
         with contextlib.closing(self._connect(timeout_s)) as connection:
             connection.request("POST", "/v1/chat/completions", data, headers)
             response = connection.getresponse()
-            response.read()
+            answer = response.read()
             fields = {name.lower(): value for name, value in response.getheaders()}
         received = self._received[-1] if self._received else b""
-        return Exchange(response.status, fields, received)
+        return Exchange(response.status, fields, received, answer)
 
     def is_healthy(self, *, timeout_s: float = 60) -> bool:
         """Ask the proxy for its health."""
@@ -128,14 +132,15 @@ def _backend(received: list[bytes]) -> ThreadingHTTPServer:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer()
+            # The proxy's probes ask for the end of the connection: say that it ends.
+            self._answer(b"connection: close\r\n")
 
         def do_POST(self) -> None:
             received.append(self.rfile.read(int(self.headers["content-length"])))
             self._answer()
 
-        def _answer(self) -> None:
-            self.wfile.write(_HEAD % len(answer) + answer)
+        def _answer(self, fields: bytes = b"") -> None:
+            self.wfile.write(_HEAD % (len(answer), fields) + answer)
 
         def log_message(self, *_: object) -> None:
             pass

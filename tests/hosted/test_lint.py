@@ -295,8 +295,8 @@ def test_memory_is_bounded_by_dropping_conversations() -> None:
     prompts = LastPrompts()
     body = JsonBody(json.dumps(request()).encode())
     for number in range(3000):
-        before = prompts.replace(body, name=str(number))
-        assert before is None or before.is_head_only
+        pair = prompts.replace(body, name=str(number))
+        assert pair is None or pair[0].is_head_only
     assert len(prompts) == 1000
 
 

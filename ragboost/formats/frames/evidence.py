@@ -19,12 +19,16 @@ from ragboost.formats.frames.traffic import Traffic
 _MAX_CHARS = 256 * 1024
 _MIN_TEXT = 300
 _MIN_LINES = 3
+_MEAN_LINE = 20  # characters of a line; shorter ones are no documents
 _MIN_CHARS = 48  # of a document
 _MEAN_CHARS = 160  # of the documents of a list
 _NUM_HEADS = 3  # texts with one beginning, from which on this is a part of the template
 _MAX_TENANTS = 64
-_MAX_BEGINNINGS = 16
+_MAX_BEGINNINGS = 64  # of a tenant, and together
+_MAX_SIZE_BYTES = 1 << 20
 _MAX_DECISIONS = 2048
+_MAX_SPANS = 16_384
+_TTL_S = 86_400.0
 _PLACES = re.compile(
     r"\b(?:first|second|third|fourth|fifth|last|next|previous|\d+(?:st|nd|rd|th))\s+(?:of the\s+)?"
     r"(?:document|passage|paragraph|source|text|context|excerpt|chunk|section|article)"
@@ -40,9 +44,22 @@ class Span(NamedTuple):
 
 class _Tenant:
     def __init__(self) -> None:
-        self.traffic: BoundedMap[int, Traffic] = BoundedMap(max_entries=_MAX_BEGINNINGS)
+        self.traffic: BoundedMap[int, Traffic] = BoundedMap(
+            max_entries=_MAX_BEGINNINGS, max_size=_MAX_SIZE_BYTES, ttl_s=_TTL_S
+        )
         self.headless = Traffic()
-        self.decisions: BoundedMap[int, tuple[Span, ...]] = BoundedMap(max_entries=_MAX_DECISIONS)
+        self.decisions: BoundedMap[int, tuple[Span, ...]] = BoundedMap(
+            max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
+        )
+
+    def copy_of(self, first: Line) -> "_Tenant":
+        """Return a copy of what is known of texts with this first line."""
+        copy = _Tenant()
+        copy.headless = self.headless.copy()
+        for name in {first.key, first.label}:
+            if (traffic := self.traffic.peek(name)) is not None:
+                copy.traffic.put(name, traffic.copy())
+        return copy
 
 
 class Evidence:
@@ -57,7 +74,13 @@ class Evidence:
         self._lock = Lock()
 
     def cut(
-        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int] = ()
+        self,
+        text: str,
+        *,
+        tenant: str,
+        is_first_turn: bool,
+        marks: Sequence[int] = (),
+        learns: bool = True,
     ) -> tuple[Span, ...]:
         """Return the documents of a text, which may change places; empty if they are not known.
 
@@ -66,51 +89,64 @@ class Evidence:
 
         Args:
             marks: where documents begin, if only the end of the last one is not known.
+            learns: False: say what would be found, and change nothing.
         """
         if not _MIN_TEXT <= len(text) <= _MAX_CHARS:
             return ()
+        if not learns:
+            return self._try(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
         with self._lock:
-            known = self._tenants.get(tenant)
-            if known is None:
-                known = _Tenant()
-                self._tenants.put(tenant, known)
+            known = self._tenants.get(tenant) or _Tenant()
+            self._tenants.put(tenant, known)
             name = hash((text, tuple(marks)))
             spans = known.decisions.get(name)
             if spans is None:
                 spans = _learn(known, text, marks) if is_first_turn else ()
-                known.decisions.put(name, spans)
+                known.decisions.put(name, spans, size=1 + len(spans))
             return spans
+
+    def _try(
+        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int]
+    ) -> tuple[Span, ...]:
+        """Return what `cut` would, and change nothing."""
+        lines = read_lines(text)
+        with self._lock:
+            known = self._tenants.peek(tenant)
+            if known is None or not lines:
+                return ()
+            spans = known.decisions.peek(hash((text, tuple(marks))))
+            if spans is not None or not is_first_turn:
+                return spans or ()
+            copy = known.copy_of(lines[0])
+        return _learn(copy, text, marks)
 
 
 def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]:
     lines = read_lines(text)
-    if len(lines) < _MIN_LINES:
+    if not _MIN_LINES <= len(lines) <= len(text) // _MEAN_LINE:
         return ()
     starts = [line.start for line in lines]
     digests = Digests(lines, sorted({bisect_right(starts, mark) - 1 for mark in marks} - {-1}))
     if len(digests.marks) < len(marks):
         return ()
     best: tuple[Span, ...] = ()
-    for traffic in _all_traffic(tenant, lines):
+    for name, traffic in _all_traffic(tenant, lines):
         traffic.add(digests)
+        if name:
+            tenant.traffic.put(name, traffic, size=traffic.size_bytes)
         spans = _cut(traffic, text, lines)
         if len(spans) > len(best):
             best = spans
     return best
 
 
-def _all_traffic(tenant: _Tenant, lines: Sequence[Line]) -> list[Traffic]:
+def _all_traffic(tenant: _Tenant, lines: Sequence[Line]) -> list[tuple[int, Traffic]]:
     """Return what is known of texts with this first line, with its label, and of those whose first
-    line is another one each time."""
-    found = []
-    for name in {lines[0].key, lines[0].label} - {0}:
-        traffic = tenant.traffic.get(name)
-        if traffic is None:
-            traffic = Traffic()
-            tenant.traffic.put(name, traffic)
-        found.append(traffic)
-    if all(len(traffic.latest()) < _NUM_HEADS for traffic in found):
-        found.append(tenant.headless)
+    line is another one each time (0)."""
+    names = {lines[0].key, lines[0].label} - {0}
+    found = [(name, tenant.traffic.get(name) or Traffic()) for name in names]
+    if all(len(traffic.latest()) < _NUM_HEADS for _, traffic in found):
+        found.append((0, tenant.headless))
     return found
 
 

@@ -45,12 +45,10 @@ class Digests:
         self.marks = array("h", marks)  # lines with which documents begin
         repeated = [key for key, num in Counter(keys).items() if num > 1]
         self.repeated = frozenset(repeated)
-        self.weak = frozenset([key for key, line in zip(keys, lines, strict=True) if line.is_weak])
+        weak = [key for key, line in zip(keys, lines, strict=True) if line.is_weak]
+        self.weak = frozenset(weak)
         # True if a whole line of text occurs twice, as in overlapping or equal documents.
-        self.copies = any(
-            key in self.repeated and line.end - line.start > _SHORT
-            for key, line in zip(keys, lines, strict=True)
-        )
+        self.copies = any(counts[line.key] > 1 and line.end - line.start > _SHORT for line in lines)
 
     @property
     def size_bytes(self) -> int:

@@ -1,34 +1,59 @@
 """Tell where the last document of a list ends whose documents have marks at their beginnings only.
 
-Behind it stands a line that all texts have, and before that line a document which stood elsewhere
-in another text.
+It ends before a line that all texts have, or with the text, if its lines are those of a document
+that stood elsewhere in another text. Else it stays where it is, and the others may move.
 """
 
-from collections import Counter
 from collections.abc import Sequence, Set
+from itertools import pairwise
+from typing import NamedTuple
 
 from ragboost.formats.frames.line_digests import Digests
 from ragboost.formats.frames.recurrence import MIN_OBSERVATIONS, Run, constants
 
+Keys = tuple[int, ...]
+
+
+class _Block(NamedTuple):
+    """A document, and the repeated lines between it and the next one."""
+
+    first: int
+    end: int
+    keys: Keys
+    gap: Keys
+
 
 def documents(texts: Sequence[Digests]) -> tuple[Run, ...]:
-    """Return the lines of each document of the last text; empty if its end is not certain."""
+    """Return the lines of each document of the last text that may move."""
     dropped = frozenset().union(*[text.repeated for text in texts])
     known = constants(texts) - dropped
     tails = [_tail(text, known) for text in texts]
-    if len({mark for _, mark in tails}) > 1:
+    lists = [_blocks(text, at, dropped) for text, (at, _) in zip(texts, tails, strict=True)]
+    inner = [block for blocks in lists for block in blocks[:-1]]
+    if any(_is_interrupted(block, known) for block in lists[-1][:-1]):
         return ()
-    ends = Counter(key for text in texts for key in _ends(text, dropped))
-    num = 0
-    for text, (at, _) in zip(texts, tails, strict=True):
-        last = _last_line(text, text.marks[-1], at, dropped)
-        num += ends[text.keys[last]] > 0
-    if num < max(MIN_OBSERVATIONS, len(texts) // 3):
+    contents = {block.keys for block in inner}
+    num = sum(blocks[-1].keys in contents for blocks in lists)
+    if num < MIN_OBSERVATIONS:
         return ()
-    return _runs(texts[-1], tails[-1][0], dropped)
+    *blocks, last = lists[-1]
+    is_last_certain = len({mark for _, mark in tails}) == 1 and (
+        last.keys in contents or {len(last.keys)} == {len(block.keys) for block in inner}
+    )
+    gaps = {block.gap for block in inner}
+    ends = {blocks[-1].gap for blocks in lists}
+    if is_last_certain and len(gaps) == len(ends) == 1 and ends <= gaps | {()}:
+        return tuple([(block.first, block.end) for block in lists[-1]])
+    return tuple([(block.first, block.end + len(block.gap)) for block in blocks])
+
+
+def _is_interrupted(block: _Block, known: Set[int]) -> bool:
+    """Return True if a line of the template stands behind the document."""
+    return 0 < sum(key in known for key in block.keys) < len(block.keys)
 
 
 def _tail(text: Digests, known: Set[int]) -> tuple[int, int]:
+    """Return the first line behind the list, and its mark; 0: none."""
     for i in range(text.marks[-1] + 1, len(text.keys)):
         for mark in (text.keys[i], text.labels[i]):
             if mark in known:
@@ -36,27 +61,13 @@ def _tail(text: Digests, known: Set[int]) -> tuple[int, int]:
     return len(text.keys), 0
 
 
-def _ends(text: Digests, dropped: Set[int]) -> list[int]:
-    """Return the last lines of all documents but the last one."""
-    marks = text.marks
-    return [
-        text.keys[_last_line(text, first, end, dropped)]
-        for first, end in zip(marks, marks[1:], strict=False)
-    ]
+def _blocks(text: Digests, tail: int, dropped: Set[int]) -> list[_Block]:
+    return [_block(text, *bounds, dropped) for bounds in pairwise([*text.marks, tail])]
 
 
-def _last_line(text: Digests, first: int, end: int, dropped: Set[int]) -> int:
-    for i in range(end - 1, first, -1):
-        if text.keys[i] not in dropped:
-            return i
-    return first
-
-
-def _runs(text: Digests, tail: int, dropped: Set[int]) -> tuple[Run, ...]:
-    """Return the documents without the lines that stand between all of them."""
-    blocks = list(zip(text.marks, [*text.marks[1:], tail], strict=True))
-    ends = [_last_line(text, *block, dropped) + 1 for block in blocks]
-    gaps = [tuple(text.keys[end:stop]) for end, (_, stop) in zip(ends, blocks, strict=True)]
-    if len(set(gaps[:-1])) == 1 and gaps[-1] in ((), gaps[0]):
-        return tuple([(first, end) for (first, _), end in zip(blocks, ends, strict=True)])
-    return tuple(blocks) if not gaps[-1] else ()
+def _block(text: Digests, first: int, stop: int, dropped: Set[int]) -> _Block:
+    end = stop
+    while end > first + 1 and text.keys[end - 1] in dropped:
+        end -= 1
+    keys = tuple([key for key in text.keys[first:end] if key not in dropped])
+    return _Block(first, end, keys, tuple(text.keys[end:stop]))

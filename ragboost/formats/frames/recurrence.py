@@ -8,7 +8,8 @@ belong together if neither ever had. Before and behind the list stands a line th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from ragboost.formats.frames.line_digests import Digests
@@ -36,6 +37,18 @@ class Row(NamedTuple):
     gaps: Sequence[tuple[int, ...]]  # repeated lines before each line, and at the end
     first_moved: int
     last_moved: int
+
+
+class _Counts(NamedTuple):
+    num: int  # of documents in a list
+    sizes: Set[int]  # lines of a document
+
+
+class _Joints(NamedTuple):
+    """Places in a list behind the first line."""
+
+    apart: list[int]  # here a document ends
+    doubtful: list[int]
 
 
 class _Edges(NamedTuple):
@@ -102,29 +115,33 @@ class ListModel:
             for row, first, end in zip(rows, self._first, self._end, strict=True)
         ]
         self._neighbours = Neighbours(self._lists)
+        self._joints = [self._find_joints(keys) for keys in self._lists]
 
     def cut(self) -> Cut | None:
         """Return the lines of each document of the last text; None if they are not certain."""
-        row, keys = self._rows[-1], self._lists[-1]
-        if not keys:
+        keys = self._lists[-1]
+        counts = self._count() if self._has_head and self._has_tail else None
+        starts = self._joints_of(keys, counts)
+        if starts is None or not self._are_joined_alike():
             return None
-        num = self._num_documents()
-        starts = self._starts(keys, num)
-        if starts is None:
+        bounds = [0, *starts, len(keys)]
+        units = [keys[start:end] for start, end in pairwise(bounds)]
+        low, high = 0, len(units)
+        while low < high and not self._is_certain(units[low], counts, is_first=low == 0):
+            low += 1
+        while high > low and not self._is_certain(
+            units[high - 1], counts, is_last=high == len(units)
+        ):
+            high -= 1
+        if high - low < 2 or self._is_interrupted(bounds[low], bounds[high]):
             return None
-        if not self._are_joined_alike():
-            return None
-        units = list(zip(starts, [*starts[1:], len(keys)], strict=True))
-        units = self._inner(units, keys, is_counted=len(starts) == num)
-        if len(units) < 2 or self._is_interrupted(units[0][0], units[-1][1]):
-            return None
-        lines = [-1, *row.lines, -1]
-        shift = self._first[-1] + 1
-        return Cut(
-            tuple([(lines[shift + start], lines[shift + end - 1] + 1) for start, end in units]),
-            lines[shift + units[0][0] - 1],
-            lines[shift + units[-1][1]],
-        )
+        return self._lines_of(bounds[low : high + 1])
+
+    def _lines_of(self, bounds: Sequence[int]) -> Cut:
+        lines = [-1, *self._rows[-1].lines, -1]
+        at = [self._first[-1] + 1 + bound for bound in bounds]
+        runs = [(lines[start], lines[end - 1] + 1) for start, end in pairwise(at)]
+        return Cut(tuple(runs), lines[at[0] - 1], lines[at[-1]])
 
     def _edges(self, found: Sequence[tuple[int, int]], *, step: int) -> _Edges:
         """Tell if documents are known to stand right beside a line that all texts have.
@@ -184,83 +201,102 @@ class ListModel:
         """Return True if the same repeated lines stand between all documents, in all texts, and
         the same before the first and behind the last ones."""
         heads, tails, joins = set(), set(), set()
-        for row, keys, first in zip(self._rows, self._lists, self._first, strict=True):
-            gaps = [row.gaps[first], row.gaps[first + len(keys)]]
-            heads.add(gaps[0])
-            tails.add(gaps[1])
-            joins |= {row.gaps[first + i] for i in self._joints(keys)[0]}
+        for row, first, end, joints in zip(
+            self._rows, self._first, self._end, self._joints, strict=True
+        ):
+            heads.add(row.gaps[first])
+            tails.add(row.gaps[end])
+            joins |= {row.gaps[first + i] for i in joints.apart}
         return (
             len(joins) == 1
             and (not self._has_head or len(heads) == 1)
             and (not self._has_tail or len(tails) == 1)
         )
 
-    def _num_documents(self) -> int | None:
+    def _count(self) -> _Counts | None:
         """Return how many documents all lists have whose lines are all known; None if it varies."""
-        if not (self._has_head and self._has_tail):
-            return None
-        counts = []
-        for keys in self._lists:
-            if any(self._neighbours.num[key] < _FEW for key in keys):
+        nums: list[int] = []
+        sizes: set[int] = set()
+        for keys, (apart, doubtful) in zip(self._lists, self._joints, strict=True):
+            if doubtful or any(self._neighbours.num[key] < _FEW for key in keys):
                 continue
-            hard, soft = self._joints(keys)
-            if not soft:
-                counts.append(len(hard) + 1)
-        return counts[0] if len(counts) >= MIN_OBSERVATIONS and len(set(counts)) == 1 else None
-
-    def _starts(self, keys: Sequence[int], num: int | None) -> list[int] | None:
-        if num is None:
-            return [0, *self._clear_joints(keys)]
-        hard, soft = self._joints(keys)
-        if len(hard) + 1 > num:
+            nums.append(len(apart) + 1)
+            sizes.update(end - start for start, end in pairwise([0, *apart, len(keys)]))
+        if len(nums) < MIN_OBSERVATIONS or len(set(nums)) > 1:
             return None
-        if len(hard) + len(soft) + 1 == num:
-            hard = sorted([*hard, *soft])
-        return [0, *hard]
+        return _Counts(nums[0], sizes)
 
-    def _joints(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
-        hard, soft = [], []
-        for i in range(1, len(keys)):
-            if self._neighbours.are_apart(keys[i - 1], keys[i]):
-                hard.append(i)
-            elif not self._neighbours.are_together(keys[i - 1], keys[i]):
-                soft.append(i)
-        return hard, soft
+    def _joints_of(self, keys: Sequence[int], counts: _Counts | None) -> list[int] | None:
+        """Return where documents begin behind the first one; None if that is not certain."""
+        if counts is None:
+            return self._clear_joints(keys)
+        apart, doubtful = self._joints[-1]
+        if len(apart) + 1 > counts.num:
+            return None
+        both = sorted([*apart, *doubtful])
+        is_counted = len(both) + 1 == counts.num and self._are_single(keys, counts)
+        return both if is_counted else apart
 
-    def _clear_joints(self, keys: Sequence[int]) -> list[int]:
-        return [
-            i
-            for i in range(1, len(keys))
-            if self._neighbours.are_apart(keys[i - 1], keys[i], _MANY)
-            and self._neighbours.are_rarely_together(keys[i - 1], keys[i])
-        ]
+    def _are_single(self, keys: Sequence[int], counts: _Counts) -> bool:
+        """Return True if new lines can be no more than one document each, as others are.
 
-    def _inner(self, units: list[Run], keys: Sequence[int], *, is_counted: bool) -> list[Run]:
-        """Leave out what may belong to the head or to the tail."""
-        low, high = 0, len(units)
-        if not self._has_head:
-            low = 1
-            while low < high and not self._is_inner(keys[slice(*units[low])]):
-                low += 1
-        elif not self._is_whole(keys[slice(*units[0])]) or not (
-            is_counted or self._is_start(keys[0])
-        ):
-            low = 1
-        if not self._has_tail:
-            high -= 1
-            while high > low and not self._is_inner(keys[slice(*units[high - 1])]):
-                high -= 1
-        elif not self._is_whole(keys[slice(*units[-1])]) or not (
-            is_counted or self._is_end(keys[-1])
-        ):
-            high -= 1
-        return units[low:high]
+        Else the first of them could belong to the document before them.
+        """
+        runs = groupby(keys, lambda key: self._neighbours.num[key] == 1)
+        sizes = {len(list(run)) for is_new, run in runs if is_new} - {1}
+        return not sizes or sizes == counts.sizes
+
+    def _find_joints(self, keys: Sequence[int]) -> _Joints:
+        apart: list[int] = []
+        doubtful: list[int] = []
+        for i, (first, second) in enumerate(pairwise(keys), 1):
+            if self._neighbours.are_apart(first, second):
+                apart.append(i)
+            elif not self._neighbours.are_together(first, second):
+                doubtful.append(i)
+        return _Joints(apart, doubtful)
+
+    def _clear_joints(self, keys: Sequence[int]) -> list[int] | None:
+        """Return where lines are apart beyond doubt; None if it is doubtful between documents.
+
+        What is new stays with its neighbours.
+        """
+        joints = []
+        row = self._rows[-1]
+        inner = range(row.first_moved - self._first[-1], row.last_moved - self._first[-1])
+        for i, (first, second) in enumerate(pairwise(keys), 1):
+            beside = self._neighbours
+            if beside.num[first] == 1 or beside.num[second] == 1:
+                continue
+            if beside.are_apart(first, second, _MANY) and beside.are_rarely_together(first, second):
+                joints.append(i)
+            elif not beside.are_together(first, second) and i - 1 in inner:
+                return None
+        return joints
+
+    def _is_certain(
+        self,
+        keys: Sequence[int],
+        counts: _Counts | None,
+        *,
+        is_first: bool = False,
+        is_last: bool = False,
+    ) -> bool:
+        """Return True for what can be the first or the last document that is moved."""
+        if not self._is_whole(keys):
+            return False
+        if counts is None or not (is_first or is_last):
+            return self._is_inner(keys)
+        if (is_first and self._is_start(keys[0])) or (is_last and self._is_end(keys[-1])):
+            return True
+        is_known = self._neighbours.num[keys[0]] > 1
+        return is_known or {len(keys)} == counts.sizes  # else a paragraph may stand beside it
 
     def _is_whole(self, keys: Sequence[int]) -> bool:
         """Return True for lines that are all new, or all known and never apart."""
         num = self._neighbours.num
         are_known = {num[key] > 1 for key in keys}
-        return len(are_known) == 1 and not any(self._joints(keys))
+        return len(are_known) == 1 and not any(self._find_joints(keys))
 
     def _is_inner(self, keys: Sequence[int]) -> bool:
         """Return True for lines that are one document between others, in one of the texts."""
@@ -286,25 +322,22 @@ def _rows(texts: Sequence[Digests], moved: Set[int]) -> list[Row]:
             for i, key in zip(lines, keys, strict=True)
         ]
         places = [i for i, key in enumerate(keys) if key in moved] or [-1]
-        ends = [*lines, len(text.keys)]
-        gaps = [
-            tuple(text.keys[i:end])
-            for i, end in zip([0, *[line + 1 for line in lines]], ends, strict=True)
-        ]
+        ends = zip([0, *[line + 1 for line in lines]], [*lines, len(text.keys)], strict=True)
+        gaps: list[tuple[int, ...]] = [()] * (len(lines) + 1)
+        if len(lines) < len(text.keys):
+            gaps = [tuple(text.keys[start:end]) for start, end in ends]
         labels = [text.labels[i] for i in lines]
         rows.append(Row(keys, labels, marks, lines, gaps, places[0], places[-1]))
     return rows
 
 
-def constants(texts: Iterable[Digests]) -> Set[int]:
+def constants(texts: Sequence[Digests]) -> Set[int]:
     """Return the digests of lines and labels that each text has exactly once."""
-    found: set[int] | None = None
+    counts = Counter([*texts[-1].keys, *texts[-1].labels])
+    found = {key for key, num in counts.items() if num == 1}
     for text in texts:
-        counts = Counter(text.keys)
-        counts.update([label for label in text.labels if label])
-        once = {key for key, num in counts.items() if num == 1}
-        found = once if found is None else found & once
-    return found or set()
+        found = {key for key in found if text.keys.count(key) + text.labels.count(key) == 1}
+    return found - {0}
 
 
 def _head(row: Row) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from ragboost.formats.frames.line_digests import Digests
 from ragboost.formats.frames.moved_runs import moved_runs, swaps
 
 _MAX_TEXTS = 32
-_MAX_LINES = 4096
+_MAX_LINES = 2048
 _MAX_SWAPS = 16  # of two texts
 _MIN_SWAPS = 2
 _MIN_MOVED = 2  # lines of a text that have moved, so that it holds a list
@@ -20,6 +20,11 @@ class _Sample:
         self.moved: set[int] = set()  # lines that another sample has in another order
         self.swaps: list[frozenset[int]] = []  # lines that have changed places
 
+    def copy(self) -> "_Sample":
+        copy = _Sample(self.digests)
+        copy.moved, copy.swaps = set(self.moved), list(self.swaps)
+        return copy
+
 
 class Traffic:
     """The latest texts with one beginning, at most `_MAX_TEXTS`."""
@@ -27,6 +32,12 @@ class Traffic:
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
         self._num_lines = 0
+
+    def copy(self) -> "Traffic":
+        copy = Traffic()
+        copy._samples.extend([sample.copy() for sample in self._samples])
+        copy._num_lines = self._num_lines
+        return copy
 
     def add(self, digests: Digests) -> None:
         new = _Sample(digests)
@@ -36,6 +47,13 @@ class Traffic:
         self._num_lines += len(digests.keys)
         while len(self._samples) > _MAX_TEXTS or self._num_lines > _MAX_LINES:
             self._num_lines -= len(self._samples.popleft().digests.keys)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(
+            sample.digests.size_bytes + 80 * len(sample.moved) + 300 * len(sample.swaps)
+            for sample in self._samples
+        )
 
     def moved(self) -> set[int]:
         """Return the lines that have changed their order among themselves.

@@ -1,14 +1,13 @@
 """Random sequences of prompts that try to make evidence tear documents or move a template."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.evidence import Evidence
 from tests.formats.frames.evidence_worlds import (
     JOINS,
     TEMPLATES,
-    Join,
     Prompt,
     Template,
     corpus,
@@ -119,9 +118,11 @@ CORPORA: dict[str, Callable[[random.Random], Documents]] = {
 }
 
 
-def documents_world(rng: random.Random, kind: str) -> World:
+def documents_world(
+    rng: random.Random, kind: str, joins: Sequence[str] = (*JOINS, "blank lines", "line ends")
+) -> World:
     documents = list(enumerate(CORPORA[kind](rng)))
-    join = JOINS[rng.choice([*JOINS, "blank lines", "blank lines", "line ends"])]
+    join = JOINS[rng.choice(joins)]
     templates = _templates(rng)
     num = rng.randint(2, min(6, len(documents)))
     varies = rng.random() < 0.4
@@ -260,11 +261,12 @@ def worlds(rng: random.Random) -> Iterator[World]:
         yield transcript_world(rng)
 
 
-def torn(world: World) -> list[tuple[int, str]]:
+def torn(world: World, *, has_marks: bool = False) -> list[tuple[int, str]]:
     """Return the prompts of a world that were cut wrongly, and how."""
     evidence, found = Evidence(), []
     for number, prompt in enumerate(world.prompts):
-        spans = evidence.cut(prompt.text, tenant="a", is_first_turn=True)
+        marks = prompt.labels if has_marks else ()
+        spans = evidence.cut(prompt.text, tenant="a", is_first_turn=True, marks=marks)
         why = problem(prompt, spans) if world.has_documents else "cut" if spans else ""
         if why:
             found.append((number, why))

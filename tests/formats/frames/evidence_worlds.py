@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ragboost.formats.frames.evidence import Span
 
 WORDS = (
-    "lease rent tenant court water letter notice garden payment roof window deposit repair month "
-    "owner clause agent heating visit insurance"
-).split()
+    *("lease", "rent", "tenant", "court", "water", "letter", "notice", "garden", "payment"),
+    *("roof", "window", "deposit", "repair", "month", "owner", "clause", "agent", "heating"),
+)
 
 
 class Join(NamedTuple):
@@ -125,7 +125,8 @@ def _changes_nothing_else(prompt: Prompt, spans: Sequence[Span]) -> bool:
         if not touched or touched[0].start < behind:
             return False
         behind = touched[-1].end
-        documents.append(Span(touched[0].start, behind))
+        is_labelled = span.start in prompt.labels
+        documents.append(Span(span.start if is_labelled else touched[0].start, behind))
     return _reversed(prompt.text, spans) == _reversed(prompt.text, documents)
 
 

@@ -56,20 +56,20 @@ def test_other_numbers_belong_to_their_documents() -> None:
 
 
 def test_an_inner_element_with_the_text_is_the_document() -> None:
-    text = """<documents>
+    text = f"""<documents>
 <document index="1">
 <source>lease.pdf</source>
 <document_content>
-{}
+{LEASE}
 </document_content>
 </document>
 <document index="2">
 <source>memo.txt</source>
 <document_content>
-{}
+{RENT}
 </document_content>
 </document>
-</documents>""".format(LEASE, RENT)
+</documents>"""
     (group,) = scan(text).groups
     assert [(block.text, block.name) for block in group.blocks] == [
         (LEASE, '"lease.pdf"'),
