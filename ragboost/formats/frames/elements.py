@@ -212,6 +212,8 @@ def _content(text: str, start: int, end: int) -> tuple[int, int]:
     closer = f"</{match[3]}>"
     if not text.startswith(closer, end - len(closer)) or match.end() > end - len(closer):
         return start, end
+    if text.count(f"<{match[3]}>", start, end) > 1:  # a list inside the document
+        return start, end
     first, last = strip(text, match.end(), end - len(closer))
     return (first, last) if first < last else (start, end)
 
