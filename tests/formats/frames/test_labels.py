@@ -99,7 +99,7 @@ def test_a_last_document_without_a_certain_end_leaves_the_list_open(tail: str) -
     assert result.groups == ()
     assert [text[mark:][:12] for mark in result.marks] == [f"[Document {i}]" for i in (1, 2, 3)]
     with pytest.raises(UnmarkedDocumentsError, match="no certain end"):
-        find(user(text))
+        reorder(user(text))
 
 
 def test_documents_of_several_paragraphs_before_a_question_leave_the_list_open() -> None:
@@ -115,7 +115,7 @@ def test_only_a_users_own_message_ends_with_a_question() -> None:
     assert scan(text).groups == ()
     instructions = {"role": "system", "content": text}
     with pytest.raises(UnmarkedDocumentsError):
-        find({"messages": [instructions, {"role": "user", "content": "Why?"}]})
+        reorder({"messages": [instructions, {"role": "user", "content": "Why?"}]})
 
 
 def test_a_tools_result_ends_with_its_last_document() -> None:
@@ -150,6 +150,6 @@ def test_a_heading_and_a_tree_above_a_text_move_with_it() -> None:
 def test_numbered_documents_keep_their_places_if_so_configured() -> None:
     settings = Settings(formats={"numbers": "keep"})
     with pytest.raises(NothingToDoError):
-        find(user(prompt(numbered("[Doc {}]")([LEASE, RENT]))), settings)
+        reorder(user(prompt(numbered("[Doc {}]")([LEASE, RENT]))), settings=settings)
     plain = f"<doc>{LEASE}</doc>\n<doc>{RENT}</doc>"
     assert find(user(plain), settings) is not None

@@ -1,11 +1,10 @@
-"""What looks like documents and is none: examples, transcripts, steps, code. It passes unchanged."""
+"""What looks like documents and is none: examples, transcripts, steps, code."""
 
 import pytest
 
-from ragboost.formats import LeftAloneError
 from ragboost.formats.frames import scan
 from tests.formats.frames.texts import LEASE, NOISE, PETS, RENT, elements, numbered, prompt
-from tests.formats.rewriting import find, user
+from tests.formats.rewriting import find
 
 LONG = [f"{text} {text}" for text in (LEASE, RENT, PETS, NOISE)]
 ORDERED_TAGS = ("example", "step", "message", "turn", "question", "option", "rule", "tool", "row")
@@ -97,8 +96,3 @@ def test_what_the_model_said_is_left_alone() -> None:
 )
 def test_odd_bodies_do_no_harm(body: dict[str, object]) -> None:
     find(body)
-
-
-def test_documents_that_are_left_alone_are_no_error_of_the_client() -> None:
-    with pytest.raises(LeftAloneError):
-        find(user(prompt(numbered("[Document {}]")([LEASE, RENT])) + "\n\nAnd why?"))

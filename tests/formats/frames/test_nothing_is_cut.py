@@ -8,7 +8,7 @@ import pytest
 from ragboost.booster.booster import Booster
 from ragboost.formats import AmbiguousDocumentsError, LeftAloneError
 from tests.formats.frames.texts import LEASE, PETS, RENT, elements, numbered, prompt
-from tests.formats.rewriting import boost, find, reorder, text_of, user
+from tests.formats.rewriting import boost, reorder, text_of, user
 
 TAGS = ("document", "doc", "source", "passage", "chunk", "file", "article", "kb_entry")
 LABELS = ("Document {}:", "[Document {}]", "Source {}:", "[{}]", "Passage {}:", "文档{}\uff1a")
@@ -30,7 +30,7 @@ def test_a_document_that_quotes_its_closing_tag_leaves_the_list_alone(tag: str) 
     quoting = f"The parser reads until </{tag}> and then it stops, says the manual of the gate."
     text = prompt(elements(tag)([LEASE, quoting, RENT]))
     with pytest.raises(AmbiguousDocumentsError, match=tag):
-        find(user(text))
+        reorder(user(text))
 
 
 @pytest.mark.parametrize("tag", TAGS)
