@@ -109,7 +109,8 @@ def _group(text: str, spans: Sequence[Span]) -> TextGroup:
     blocks = tuple(
         [DocumentBlock(*span, text[slice(*span)], *span, (), _name(text, *span)) for span in spans]
     )
-    return TextGroup(text, blocks, blocks[-1].end, frame="evidence")
+    # Whatever follows the last of them may be one more document: hints stand at the end.
+    return TextGroup(text, blocks, len(text), frame="evidence")
 
 
 def _name(text: str, start: int, end: int) -> str:

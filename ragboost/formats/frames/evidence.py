@@ -33,7 +33,7 @@ _TTL_S = 86_400.0
 _PLACES = re.compile(
     r"\b(?:first|second|third|fourth|fifth|last|next|previous|\d+(?:st|nd|rd|th))\s+(?:of the\s+)?"
     r"(?:document|passage|paragraph|source|text|context|excerpt|chunk|section|article)"
-    r"|\b(?:document|passage|paragraph|source|excerpt|chunk|article)\s+(?:no\.?\s*|number\s+|#)?\d",
+    r"|(?<!\n)\b(?:document|passage|paragraph|source|excerpt|chunk|article)\s+(?:no\.?\s*|number\s+|#)?\d",
     re.IGNORECASE,
 )
 

@@ -62,6 +62,10 @@ _WORK = re.compile(
     r"|\bin (?:this|that|the same|the given|the following) order\b",
     re.IGNORECASE,
 )
+_SPEAKERS = (
+    *("q", "a", "question", "answer", "input", "output", "user", "assistant", "human", "ai", "bot"),
+    *("system", "example", "instruction", "prompt", "response", "问题", "问", "答", "用户", "助手"),
+)
 _MAX_OUTSIDE = 16_384
 _MAX_LOOKED_AT = 4000  # characters of a document
 
@@ -93,7 +97,8 @@ def is_dialogue(text: str) -> bool:
     if text.startswith("{"):
         return True
     label, colon, _ = text[:40].partition(":")
-    return bool(colon) and is_ordered_name(label)
+    words = _WORDS.findall(label.lower())
+    return bool(colon) and bool(words) and words[-1] in _SPEAKERS
 
 
 def are_documents(name: str, texts: Sequence[str]) -> bool:

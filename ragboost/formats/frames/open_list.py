@@ -26,7 +26,10 @@ class _Block(NamedTuple):
 def documents(texts: Sequence[Digests]) -> tuple[Run, ...]:
     """Return the lines of each document of the last text that may move."""
     dropped = frozenset().union(*[text.repeated for text in texts])
-    known = constants(texts) - dropped
+    everywhere = constants(texts)
+    # A label that fills its line, as `Passage 1:` does, is no part of a document.
+    dropped |= everywhere & {text.keys[mark] for text in texts for mark in text.marks}
+    known = everywhere - dropped
     tails = [_tail(text, known) for text in texts]
     lists = [_blocks(text, at, dropped) for text, (at, _) in zip(texts, tails, strict=True)]
     inner = [block for blocks in lists for block in blocks[:-1]]
