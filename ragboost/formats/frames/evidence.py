@@ -204,6 +204,8 @@ def _are_alike(lines: Sequence[Line], cut: Cut, text: str) -> bool:
     end = lines[cut.behind].start if cut.behind >= 0 else len(text)
     before = text[start : lines[runs[0][0]].start].split()
     behind = text[lines[runs[-1][1] - 1].end : end].split()
+    if not gap:  # what stands around the list in all texts is the template's, such as a rule
+        return (cut.has_head or not before) and (cut.has_tail or not behind)
     return before == gap[len(gap) - len(before) :] and behind == gap[: len(behind)]
 
 

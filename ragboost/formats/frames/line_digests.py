@@ -13,8 +13,12 @@ _NUMBER = re.compile(
     r"(?:[-*+•]\s+|#{1,6}\s+)?[\[(（【]?(?:[^\W\d_]{1,24} ?){0,2}\#?(\d{1,4})"
     r"(?:[\])]?[.:]?(?:(?<=\])|\s)|[】：、）])\s*"
 )
-
-
+# Words that announce documents which begin on their line: `Context: text`.
+_ANNOUNCES = re.compile(
+    r"(?:(?:context|documents|information|knowledge|passages)\s?:|【[^】\n\d]{1,12}】[:：]?"
+    r"|(?:已知信息|参考资料|上下文|背景知识)\s?[:：])\s*(?=\S)",
+    re.IGNORECASE,
+)
 _LETTER = re.compile(r"[^\W_]")
 _MIN_LETTERS = 4
 
@@ -64,6 +68,9 @@ def read_lines(text: str) -> list[Line]:
     for raw in text.split("\n"):
         if stripped := raw.strip():
             at = start + raw.index(stripped)
+            if announced := _ANNOUNCES.match(stripped):
+                lines.append(_line(announced[0].rstrip(), at))
+                at, stripped = at + announced.end(), stripped[announced.end() :]
             lines.append(_line(stripped, at))
         start += len(raw) + 1
     return lines

@@ -25,6 +25,8 @@ class Cut(NamedTuple):
     runs: tuple[Run, ...]
     before: int  # the last line before them that is not repeated; -1: none
     behind: int  # the first one behind them
+    has_head: bool  # the line before them is known to be the template's
+    has_tail: bool
 
 
 class Row(NamedTuple):
@@ -135,13 +137,15 @@ class ListModel:
             high -= 1
         if high - low < 2 or self._is_interrupted(bounds[low], bounds[high]):
             return None
-        return self._lines_of(bounds[low : high + 1])
+        cut = self._lines_of(bounds[low : high + 1])
+        has_head, has_tail = self._has_head and low == 0, self._has_tail and high == len(units)
+        return cut._replace(has_head=has_head, has_tail=has_tail)
 
     def _lines_of(self, bounds: Sequence[int]) -> Cut:
         lines = [-1, *self._rows[-1].lines, -1]
         at = [self._first[-1] + 1 + bound for bound in bounds]
         runs = [(lines[start], lines[end - 1] + 1) for start, end in pairwise(at)]
-        return Cut(tuple(runs), lines[at[0] - 1], lines[at[-1]])
+        return Cut(tuple(runs), lines[at[0] - 1], lines[at[-1]], False, False)
 
     def _edges(self, found: Sequence[tuple[int, int]], *, step: int) -> _Edges:
         """Tell if documents are known to stand right beside a line that all texts have.
