@@ -15,7 +15,7 @@ from ragboost.formats.documents import (
     find_format,
 )
 from ragboost.formats.documents_field import DocumentsField
-from ragboost.formats.frames.evidence import Evidence
+from ragboost.formats.evidence.evidence import Evidence
 from ragboost.formats.messages import Messages
 from ragboost.formats.ragboost_object import RagboostObject
 from ragboost.formats.unmarked import UnmarkedDocuments

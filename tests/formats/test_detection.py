@@ -6,7 +6,7 @@ from ragboost.config import Settings
 from ragboost.formats import AmbiguousDocumentsError, Detection, NothingToDoError, make_formats
 from ragboost.formats.detection import ADVICE, DetectionCounts, frame_kind
 from ragboost.formats.documents import find_format
-from ragboost.formats.frames.evidence import Evidence, Span
+from ragboost.formats.evidence.evidence import Evidence, Span
 from ragboost.formats.unmarked import UnmarkedDocuments
 from tests.formats.rewriting import user
 

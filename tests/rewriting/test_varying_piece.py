@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ragboost.config import Settings
 from ragboost.formats import make_formats
 from ragboost.formats.documents import DocumentPool
-from ragboost.formats.frames.evidence import Evidence, Span
+from ragboost.formats.evidence.evidence import Evidence, Span
 from ragboost.formats.messages import Messages
 from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request

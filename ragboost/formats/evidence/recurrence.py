@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from ragboost.formats.frames.line_digests import Digests
+from ragboost.formats.evidence.line_digests import Digests
 
 MIN_OBSERVATIONS = 3
 _HEAD, _TAIL = 1, 2  # neighbours of the first and of the last line of a list

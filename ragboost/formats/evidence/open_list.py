@@ -8,8 +8,8 @@ from collections.abc import Sequence, Set
 from itertools import pairwise
 from typing import NamedTuple
 
-from ragboost.formats.frames.line_digests import Digests
-from ragboost.formats.frames.recurrence import MIN_OBSERVATIONS, Run, constants
+from ragboost.formats.evidence.line_digests import Digests
+from ragboost.formats.evidence.recurrence import MIN_OBSERVATIONS, Run, constants
 
 Keys = tuple[int, ...]
 

@@ -11,11 +11,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from ragboost.bounded_map import BoundedMap
-from ragboost.formats.frames.line_digests import Digests, Line, read_lines
+from ragboost.formats.evidence.line_digests import Digests, TextLine, read_lines
+from ragboost.formats.evidence.open_list import documents
+from ragboost.formats.evidence.recurrence import MIN_OBSERVATIONS, Cut, ListModel, Run
+from ragboost.formats.evidence.traffic import Traffic
 from ragboost.formats.frames.not_documents import is_dialogue, is_work
-from ragboost.formats.frames.open_list import documents
-from ragboost.formats.frames.recurrence import MIN_OBSERVATIONS, Cut, ListModel, Run
-from ragboost.formats.frames.traffic import Traffic
 
 _MAX_CHARS = 256 * 1024
 _MIN_TEXT = 300
@@ -38,7 +38,7 @@ _PLACES = re.compile(
 )
 
 
-class Span(NamedTuple):
+class DocumentSpan(NamedTuple):
     start: int
     end: int
 
@@ -49,11 +49,11 @@ class _Tenant:
             max_entries=_MAX_BEGINNINGS, max_size=_MAX_SIZE_BYTES, ttl_s=_TTL_S
         )
         self.headless = Traffic()
-        self.decisions: BoundedMap[int, tuple[Span, ...]] = BoundedMap(
+        self.decisions: BoundedMap[int, tuple[DocumentSpan, ...]] = BoundedMap(
             max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
         )
 
-    def copy_of(self, first: Line) -> "_Tenant":
+    def copy_of(self, first: TextLine) -> "_Tenant":
         """Return a copy of what is known of texts with this first line."""
         copy = _Tenant()
         copy.headless = self.headless.copy()
@@ -82,7 +82,7 @@ class Evidence:
         is_first_turn: bool,
         marks: Sequence[int] = (),
         learns: bool = True,
-    ) -> tuple[Span, ...]:
+    ) -> tuple[DocumentSpan, ...]:
         """Return the documents of a text, which may change places; empty if they are not known.
 
         Learns from the text, too. A text of a later turn that was not cut before is left alone: the
@@ -108,7 +108,7 @@ class Evidence:
 
     def _try(
         self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int]
-    ) -> tuple[Span, ...]:
+    ) -> tuple[DocumentSpan, ...]:
         """Return what `cut` would, and change nothing."""
         lines = read_lines(text)
         with self._lock:
@@ -122,7 +122,7 @@ class Evidence:
         return _learn(copy, text, marks)
 
 
-def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]:
+def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[DocumentSpan, ...]:
     lines = read_lines(text)
     if not _MIN_LINES <= len(lines) <= len(text) // _MEAN_LINE:
         return ()
@@ -130,7 +130,7 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]
     digests = Digests(lines, sorted({bisect_right(starts, mark) - 1 for mark in marks} - {-1}))
     if len(digests.marks) < len(marks):
         return ()
-    best: tuple[Span, ...] = ()
+    best: tuple[DocumentSpan, ...] = ()
     for name, traffic in _all_traffic(tenant, lines):
         traffic.add(digests)
         if name:
@@ -141,7 +141,7 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[Span, ...]
     return best
 
 
-def _all_traffic(tenant: _Tenant, lines: Sequence[Line]) -> list[tuple[int, Traffic]]:
+def _all_traffic(tenant: _Tenant, lines: Sequence[TextLine]) -> list[tuple[int, Traffic]]:
     """Return what is known of texts with this first line, with its label, and of those whose first
     line is another one each time (0)."""
     names = {lines[0].key, lines[0].label} - {0}
@@ -151,7 +151,7 @@ def _all_traffic(tenant: _Tenant, lines: Sequence[Line]) -> list[tuple[int, Traf
     return found
 
 
-def _cut(traffic: Traffic, text: str, lines: Sequence[Line]) -> tuple[Span, ...]:
+def _cut(traffic: Traffic, text: str, lines: Sequence[TextLine]) -> tuple[DocumentSpan, ...]:
     moved = traffic.moved()
     texts = traffic.lists(moved)
     if len(texts) <= MIN_OBSERVATIONS or texts[-1] is not traffic.latest()[-1]:
@@ -161,13 +161,13 @@ def _cut(traffic: Traffic, text: str, lines: Sequence[Line]) -> tuple[Span, ...]
     if len(texts[-1].marks):
         texts = [each for each in texts if len(each.marks) > 1]
         runs = documents(texts) if len(texts) > MIN_OBSERVATIONS else ()
-        spans = tuple([Span(lines[first].start, lines[end - 1].end) for first, end in runs])
+        spans = tuple([DocumentSpan(lines[first].start, lines[end - 1].end) for first, end in runs])
         return spans if _are_worth_it(text, spans) else ()
     cut = ListModel(texts, moved).cut()
     return _spans(text, lines, cut, texts) if cut is not None else ()
 
 
-def _are_worth_it(text: str, spans: Sequence[Span]) -> bool:
+def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
     """Return True for documents that are long enough and whose places nobody talks about."""
     sizes = [span.end - span.start for span in spans]
     if len(sizes) < 2 or min(sizes) < _MIN_CHARS or sum(sizes) < _MEAN_CHARS * len(sizes):
@@ -179,19 +179,21 @@ def _are_worth_it(text: str, spans: Sequence[Span]) -> bool:
 
 
 def _spans(
-    text: str, lines: Sequence[Line], cut: Cut, texts: Sequence[Digests]
-) -> tuple[Span, ...]:
+    text: str, lines: Sequence[TextLine], cut: Cut, texts: Sequence[Digests]
+) -> tuple[DocumentSpan, ...]:
     has_numbers = _has_numbers(lines, cut.runs, texts)
     if has_numbers is None or not _are_alike(lines, cut, text):
         return ()
     spans = [
-        Span(lines[first].text_start if has_numbers else lines[first].start, lines[end - 1].end)
+        DocumentSpan(
+            lines[first].text_start if has_numbers else lines[first].start, lines[end - 1].end
+        )
         for first, end in cut.runs
     ]
     return tuple(spans) if _are_worth_it(text, spans) else ()
 
 
-def _are_alike(lines: Sequence[Line], cut: Cut, text: str) -> bool:
+def _are_alike(lines: Sequence[TextLine], cut: Cut, text: str) -> bool:
     """Return True if the same stands between all documents, and nothing else beside them."""
     runs = cut.runs
     gaps = {_gap(text[lines[a[1] - 1].end : lines[b[0]].start]) for a, b in pairwise(runs)}
@@ -214,7 +216,7 @@ def _gap(text: str) -> str:
 
 
 def _has_numbers(
-    lines: Sequence[Line], runs: Sequence[Run], texts: Sequence[Digests]
+    lines: Sequence[TextLine], runs: Sequence[Run], texts: Sequence[Digests]
 ) -> bool | None:
     """Return True if the numbers before documents belong to places, False if to documents or if
     there are none; None if that is not certain."""

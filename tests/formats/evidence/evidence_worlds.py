@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.frames.evidence import Span
+from ragboost.formats.evidence.evidence import DocumentSpan
 
 WORDS = (
     *("lease", "rent", "tenant", "court", "water", "letter", "notice", "garden", "payment"),
@@ -29,7 +29,7 @@ class Template(NamedTuple):
 
 class Prompt(NamedTuple):
     text: str
-    documents: tuple[Span, ...]  # with headers, without labels
+    documents: tuple[DocumentSpan, ...]  # with headers, without labels
     labels: tuple[int, ...]  # where their labels begin
     fixed: tuple[tuple[int, int], ...] = ()  # what nothing may move across
 
@@ -104,17 +104,17 @@ def write(
         text += join.label(place)
         start = len(text)
         text += join.header(number) + join.paragraph.join(paragraphs) + join.footer
-        spans.append(Span(start, len(text)))
+        spans.append(DocumentSpan(start, len(text)))
     return Prompt(text + template.tail.replace("{q}", question), tuple(spans), tuple(labels))
 
 
-def problem(prompt: Prompt, spans: Sequence[Span]) -> str:
+def problem(prompt: Prompt, spans: Sequence[DocumentSpan]) -> str:
     """Say what would be torn if the spans changed places; empty if nothing."""
     why = _torn(prompt, spans)
     return "" if why and _changes_nothing_else(prompt, spans) else why
 
 
-def _changes_nothing_else(prompt: Prompt, spans: Sequence[Span]) -> bool:
+def _changes_nothing_else(prompt: Prompt, spans: Sequence[DocumentSpan]) -> bool:
     """Return True if the reversed spans give the same text as the reversed documents.
 
     So it is where all of them end with the same line, which may stay in its place.
@@ -126,11 +126,11 @@ def _changes_nothing_else(prompt: Prompt, spans: Sequence[Span]) -> bool:
             return False
         behind = touched[-1].end
         is_labelled = span.start in prompt.labels
-        documents.append(Span(span.start if is_labelled else touched[0].start, behind))
+        documents.append(DocumentSpan(span.start if is_labelled else touched[0].start, behind))
     return _reversed(prompt.text, spans) == _reversed(prompt.text, documents)
 
 
-def _reversed(text: str, spans: Sequence[Span]) -> str:
+def _reversed(text: str, spans: Sequence[DocumentSpan]) -> str:
     pieces, at = [], 0
     for span, other in zip(spans, reversed(spans), strict=True):
         pieces += [text[at : span.start], text[slice(*other)]]
@@ -138,7 +138,7 @@ def _reversed(text: str, spans: Sequence[Span]) -> str:
     return "".join([*pieces, text[at:]])
 
 
-def _torn(prompt: Prompt, spans: Sequence[Span]) -> str:
+def _torn(prompt: Prompt, spans: Sequence[DocumentSpan]) -> str:
     text = prompt.text
     starts = {span.start: i for i, span in enumerate(prompt.documents)}
     with_label = {at: i for i, at in enumerate(prompt.labels)}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.formats.frames.evidence import Evidence, Span
-from tests.formats.frames.evidence_attack import CORPORA, documents_world, torn, worlds
-from tests.formats.frames.evidence_worlds import (
+from ragboost.formats.evidence.evidence import DocumentSpan, Evidence
+from tests.formats.evidence.evidence_attack import CORPORA, documents_world, torn, worlds
+from tests.formats.evidence.evidence_worlds import (
     JOINS,
     TEMPLATES,
     Join,
@@ -51,7 +51,7 @@ def cut(
     tenant: str = "a",
     is_first_turn: bool = True,
     marks: Sequence[int] = (),
-) -> tuple[Span, ...]:
+) -> tuple[DocumentSpan, ...]:
     return evidence.cut(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
 
 

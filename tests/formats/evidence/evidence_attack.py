@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.frames.evidence import Evidence
-from tests.formats.frames.evidence_worlds import (
+from ragboost.formats.evidence.evidence import Evidence
+from tests.formats.evidence.evidence_worlds import (
     JOINS,
     TEMPLATES,
     Prompt,

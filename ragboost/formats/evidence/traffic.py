@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from ragboost.formats.frames.line_digests import Digests
-from ragboost.formats.frames.moved_runs import moved_runs, swaps
+from ragboost.formats.evidence.line_digests import Digests
+from ragboost.formats.evidence.moved_runs import moved_runs, swaps
 
 _MAX_TEXTS = 32
 _MAX_LINES = 2048

@@ -23,7 +23,7 @@ _LETTER = re.compile(r"[^\W_]")
 _MIN_LETTERS = 4
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     start: int
     end: int  # without white space
     text_start: int  # behind a leading number
@@ -39,7 +39,7 @@ class Digests:
 
     __slots__ = ("copies", "keys", "labels", "marks", "numbers", "repeated", "weak")
 
-    def __init__(self, lines: list[Line], marks: list[int]) -> None:
+    def __init__(self, lines: list[TextLine], marks: list[int]) -> None:
         # Lines that differ by nothing but their numbers are told apart by these.
         counts = Counter([line.key for line in lines])
         keys = [line.key if counts[line.key] == 1 else line.full_key for line in lines]
@@ -59,11 +59,11 @@ class Digests:
         return 18 * len(self.keys) + 64 * len(self.repeated) + 600
 
 
-def read_lines(text: str) -> list[Line]:
+def read_lines(text: str) -> list[TextLine]:
     """Return the lines with text; none of a text with too many."""
     if text.count("\n") >= MAX_LINES:
         return []
-    lines: list[Line] = []
+    lines: list[TextLine] = []
     start = 0
     for raw in text.split("\n"):
         if stripped := raw.strip():
@@ -76,7 +76,7 @@ def read_lines(text: str) -> list[Line]:
     return lines
 
 
-def _line(text: str, start: int) -> Line:
+def _line(text: str, start: int) -> TextLine:
     number, text_start = -1, start
     match = _NUMBER.match(text)
     if match is not None and match.end() < len(text):
@@ -88,4 +88,4 @@ def _line(text: str, start: int) -> Line:
     full_key = hash(text)
     key = full_key if number < 0 else hash(text[text_start - start :])
     is_weak = text[-1] in ":：>" or len(_LETTER.findall(text[:_MAX_LABEL])) < _MIN_LETTERS
-    return Line(start, start + len(text), text_start, number, key, full_key, label, is_weak)
+    return TextLine(start, start + len(text), text_start, number, key, full_key, label, is_weak)
