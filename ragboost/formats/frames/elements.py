@@ -28,7 +28,7 @@ from ragboost.formats.groups import DocumentBlock, hint_name
 _MAX_TAG = 1024
 _MAX_NAME = 200
 _MAX_NAMES = 64  # tags of one text that are looked at
-_CLOSED = re.compile(r"</([^\W\d][\w.-]{0,63})>")
+_CLOSED = re.compile(r"</([^\W\d][\w.:-]{0,63})>")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
@@ -36,8 +36,8 @@ _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id"
 # Short elements, and the one that holds the text.
 _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^<\n]{0,300}</\2>\s*){0,8})<(\w{1,32})>")
 _CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
-_OPENER = re.compile(r"<([^\W\d][\w.-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
-_CLOSER = re.compile(r"\s*</([^\W\d][\w.-]{0,63})>")
+_OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
+_CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 
 
 class _Attribute(NamedTuple):
