@@ -1,8 +1,6 @@
 """The commands `batch`, `simulate`, `warm` and `demo`."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,7 @@ _MEMORY: int = typer.Option(
     "--memory",
     min=1,
     metavar="MB",
-    help="Memory for the plan; a larger file has several windows.",
+    help="Most memory to use; a file that needs more is refused.",
 )
 
 
@@ -42,13 +40,7 @@ def batch(
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
     ),
-    window: int | None = typer.Option(
-        None, min=1, metavar="LINES", help="Plan so many requests together; by default all."
-    ),
     memory: int = _MEMORY,
-    resume: bool = typer.Option(
-        False, "--resume", help="Go on after the last complete window of an interrupted job."
-    ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
@@ -66,9 +58,7 @@ def batch(
     from ragboost.retrieval.corpus import Corpus
 
     settings = load_settings()
-    if resume and _is_done(output):
-        return
-    with _interruptible(output), progress_bar(progress) as on_progress:
+    with progress_bar(progress) as on_progress:
         summary = run_batch(
             source,
             output,
@@ -77,57 +67,23 @@ def batch(
             settings=settings,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
             block_size=block_size,
-            window=window,
             memory_mb=memory,
-            resume=resume,
             strict=strict,
             on_progress=on_progress,
         )
     _show(summary, output, as_json=as_json)
 
 
-def _is_done(output: Path) -> bool:
-    """Say where an interrupted job goes on; True if it had been finished."""
-    from ragboost.batch.checkpoint import last_checkpoint
-
-    checkpoint = last_checkpoint(output)
-    if checkpoint is not None:
-        place, summary = checkpoint
-        where = f"behind line {place.line:,}, with {summary.requests:,} requests written"
-        typer.echo(f"{output}: going on {where}", err=True)
-    elif output.is_file():
-        typer.echo(f"{output} is complete; without --resume it is written anew", err=True)
-        return True
-    return False
-
-
-@contextmanager
-def _interruptible(output: Path) -> Iterator[None]:
-    """After Ctrl-C, say how the job goes on, and exit as shells expect it."""
-    from ragboost.batch.checkpoint import last_checkpoint
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        checkpoint = last_checkpoint(output)
-        said = "interrupted in the first window: nothing is kept"
-        if checkpoint is not None:
-            num = checkpoint.summary.requests
-            said = f"interrupted with {num:,} requests written: the same command with --resume"
-            said += " goes on"
-        typer.echo(said, err=True)
-        raise typer.Exit(130) from None
-
-
 def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     from ragboost.batch.display import summary_sentence, summary_table
     from ragboost.batch.files import side_path
+    from ragboost.batch.summary import rejects_sentence
 
     if not summary.requests:
         typer.echo("warning: no requests: the output is empty", err=True)
     if summary.rejected:
-        rejects = side_path(output, "rejects")
-        typer.echo(f"warning: {summary.rejects_sentence(rejects)}", err=True)
+        said = rejects_sentence(summary.rejected, summary.problem, side_path(output, "rejects"))
+        typer.echo(f"warning: {said}", err=True)
     if as_json:
         typer.echo(json.dumps(summary.as_json()))
     else:
