@@ -94,8 +94,7 @@ def _sizes(smallest: int, largest: int) -> list[int]:
 
 
 def _online(requests: BatchRequests, settings: OrderingSettings, size: int | None) -> float:
-    # A prior is about documents' keys, and the catalog has numbers.
-    policy = make_order_policy(settings.model_copy(update={"prior": None}))
+    policy = make_order_policy(settings)
     index = ContextIndex(capacity_tokens=size)
     orders: list[Sequence[Hashable]] = []
     for position, head in enumerate(requests.heads):

@@ -1,4 +1,4 @@
-"""The commands `batch`, `simulate`, `warm` and `demo`."""
+"""The commands `batch`, `simulate` and `demo`."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
 from ragboost.config import EngineSettings, load_settings
-from ragboost.errors import ConfigError, RequestError, import_extra
+from ragboost.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
     from ragboost.batch.summary import BatchSummary
@@ -151,48 +151,6 @@ def simulate(
             typer.echo(ESTIMATED)
         Console().print(forecast_table(result))
         typer.echo(forecast_sentence(result))
-
-
-def warm(
-    corpus: Path = typer.Argument(
-        ..., metavar="CORPUS.jsonl", help="JSONL of the documents, as requests carry them."
-    ),
-    output: Path = typer.Option(..., "--output", "-o", metavar="FILE", help="For ordering.prior."),
-    retriever: str = typer.Option(
-        "bm25", help="bm25, or a `module:function` that returns a retriever for the documents."
-    ),
-    k: int = typer.Option(10, "--k", min=1, help="Documents per request."),
-    queries: int = typer.Option(20_000, min=1, help="Most documents to ask for."),
-    progress: bool | None = PROGRESS,
-) -> None:
-    """Learn from a corpus which documents are retrieved together, before the first request.
-
-    Asks a retriever for a passage of each document. Then set `ordering.prior = "FILE"`.
-
-    \b
-    ragboost warm corpus.jsonl -o prior.json
-    ragboost warm corpus.jsonl -o prior.json --retriever mymodule:make_retriever
-    """
-    from ragboost.batch.display import progress_bar
-    from ragboost.batch.files import check_output
-    from ragboost.retrieval.corpus import Corpus
-    from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
-
-    check_output(output, inputs=[corpus])
-    documents = Corpus.read(corpus)
-    if not documents:
-        raise RequestError(f"{corpus} has no documents", param="corpus")
-    with progress_bar(progress) as on_progress:
-        contexts = imagine_contexts(
-            documents,
-            make_retriever(retriever, documents),
-            k=k,
-            limit=queries,
-            on_progress=on_progress,
-        )
-    prior = corpus_prior(documents, contexts)
-    prior.write(output)
-    typer.echo(f"{prior!r} written to {output}")
 
 
 def demo(

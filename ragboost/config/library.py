@@ -114,11 +114,6 @@ class OrderingSettings(Section):
         "had them together if that is worth an order hint, or always by relevance. One of "
         f"{', '.join(f'`{name}`' for name in ORDER_POLICIES)}.",
     )
-    prior: Path | None = Field(
-        None,
-        description="A file from `ragboost warm`: which documents of the corpus are retrieved "
-        "together. The popularity tail uses it while requests are few.",
-    )
     lists: tuple[Annotated[str, AfterValidator(_check_list)], ...] = Field(
         (),
         description="Lists in request bodies whose order means nothing, to be sorted, as paths "
