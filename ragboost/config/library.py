@@ -239,7 +239,7 @@ class FormatSettings(Section):
         True,
         description="Learn from traffic where documents end that their text does not delimit: a "
         "block that came back whole beside others is a document. Keeps digests only, each tenant's "
-        "apart. Needs one worker.",
+        "apart.",
     )
     numbers: Literal["map", "keep"] = Field(
         "map",

@@ -23,7 +23,6 @@ from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.version import __version__
 from ragboost.wires.registry import WIRES
 
@@ -43,20 +42,16 @@ class ProxyApp(FastAPI):
         await (endpoint or super().__call__)(scope, receive, send)
 
 
-def create_app(
-    settings: Settings | None = None, *, identity: WorkerIdentity | None = None
-) -> ProxyApp:
-    """Create the proxy's ASGI app; two apps share nothing but what their identities say.
+def create_app(settings: Settings | None = None) -> ProxyApp:
+    """Create the proxy's ASGI app; two apps share nothing.
 
     The last route forwards the requests without a route of their own, as far as
     `proxy.forwarded_paths` allows it: put routes that you add in front of it.
 
     Args:
         settings: None: the defaults.
-        identity: of one of several workers, which `ragboost serve --workers` starts; None: a proxy
-            in one process.
     """
-    state = ProxyState.of(settings or Settings(), identity)
+    state = ProxyState.of(settings or Settings())
     dashboard = Dashboard(state)
 
     @asynccontextmanager
