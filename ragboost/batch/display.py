@@ -55,10 +55,11 @@ def summary_table(summary: BatchSummary) -> Table:
 
 
 def summary_sentence(summary: BatchSummary) -> str:
+    blank = f", {summary.blank_removed:,} without text removed" if summary.blank_removed else ""
     return (
         f"{summary.requests:,} requests written, {summary.requests_reordered:,} with another "
         f"document order, {summary.duplicates_removed:,} of {summary.documents:,} documents "
-        "removed as duplicates"
+        f"removed as duplicates{blank}"
     )
 
 

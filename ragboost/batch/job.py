@@ -102,7 +102,7 @@ class _Writer:
                 "input_line": requests.input_lines[position],
                 "output_line": number,
                 "id": line.id,
-                "documents": kept(context) if context else [],
+                "documents": kept(context, line.blank) if context else [],
             }
             self._positions.write(encode_json(where) + b"\n")
             if number % EVERY == 0 or number == total:
@@ -127,7 +127,9 @@ def _summary(
         problem=requests.problem,
         documents=num_documents,
         duplicates_removed=num_documents - sum(map(len, plan.permutations)),
+        blank_removed=requests.num_blank,
         requests_reordered=sum(list(p) != sorted(p) for p in plan.permutations),
+        detections=dict(requests.detections),
         cache_tokens=cache_tokens,
         block_size=block_size,
         before=predict(requests, None, cache_tokens=cache_tokens, block_size=block_size),

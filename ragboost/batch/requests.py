@@ -1,6 +1,7 @@
 """Read a batch file into memory: its requests, and a number for each different document."""
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +34,8 @@ class BatchRequests:
         self.heads = array("q")  # by request: number of its head; -1 if there is nothing to plan
         self.documents: list[array[int]] = []  # by request: their numbers, in relevance order
         self.tokens = array("q")  # by document number
+        self.detections: Counter[str] = Counter()  # of the requests: found, or why there are none
+        self.num_blank = 0  # documents without text, which are left out
         self.rejected = 0
         self.problem = ""  # of the first rejected line
         self._counter = make_offline_counter(settings.tokens)
@@ -59,6 +62,8 @@ class BatchRequests:
         self.input_lines.append(number)
         self.heads.append(head)
         self.documents.append(array("q", map(self._number, line.documents, lengths)))
+        self.detections[line.detection] += 1
+        self.num_blank += len(line.blank)
         self._num_places += len(line.documents)
 
     def keep(self, raw: bytes) -> None:

@@ -23,6 +23,7 @@ from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.watched_file import Refresher
 from ragboost.sessions import ChatSessionStore, make_store, store_class
 
@@ -34,6 +35,7 @@ class ProxyState:
     metrics: Metrics  # in a registry of their own
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    kinds: EngineKinds  # finds out what the backends are
     announcer: ChunkAnnouncer  # tells them which chunks a waiting request needs
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     recent: RecentRequests  # the last completions, for the dashboard
@@ -53,10 +55,12 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
+        kinds = EngineKinds(backends.all)
         announcer = ChunkAnnouncer(chunk_reuse, settings.hints, count=metrics.count_announcement)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
-        backends.inform(sync, chunk_reuse, board)  # before the handlers, which need the followers
+        # Before the handlers, which need the followers.
+        backends.inform(sync, chunk_reuse, kinds, board)
         replicas = None
         if store_class(settings.session).connects_replicas:
             is_shadow = settings.proxy.shadow  # its prompts are not what was sent
@@ -71,6 +75,7 @@ class ProxyState:
             tenants=tenants,
             sync=sync,
             chunk_reuse=chunk_reuse,
+            kinds=kinds,
             dispatcher=dispatcher,
         )
         return cls(
@@ -79,6 +84,7 @@ class ProxyState:
             metrics,
             sync,
             chunk_reuse,
+            kinds,
             announcer,
             pipeline,
             RecentRequests(),
@@ -102,6 +108,7 @@ class ProxyState:
         try:
             await self.sync.open()
             await self.chunk_reuse.open()
+            await self.kinds.open()
             async with AsyncExitStack() as stack:
                 for part in (self.refresher, self.board, self.replicas):
                     if part is not None:
@@ -113,6 +120,7 @@ class ProxyState:
             await self.store.close()
             self.dispatcher.close()
             await self.announcer.close()
+            await self.kinds.close()
             await self.chunk_reuse.close()
             await self.sync.close()
             await self.backends.close()

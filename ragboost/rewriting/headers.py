@@ -13,6 +13,9 @@ _MAX_SHOWN = 512
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """Headers as ASGI gives them, with names in lower case."""
 
+CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
+"""Where clients send their API keys: OpenAI's, Anthropic's and Azure's."""
+
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -54,7 +57,7 @@ def user_of(headers: RawHeaders) -> str:
     """Identify the user of a request by a hash of its credentials."""
     digest = hashlib.sha256()
     for name, value in headers:
-        if name in (b"authorization", b"x-api-key"):
+        if name in CREDENTIALS:
             digest.update(b"%s %d " % (name, len(value)))
             digest.update(value)
     return digest.hexdigest()[:32]
