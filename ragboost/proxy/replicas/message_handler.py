@@ -8,14 +8,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from ragboost.booster.tenants import bounded_name
-from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
+from ragboost.proxy.replicas.load_board import LoadBoard
+from ragboost.proxy.replicas.messages import LoadReport, SentPrompt
+from ragboost.proxy.replicas.prompt_queue import PromptQueue
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.workers.load_board import LoadBoard
-from ragboost.proxy.workers.messages import KeptHistory, LoadReport, SentPrompt
-from ragboost.proxy.workers.prompt_queue import PromptQueue
-from ragboost.rewriting.json_body import Link
 
 _MAX_WAITING, _MAX_DOCUMENTS = 20_000, 500_000
 _PER_PASS, _DOCUMENTS_PER_PASS = 32, 1_000  # before the event loop goes on
@@ -29,11 +27,8 @@ class MessageHandler:
         backends: Sequence[Backend],
         followers: Mapping[str, CacheFollower],
         board: LoadBoard,
-        *,
-        max_histories: int = 1,
     ) -> None:
         self.learned = 0  # prompts
-        self.keepers: BoundedMap[Link, str] = BoundedMap(max_entries=max_histories)  # processes
         self._all_followers = followers
         self._followers: dict[str, CacheFollower] = {}  # by key of the backend
         self._watchers: list[Callable[[SentPrompt], None]] = []
@@ -71,7 +66,7 @@ class MessageHandler:
         for key, follower in self._followers.items():
             _watch(key, follower, publish)
 
-    def apply(self, source: str, message: SentPrompt | LoadReport | KeptHistory) -> None:
+    def apply(self, source: str, message: SentPrompt | LoadReport) -> None:
         """Take over a message, which may arrive twice, of the process with the name `source`."""
         match message:
             case SentPrompt():
@@ -80,12 +75,6 @@ class MessageHandler:
                     self._has_more.set()
             case LoadReport():
                 self._board.put(source, message.loads)
-            case KeptHistory():
-                self.keepers.put(message.link, source)
-
-    def forget_histories(self, source: str) -> None:
-        for link in [link for link, keeper in self.keepers.items() if keeper == source]:
-            self.keepers.pop(link)
 
     async def _run(self) -> None:
         while True:

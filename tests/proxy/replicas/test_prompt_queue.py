@@ -2,8 +2,8 @@
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.workers.messages import SentPrompt
-from ragboost.proxy.workers.prompt_queue import PromptQueue
+from ragboost.proxy.replicas.messages import SentPrompt
+from ragboost.proxy.replicas.prompt_queue import PromptQueue
 
 
 def prompt(name: str, num_documents: int) -> SentPrompt:

@@ -5,10 +5,10 @@ import random
 from msgspec.structs import astuple
 
 from ragboost.config import Settings
+from ragboost.proxy.replicas.load_board import LIFETIME_S, LoadBoard
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.upstream.backend import Load
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.workers.load_board import LIFETIME_S, LoadBoard
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from ragboost.proxy.workers.messages import SentPrompt
+from ragboost.proxy.replicas.messages import SentPrompt
 
 
 class PromptQueue:

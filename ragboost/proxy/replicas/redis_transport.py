@@ -6,15 +6,16 @@ heard, and it is tried again until `close`. Sending never waits.
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from ragboost.booster.tenants import bounded_name
 from ragboost.config import SessionSettings
 from ragboost.errors import import_extra
-from ragboost.proxy.workers.message_handler import MessageHandler
-from ragboost.proxy.workers.messages import ReplicaMessage, decode_replica, encode
-from ragboost.proxy.workers.prompt_queue import PromptQueue
+from ragboost.proxy.replicas.message_handler import MessageHandler
+from ragboost.proxy.replicas.messages import ReplicaMessage, decode, encode
+from ragboost.proxy.replicas.prompt_queue import PromptQueue
 from ragboost.sessions.redis import make_client
 
 logger = logging.getLogger(__name__)
@@ -36,16 +37,13 @@ _FIELD = b"message"
 
 
 class RedisTransport:
-    """One process's side of the exchange with replicas. Never fails.
+    """One replica's side of the exchange with others. Never fails."""
 
-    A worker's name is `GROUP/ID`: those of its group are told in another way.
-    """
-
-    def __init__(self, settings: SessionSettings, handler: MessageHandler, *, name: str) -> None:
+    def __init__(self, settings: SessionSettings, handler: MessageHandler) -> None:
         self.problem: str | None = None
         """The last failure; None while it works."""
         self.handler = handler
-        self._name = name
+        self._name = secrets.token_hex(8)
         self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._was_idle = False
         self._is_closing = False
@@ -140,8 +138,8 @@ class RedisTransport:
             begin = "(" + kept[-1][0].decode()
 
     def _receive(self, data: bytes) -> None:
-        message = decode_replica(data) if len(data) <= _MAX_BYTES else None
-        if message is None or _group(message.source) == _group(self._name):
+        message = decode(data) if len(data) <= _MAX_BYTES else None
+        if message is None or message.source == self._name:
             return
         if bounded_name(message.source) != message.source:  # no proxy has such a name
             return
@@ -149,7 +147,3 @@ class RedisTransport:
             self.handler.apply(message.source, message.report)
         for prompt in message.prompts:
             self.handler.apply(message.source, prompt)
-
-
-def _group(name: str) -> str:
-    return name.partition("/")[0]

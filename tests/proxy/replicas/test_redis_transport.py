@@ -13,12 +13,12 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
+from ragboost.proxy.replicas.load_board import LoadBoard
+from ragboost.proxy.replicas.message_handler import MessageHandler
+from ragboost.proxy.replicas.messages import LoadReport, ReplicaMessage, SentPrompt, encode
+from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.upstream.backend import Load
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.workers.load_board import LoadBoard
-from ragboost.proxy.workers.message_handler import MessageHandler
-from ragboost.proxy.workers.messages import LoadReport, ReplicaMessage, SentPrompt, encode
-from ragboost.proxy.workers.redis_transport import RedisTransport
 from ragboost.sessions.redis import make_client
 from tests.eventually import eventually, eventually_async
 from tests.fakes import FakeEngine
@@ -41,7 +41,7 @@ def redis() -> Iterator[RedisServer]:
 class Replica:
     """One process's part in the exchange."""
 
-    def __init__(self, url: str, name: str, *, prefix: str = "ragboost") -> None:
+    def __init__(self, url: str, *, prefix: str = "ragboost") -> None:
         section = {"store": "redis", "url": url, "prefix": prefix}
         self.settings = Settings.model_validate({"session": section})
         backends, self.tenants = Backends.of(self.settings).all, Tenants(self.settings)
@@ -50,7 +50,7 @@ class Replica:
         followers = {self.backend.name: self.follower}
         self.board = LoadBoard(backends, on_change=lambda: None)
         handler = MessageHandler(backends, followers, self.board)
-        self.transport = RedisTransport(self.settings.session, handler, name=name)
+        self.transport = RedisTransport(self.settings.session, handler)
 
     @property
     def num_nodes(self) -> int:
@@ -69,8 +69,8 @@ class Replica:
         await self.board.close()
 
 
-async def opened(url: str, *names: str) -> list[Replica]:
-    replicas = [Replica(url, name) for name in names]
+async def opened(url: str, number: int) -> list[Replica]:
+    replicas = [Replica(url) for _ in range(number)]
     for each in replicas:
         await each.open()
     return replicas
@@ -92,17 +92,15 @@ def told(prompt: SentPrompt) -> bytes:
 
 @pytest.fixture
 async def replicas(redis: RedisServer) -> AsyncIterator[list[Replica]]:
-    replicas = await opened(redis.url, "one", "two")
+    replicas = await opened(redis.url, 2)
     yield replicas
     for replica in replicas:
         await replica.close()
 
 
 @pytest.mark.asyncio
-async def test_a_replica_learns_what_another_has_sent_and_colleague_workers_do_not(
-    redis: RedisServer,
-) -> None:
-    one, colleague, other = replicas = await opened(redis.url, "group/0", "group/1", "another")
+async def test_a_replica_learns_what_another_has_sent_and_not_its_own(redis: RedisServer) -> None:
+    one, other = replicas = await opened(redis.url, 2)
 
     def tell_and_look() -> int:  # a message before the subscription is lost
         one.follower.on_sent("id", LAYOUT, cached_tokens=0)
@@ -110,20 +108,20 @@ async def test_a_replica_learns_what_another_has_sent_and_colleague_workers_do_n
 
     await eventually_async(tell_and_look)
     other.follower.on_sent("id", LAYOUT, cached_tokens=0)
-    await eventually_async(lambda: colleague.learned)
+    await eventually_async(lambda: one.learned)
 
     assert other.num_nodes == 1
-    assert colleague.learned == 1  # of `other` alone
+    assert one.learned == 1  # of `other` alone
     for each in replicas:
         await each.close()
 
 
 @pytest.mark.asyncio
 async def test_deployments_on_one_server_do_not_hear_each_other(redis: RedisServer) -> None:
-    one, two = await opened(redis.url, "one", "two")
+    one, two = await opened(redis.url, 2)
     strangers = [
-        Replica(redis.url, "other-prefix", prefix="ragboost-2"),
-        Replica(f"{redis.url}?db=1", "other-database"),
+        Replica(redis.url, prefix="ragboost-2"),
+        Replica(f"{redis.url}?db=1"),
     ]
     for each in strangers:
         await each.open()
@@ -147,7 +145,7 @@ async def test_deployments_on_one_server_do_not_hear_each_other(redis: RedisServ
 
 @pytest.mark.asyncio
 async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) -> None:
-    (one,) = await opened(redis.url, "one")
+    (one,) = await opened(redis.url, 1)
     key = one.backend.key
     impossible = [
         LAYOUT._replace(tokens=(100,)),
@@ -186,7 +184,7 @@ async def test_rubbish_and_impossible_layouts_are_ignored(redis: RedisServer) ->
 
 @pytest.mark.asyncio
 async def test_many_prompts_of_many_documents_at_once_all_arrive(redis: RedisServer) -> None:
-    one, other = replicas = await opened(redis.url, "one", "other")
+    one, other = replicas = await opened(redis.url, 2)
     await publish(one)
     many = tuple("b" * 16 + f"{i:032}" for i in range(1000))
     layout = PromptLayout(TENANT, many, (100,) * 1000, (5,) * 1000, 20, 110_000)
@@ -201,7 +199,7 @@ async def test_many_prompts_of_many_documents_at_once_all_arrive(redis: RedisSer
 
 @pytest.mark.asyncio
 async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServer) -> None:
-    (one,) = await opened(redis.url, "one")
+    (one,) = await opened(redis.url, 1)
     names = [str(number) for number in range(2_000)]
     for name in names:
         one.follower.on_sent(name, LAYOUT, cached_tokens=0)
@@ -211,18 +209,16 @@ async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServ
         pass
     await one.close()
 
-    after, colleague = await opened(redis.url, "after", "one/1")
+    (after,) = await opened(redis.url, 1)
     await eventually_async(lambda: list(after.follower._layouts), equals=names)
-    assert not colleague.follower._layouts
     assert 0 < await client.ttl(CHANNEL) <= 600
     await client.aclose()
-    for each in (after, colleague):
-        await each.close()
+    await after.close()
 
 
 @pytest.mark.asyncio
 async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer) -> None:
-    (one,) = await opened(redis.url, "one")
+    (one,) = await opened(redis.url, 1)
     client: Any = make_client(one.settings.session)
     for _ in range(2_000):
         await one.transport._send(told(SentPrompt(one.backend.key, "i", LAYOUT)), is_kept=True)
@@ -236,12 +232,12 @@ async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer)
 
 @pytest.mark.asyncio
 async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisServer) -> None:
-    (one,) = await opened(redis.url, "one")
+    (one,) = await opened(redis.url, 1)
     client: Any = make_client(one.settings.session)
     await one.close()
     await client.set(CHANNEL, b"of somebody else")
     await client.aclose()
-    (other,) = await opened(redis.url, "other")
+    (other,) = await opened(redis.url, 1)
 
     await publish(other, told(SentPrompt(other.backend.key, "good", LAYOUT)))
 
