@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ragboost.formats.frames.candidate import Candidate
 from ragboost.formats.frames.siblings import is_separator, separators
-from ragboost.formats.frames.spans import Line, lines
+from ragboost.formats.frames.spans import LineMatch, lines
 from ragboost.formats.groups import DocumentBlock, hint_name
 
 _FENCE = re.compile(r"\n(`{3,}|~{3,})[^\n`]*(?=\n|\Z)")
@@ -16,7 +16,7 @@ _MIN_CHARS = 40
 _MAX_FENCES = 10_000
 
 
-def fences(text: str) -> list[Line]:
+def fences(text: str) -> list[LineMatch]:
     """Return the lines that open or close a code block; none if there are absurdly many."""
     if "`" not in text and "\n~" not in text:
         return []
@@ -24,12 +24,12 @@ def fences(text: str) -> list[Line]:
     return found if len(found) <= _MAX_FENCES else []
 
 
-def is_in_code(marks: Sequence[Line], at: int) -> bool:
+def is_in_code(marks: Sequence[LineMatch], at: int) -> bool:
     """Return True after an odd number of code fences."""
     return bisect(marks, at, key=lambda mark: mark.start) % 2 == 1
 
 
-def find(text: str, marks: Sequence[Line]) -> Iterator[Candidate]:
+def find(text: str, marks: Sequence[LineMatch]) -> Iterator[Candidate]:
     """Find a list of files: the name on a line, the text in the fence below it, or the name behind
     the marks of the fence."""
     blocks: list[DocumentBlock] = []

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.frames.candidate import Candidate, Hidden
+from ragboost.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.formats.frames.containers import Container
 from ragboost.formats.frames.siblings import common_separator
 from ragboost.formats.frames.spans import check_number, strip
@@ -27,7 +27,7 @@ class _Header(NamedTuple):
 
 
 def find(
-    text: str, hidden: Hidden, containers: Sequence[Container], *, is_closed: bool
+    text: str, hidden: HiddenParts, containers: Sequence[Container], *, is_closed: bool
 ) -> Iterator[Candidate]:
     """Find the documents of each container.
 

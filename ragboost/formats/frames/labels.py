@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.frames.candidate import Candidate, Hidden
+from ragboost.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.formats.frames.containers import Container, Rule, rules
 from ragboost.formats.frames.elements import is_count
 from ragboost.formats.frames.not_documents import MIN_CHARS, is_ordered_name
@@ -48,7 +48,7 @@ class _Label(NamedTuple):
 
 def find(
     text: str,
-    hidden: Hidden,
+    hidden: HiddenParts,
     containers: Sequence[Container],
     *,
     is_closed: bool,
@@ -97,7 +97,7 @@ def find(
         yield _listed(text, labels, frame, ruled, end=end, close=close, may_ask=may_ask)
 
 
-def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
+def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:
     families: dict[tuple[str, str], list[_Label]] = {}
     begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
     for pattern in (_LABEL, _ID_LABEL) if "[Doc_" in text else (_LABEL,):
@@ -117,7 +117,7 @@ def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
 
 
 def _crossed(
-    text: str, families: Mapping[tuple[str, str], list[_Label]], hidden: Hidden
+    text: str, families: Mapping[tuple[str, str], list[_Label]], hidden: HiddenParts
 ) -> Iterator[Candidate]:
     """Find lists whose next label is hidden, as if an element began in one of their documents and
     ended in another."""

@@ -13,9 +13,9 @@ from ragboost.formats.frames import (
     labels,
     literals,
 )
-from ragboost.formats.frames.candidate import Candidate, Hidden, outermost
+from ragboost.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.formats.frames.not_documents import is_work
-from ragboost.formats.frames.spans import Line
+from ragboost.formats.frames.spans import LineMatch
 from ragboost.formats.groups import TextGroup
 
 
@@ -64,11 +64,13 @@ def _checked(text: str, found: Candidate) -> Candidate:
     return Candidate(found.start, found.end, found.frame, problem=problem)
 
 
-def _candidates(text: str, code: Sequence[Line], is_tool: bool, may_ask: bool) -> list[Candidate]:
+def _candidates(
+    text: str, code: Sequence[LineMatch], is_tool: bool, may_ask: bool
+) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
-    tagged = list(elements.find(text, Hidden(strings)))
+    tagged = list(elements.find(text, HiddenParts(strings)))
     explicit = [*strings, *tagged, *fences.find(text, code)]
-    hidden = Hidden([each for each in explicit if not each.problem])
+    hidden = HiddenParts([each for each in explicit if not each.problem])
     where = containers.find(text, hidden) if "\n" in text else []
     return [
         *explicit,
