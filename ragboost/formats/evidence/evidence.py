@@ -38,6 +38,10 @@ _PLACES = re.compile(
 )
 
 
+_MANY_FRUITLESS = 64
+_READ_ONE_IN = 4
+
+
 class DocumentSpan(NamedTuple):
     start: int
     end: int
@@ -52,6 +56,11 @@ class _Tenant:
         self.decisions: BoundedMap[int, tuple[DocumentSpan, ...]] = BoundedMap(
             max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
         )
+        self.num_fruitless = 0  # new texts since documents were found in one
+
+    def is_worth_reading(self) -> bool:
+        """Return False for most texts of a tenant whose texts have long shown no documents."""
+        return self.num_fruitless < _MANY_FRUITLESS or self.num_fruitless % _READ_ONE_IN == 0
 
     def copy_of(self, first: TextLine) -> "_Tenant":
         """Return a copy of what is known of texts with this first line."""
@@ -102,7 +111,11 @@ class Evidence:
             name = hash((text, tuple(marks)))
             spans = known.decisions.get(name)
             if spans is None:
-                spans = _learn(known, text, marks) if is_first_turn else ()
+                spans = ()
+                if is_first_turn:
+                    if known.is_worth_reading():
+                        spans = _learn(known, text, marks)
+                    known.num_fruitless = 0 if spans else known.num_fruitless + 1
                 known.decisions.put(name, spans, size=1 + len(spans))
             return spans
 

@@ -5,7 +5,7 @@ alone behind a separator which no other document contains; else the list is open
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate, HiddenParts
@@ -49,7 +49,7 @@ class _Label(NamedTuple):
 def find(
     text: str,
     hidden: HiddenParts,
-    containers: Sequence[Container],
+    containers: Callable[[], Sequence[Container]],
     *,
     is_closed: bool,
     may_ask: bool,
@@ -58,7 +58,7 @@ def find(
 
     Args:
         hidden: stretches whose lines are not looked at.
-        containers: inner ones first.
+        containers: finds them, inner ones first.
         is_closed: the text ends with the last document.
         may_ask: the text may end with the user's question.
     """
@@ -90,7 +90,7 @@ def find(
         if (before, after) in pairs:
             yield _paired(text, labels, pairs[before, after], frame)
             continue
-        where = _container(labels, containers)
+        where = _container(labels, containers())
         end, close = where[1:] if where is not None else (-1, -1)
         if is_closed and end < 0:
             end = close = strip(text, 0, len(text))[1]

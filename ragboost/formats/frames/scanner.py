@@ -1,6 +1,7 @@
 """Scan a text once for lists of documents: all kinds of frames, the outermost of which count."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from ragboost.config import FrameSettings
@@ -71,7 +72,7 @@ def _candidates(
     tagged = list(elements.find(text, HiddenParts(strings)))
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = HiddenParts([each for each in explicit if not each.problem])
-    where = containers.find(text, hidden) if "\n" in text else []
+    where = cache(lambda: containers.find(text, hidden) if "\n" in text else [])
     return [
         *explicit,
         *labels.find(text, hidden, where, is_closed=is_tool, may_ask=may_ask),
