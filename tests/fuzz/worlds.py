@@ -106,6 +106,6 @@ SERVED_WORLDS = (
         "hosted, stable",
         {"backend": {"cache_marks": "openai"}, "stable": "safe", "proxy": {"receipts": True}},
     ),
-    World("learnt boundaries", {"formats": {"learn_boundaries": True}}),
+    World("no evidence", {"formats": {"evidence": False}}),
     World("hold-out", {"boost": {"share": 0.5}}, dedups=False),
 )
