@@ -1,7 +1,7 @@
 """Documents below headers in a container: LlamaIndex's metadata, LangChain's `Source`/`Content`.
 
-All headers have the same keys, or share one that a loader writes. Outside of a container a header
-does not say where the last document ends, nor whether a document contains such a header itself.
+All headers have the same keys. Outside of a container a header does not say where the last document
+ends, nor whether a document contains such a header itself.
 """
 
 import re
@@ -71,6 +71,8 @@ def _headers(text: str, where: Container) -> list[_Header]:
 
 
 def _siblings(text: str, headers: list[_Header], where: Container) -> list[_Header]:
+    """Return the headers with the keys of the first one, and those that another loader may have
+    written or that stand in a document."""
     if not headers or headers[0].start != where.start:
         return []
     keys = headers[0].keys
@@ -91,6 +93,8 @@ def _siblings(text: str, headers: list[_Header], where: Container) -> list[_Head
 def _candidate(text: str, headers: Sequence[_Header], where: Container) -> Candidate:
     frame = ", ".join(headers[0].keys)
     starts = [header.start for header in headers]
+    if len({header.keys for header in headers}) > 1:
+        return Candidate(starts[0], where.end, frame, problem="headers with different keys")
     gaps = [text[strip(text, h.end, s)[1] : s] for h, s in zip(headers, starts[1:], strict=False)]
     separator = common_separator(gaps)
     blocks: list[DocumentBlock] = []
