@@ -4,21 +4,23 @@ Knows no model. The note of an arm stands where the product writes its own.
 """
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.language.cases import LanguageCase
 from benchmarks.language.rewritten import Body, rewrite
 from ragboost.types import Document
 
-PLAIN, PRODUCT, BARE, BEFORE = "plain", "product", "no note", "before"
-BEHIND = " behind the question"
+PLAIN, PRODUCT, BEFORE = "plain", "product", "before"
 _SYSTEM = (
     "Answer from the documents and cite the document, as in these examples:\n"
     "The tower is 52 metres high (Document 3).\n"
     "The key of the shed is green (Document 1)."
 )
+_LABEL = re.compile(r"^Document (\d+): ", re.MULTILINE)
 _END, _QUESTION = "\n</documents>", "\n\nQuestion: "
 
 
@@ -32,27 +34,42 @@ class CitationCase:
     requests: Mapping[str, Body]
 
 
-def _pairs(order: Sequence[int], pair: str, *, all_places: bool = False) -> str:
-    """Join the client's number of each place; `order` holds it from 0."""
-    places = [(at + 1, i + 1) for at, i in enumerate(order) if all_places or at != i]
-    return ", ".join(pair.format(place=place, number=number) for place, number in places)
+class Writing(NamedTuple):
+    """Another way to write a reordered request than the product's; `order` holds the client's place
+    of the document at each place, from 0."""
+
+    note: Callable[[Sequence[int]], str]
+    label: Callable[[int, Sequence[int]], str] | None = None  # of a place; None: its number
+    is_behind: bool = False  # the note stands behind the question
 
 
-def _sequence(order: Sequence[int]) -> str:
-    return ", ".join(str(i + 1) for i in order)
+def _pairs(order: Sequence[int], pair: str) -> str:
+    return ", ".join(pair.format(at + 1, i + 1, "ABCDEFGH"[at]) for at, i in enumerate(order))
 
 
-NOTES: Mapping[str, Callable[[Sequence[int]], str]] = {
-    "1 is 3": lambda o: f"Cite documents by their numbers: {_pairs(o, '{place} is {number}')}.",
-    "original, 1 is 3": lambda o: f"Cite the original numbers: {_pairs(o, '{place} is {number}')}.",
-    "[1] is [3]": lambda o: f"Cite the original numbers: {_pairs(o, '[{place}] is [{number}]')}.",
-    "1 -> 3": lambda o: f"Cite the original numbers: {_pairs(o, '{place} -> {number}')}.",
-    "Document 1 is Document 3": lambda o: (
-        f"Cite the original numbers: {_pairs(o, 'Document {place} is Document {number}')}."
-    ),
-    "cite 1 as 3": lambda o: f"Cite document {_pairs(o, '{place} as {number}')}.",
-    "sequence": lambda o: f"Original numbers of the documents, in the order shown: {_sequence(o)}.",
-    "cite in sequence": lambda o: f"Cite these documents, in the order shown, as {_sequence(o)}.",
+def _joined(begin: str, pair: str) -> Callable[[Sequence[int]], str]:
+    return lambda order: f"{begin} {_pairs(order, pair)}."
+
+
+def _letter(at: int, order: Sequence[int]) -> str:
+    return "ABCDEFGH"[at]
+
+
+_BY, _ORIGINAL = "Cite documents by their numbers:", "Cite the original numbers:"
+WRITINGS: Mapping[str, Writing] = {
+    "no note": Writing(lambda order: ""),
+    "original, 1 is 3": Writing(_joined(_ORIGINAL, "{0} is {1}")),
+    "[1] is [3]": Writing(_joined(_ORIGINAL, "[{0}] is [{1}]")),
+    "1 -> 3": Writing(_joined(_ORIGINAL, "{0} -> {1}")),
+    "cite 1 as 3": Writing(_joined("Cite document", "{0} as {1}")),
+    "sequence": Writing(_joined("Original numbers of the documents, in the order shown:", "{1}")),
+    "cite in sequence": Writing(_joined("Cite these documents, in the order shown, as", "{1}")),
+    "1 is 3 behind": Writing(_joined(_BY, "{0} is {1}"), is_behind=True),
+    "cite 1 as 3 behind": Writing(_joined("Cite document", "{0} as {1}"), is_behind=True),
+    "letters, A is 3": Writing(_joined(_BY, "{2} is {1}"), _letter),
+    "letters, cite A as 3": Writing(_joined("Cite document", "{2} as {1}"), _letter),
+    "letters, no note": Writing(lambda order: "", _letter),
+    "client's numbers": Writing(lambda order: "", lambda at, order: str(order[at] + 1)),
 }
 
 
@@ -77,7 +94,7 @@ def write_cases(
         written[BEFORE] = rewrite(pairs, checkout=before)
     for arm in set(arms) - set(written):
         written[arm] = [
-            _with_note(body, arm, order)
+            _written(body, WRITINGS[arm], order)
             for body, order in zip(written[PRODUCT], orders, strict=True)
         ]
     return [
@@ -104,12 +121,14 @@ def _body(question: str, documents: Sequence[Document]) -> Body:
     return {"messages": [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": user}]}
 
 
-def _with_note(body: Body, arm: str, order: Sequence[int]) -> Body:
-    """Put an arm's note in place of the product's."""
+def _written(body: Body, writing: Writing, order: Sequence[int]) -> Body:
+    """Replace the labels and the note of the product's request."""
     system, user = body["messages"]
-    documents, end, behind = user["content"].partition(_END)
-    note, mark, question = behind.rpartition(_QUESTION)
+    documents, _, behind = user["content"].partition(_END)
+    note, _, question = behind.rpartition(_QUESTION)
     assert note.strip(), f"no note of the product in {user['content']!r}"
-    new = "" if arm == BARE else f"\n\n{NOTES[arm.removesuffix(BEHIND)](order)}"
-    behind = f"{mark}{question}{new}" if arm.endswith(BEHIND) else f"{new}{mark}{question}"
-    return {"messages": [system, {**user, "content": documents + end + behind}]}
+    if (label := writing.label) is not None:
+        documents = _LABEL.sub(lambda m: f"Document {label(int(m[1]) - 1, order)}: ", documents)
+    new = "".join(f"\n\n{text}" for text in [writing.note(order)] if text)
+    behind = f"{_QUESTION}{question}{new}" if writing.is_behind else f"{new}{_QUESTION}{question}"
+    return {"messages": [system, {**user, "content": documents + _END + behind}]}

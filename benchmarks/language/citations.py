@@ -31,12 +31,10 @@ from benchmarks.command import make_parser, model_directory, report, show_rows
 from benchmarks.language.cases import CountTokens
 from benchmarks.language.cells import make_cases
 from benchmarks.language.citation_requests import (
-    BARE,
     BEFORE,
-    BEHIND,
-    NOTES,
     PLAIN,
     PRODUCT,
+    WRITINGS,
     CitationCase,
     write_cases,
 )
@@ -96,7 +94,7 @@ class Asker:
 
 def measure(args: Namespace) -> dict[str, Any]:
     """Ask the questions in every arm; return a row for each arm."""
-    arms = [PLAIN, BARE, PRODUCT, *(args.arm or ()), *([BEFORE] if args.before else ())]
+    arms = [PLAIN, PRODUCT, *(args.arm or ()), *([BEFORE] if args.before else ())]
     settings = EngineSettings(model=args.model, num_threads=args.threads, dtype=args.dtype)
     app = create_engine_app(settings)
     tokenizer = app.state.loaded.tokenizer
@@ -184,8 +182,7 @@ def main() -> None:
     parser.add_argument("--model", type=model_directory, required=True, help="name or directory")
     parser.add_argument("--part", choices=SEEDS, default="test")
     parser.add_argument("--questions", type=int, default=120)
-    notes = [*NOTES, *(name + BEHIND for name in NOTES)]
-    parser.add_argument("--arm", choices=notes, action="append", help="another note, repeatable")
+    parser.add_argument("--arm", choices=WRITINGS, action="append", help="repeatable")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of an earlier product")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=1)

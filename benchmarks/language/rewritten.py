@@ -14,7 +14,7 @@ from typing import Any
 
 from ragboost.booster import Booster
 from ragboost.config import Settings
-from ragboost.formats import find_format, make_formats
+from ragboost.formats import UnknownShapeError, find_format, make_formats
 
 Body = dict[str, Any]
 Pair = tuple[Body, Body]  # a request that is cached, and the one to write
@@ -41,7 +41,10 @@ def rewrite(pairs: Iterable[Pair], *, checkout: Path | None = None) -> list[Body
 
 def _rewrite(earlier: Body, body: Body) -> Body:
     formats, booster = make_formats(Settings()), Booster()
-    cached, found = find_format(formats, earlier), find_format(formats, body)
+    try:
+        cached, found = find_format(formats, earlier), find_format(formats, body)
+    except UnknownShapeError:
+        return body
     if cached is None or found is None:
         return body
     booster.boost(cached[1].query, cached[1].documents)

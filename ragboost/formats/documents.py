@@ -107,6 +107,10 @@ class Format(Protocol):
     ) -> dict[str, Any]:
         """Return a body that carries `context` in place of `found`."""
 
+    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
+        """Return what `replace` tells the model about the order of these documents; empty if
+        nothing, or if the order does not decide."""
+
 
 def find_format(
     formats: tuple[Format, ...], body: Mapping[str, Any], *, tenant: str = ""

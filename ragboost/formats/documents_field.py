@@ -75,6 +75,9 @@ class DocumentsField:
             parts = (found.query, hint)
         return replace_question(new, "\n\n".join(parts), message=found.message)
 
+    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
+        return ""  # its hint is not priced
+
     def _holder(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         holder = body if self._parent is None else body.get(self._parent)
         return holder if isinstance(holder, dict) else {}

@@ -115,6 +115,11 @@ class Messages:
                 new = put(new, path, value, copies=copies)
         return new
 
+    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
+        layout = found.layout
+        assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
+        return self._note(layout, _order(found.documents, documents), is_hinted=True)
+
     def moved_behind(
         self, body: Mapping[str, Any], found: FoundDocuments, start: int, stop: int
     ) -> dict[str, Any]:
@@ -190,13 +195,17 @@ class Messages:
         if order == list(range(len(group.blocks))):
             return []
         edits = [group.reordered(order)]
-        has_order = self._settings.hints.order and context.is_order_hinted
-        template = self._settings.hints.order_template
-        hint = note(group, order, cites=layout.cites, template=template if has_order else None)
-        if hint:
+        if hint := self._note(layout, order, is_hinted=context.is_order_hinted):
             after = self._settings.hints.position == "after_question"
             edits.append(group.hinted(hint, at=len(group.value) if after else group.end))
         return edits
+
+    def _note(self, layout: _Layout, order: Sequence[int], *, is_hinted: bool) -> str:
+        if layout.leading is None or list(order) == list(range(len(order))):
+            return ""
+        hints = self._settings.hints
+        template = hints.order_template if hints.order and is_hinted else None
+        return note(layout.leading.group, order, cites=layout.cites, template=template)
 
 
 def _check_lines(texts: Sequence[str]) -> None:

@@ -4,12 +4,13 @@ Its documents are rendered into the last user message, or the `prompt`, and the 
 malformed one is the caller's error; the engine checks its `reuse`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragboost.context import Context
 from ragboost.errors import RequestError, json_type
 from ragboost.formats.documents import DocumentPool, FoundDocuments
+from ragboost.types import Document
 from ragboost.wires.body import find_question, question_field, replace_question
 
 FIELD = "ragboost"
@@ -55,6 +56,9 @@ class RagboostObject:
     ) -> dict[str, Any]:
         body = without_object(body)
         return replace_question(body, context.render(), message=found.message)
+
+    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
+        return ""  # the context has the hint
 
 
 def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:

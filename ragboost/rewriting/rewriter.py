@@ -5,6 +5,7 @@ Synchronous, so that a large body can be rewritten in a worker thread. Does not 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 from msgspec import Raw
@@ -257,6 +258,7 @@ class Rewriting:
                 prompt_prefix=self.prompt_prefix,
                 planned=self._planned,
                 recompute_ratio=self._ratio,
+                note=partial(self._shape.note, self._found),
             )
         except RagBoostError as error:
             if self._shape.is_ours and isinstance(error, RequestError):

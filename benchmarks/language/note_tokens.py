@@ -1,0 +1,109 @@
+"""Count the tokens that reordered documents add to a prompt, by how they stand in its text.
+
+    python -m benchmarks.language.note_tokens --model smollm2-135m --model qwen-0.5b --json
+    python -m benchmarks.language.note_tokens --model ... --before CHECKOUT
+
+Documents of two sentences, each written at another place than the client's, where the client's
+text asks for citations by number and where it does not. Tokens a document: the product's request
+less the client's, all included. None: the documents are not found.
+"""
+
+import random
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from benchmarks.command import make_parser, model_directory, report, show_rows
+from benchmarks.language.rewritten import Body, Pair, rewrite
+from ragboost.config.model_directory import model_name
+from tests.fuzz.corpus import Doc
+from tests.fuzz.texts.layouts import LAYOUTS, Layout
+
+_NAMES = (
+    *("<document>", "Open WebUI", "[1], blank lines", "wrapped [1]", "Document 1:"),
+    *("AnythingLLM", "RAGFlow", "JSON objects", "Source/Content"),
+)
+_HEADS = {
+    "cites": "Answer from these documents, and cite their numbers.\n\n",
+    "plain": "Answer from these documents.\n\n",
+}
+_TAIL = "\n\nQuestion: Who keeps the {} at the {}?"
+_THINGS = ("lease", "ledger", "key", "map", "seal", "bell", "net", "lamp", "chart", "rope")
+_PLACES = ("harbour", "mill", "tower", "school", "market", "bridge", "inn", "farm", "yard", "lock")
+
+
+def measure(args: Namespace) -> list[dict[str, Any]]:
+    """Return the added tokens a document for each layout, text around it, and model."""
+    tokenizers = {Path(model_name(m)).name: AutoTokenizer.from_pretrained(m) for m in args.model}
+    layouts = {layout.name: layout for layout in LAYOUTS}
+    rows = []
+    for name in _NAMES:
+        for kind, head in _HEADS.items():
+            pairs = _pairs(layouts[name], head, args)
+            row: dict[str, Any] = {"layout": name, "text": kind}
+            for label, checkout in _products(args.before):
+                written = rewrite(pairs, checkout=checkout)
+                for model, tokenizer in tokenizers.items():
+                    row[f"{model}_{label}"] = _added(pairs, written, args.documents, tokenizer)
+            rows.append(row)
+    return rows
+
+
+def _products(before: Path | None) -> list[tuple[str, Path | None]]:
+    return [*([("before", before)] if before else ()), ("after", None)]
+
+
+def _pairs(layout: Layout, head: str, args: Namespace) -> list[Pair]:
+    rng, pairs = random.Random(layout.name), []
+    for _ in range(args.requests):
+        documents = [_document(rng, at) for at in range(args.documents)]
+        cached = list(documents)
+        while any(a is b for a, b in zip(cached, documents, strict=True)):
+            rng.shuffle(cached)
+        tail = _TAIL.format(rng.choice(_THINGS), rng.choice(_PLACES))
+        earlier, body = (_body(head + layout.write(d) + tail) for d in (cached, documents))
+        pairs.append((earlier, body))
+    return pairs
+
+
+def _document(rng: random.Random, at: int) -> Doc:
+    thing, place = rng.choice(_THINGS), rng.choice(_PLACES)
+    text = (
+        f"The {thing} number {rng.randint(100, 999)} is kept at the {place} of the old town. "
+        f"It was signed by the keeper in {rng.randint(1800, 1999)} and never moved."
+    )
+    return Doc("notes", at, f"{thing}-{at}.md", f"The {thing} of the {place} {at}", text)
+
+
+def _body(text: str) -> Body:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def _added(
+    pairs: Sequence[Pair], written: Sequence[Body], num: int, tokenizer: Callable[[str], Any]
+) -> float | None:
+    def count(body: Body) -> int:
+        return len(tokenizer(body["messages"][0]["content"])["input_ids"])
+
+    moved = [(p[1], new) for p, new in zip(pairs, written, strict=True) if p[1] != new]
+    if not moved:
+        return None
+    return round(fmean((count(new) - count(body)) / num for body, new in moved), 2)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", type=model_directory, action="append", required=True)
+    parser.add_argument("--documents", type=int, default=5, help="of a request")
+    parser.add_argument("--requests", type=int, default=20, help="of each layout")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of an earlier product")
+    args = parser.parse_args()
+    report(measure(args), args, show_rows)
+
+
+if __name__ == "__main__":
+    main()
