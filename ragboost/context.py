@@ -22,7 +22,8 @@ class Context:
     query: str  #: the user's question
     #: The documents of this payload, in prompt order, without duplicates.
     documents: tuple[Document, ...]
-    retrieved: tuple[Document, ...]  #: the documents that the caller gave, in relevance order
+    #: The documents that the caller gave, in relevance order, without blank ones.
+    retrieved: tuple[Document, ...]
     #: For each of `retrieved`, its index in `documents`; -1 if an earlier turn contains it and a
     #: location hint refers to it.
     positions: tuple[int, ...]
@@ -43,6 +44,7 @@ class Context:
     #: prefix cache should hold.
     predicted_cached_tokens: int = 0
     session: str | None = None  #: the conversation; None if the request is not part of one
+    num_blank: int = 0  #: documents without text, which are left out
     turn: int = 0  #: number of the request in its session, from 1; 0 without a session
     #: Its record in the context index, for `Booster.report_usage`; None for later turns.
     index_entry: IndexEntry | None = field(default=None, repr=False, compare=False)

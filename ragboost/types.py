@@ -10,11 +10,13 @@ from numbers import Real
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Literal
+from uuid import UUID
 
 from ragboost.errors import InvalidDocumentError, RequestError, show
 
 DocumentId = str | int | float | bool | None
-"""A document's id as the caller gave it: any JSON scalar. None: no id."""
+"""A document's id: any JSON scalar, into which UUIDs and numpy's numbers are converted. None: no
+id."""
 
 _MAX_BITS = 1024  # Python does not print integers of more than some thousand digits
 _MAX_LABEL = 40
@@ -58,7 +60,7 @@ class Document:
         if title is not None and not isinstance(title, str):
             raise _invalid("title", "must be a string", title)
         if not (id is None or isinstance(id, str | bool) or _is_finite(id, float)):
-            raise _invalid("id", "must be a JSON scalar, finite and not huge", id)
+            id = _json_scalar(id)  # noqa: A001
         if score is not None and not _is_finite(score, Real):
             raise _invalid("score", "must be a finite number", score)
         if metadata is _NO_METADATA:
@@ -136,6 +138,18 @@ def _key(identity: str) -> str:
 DocumentLike = Document | Mapping[str, Any] | str
 """Anything that `as_document` accepts."""
 
+_TEXT_NAMES = ("text", "content", "page_content")
+
+
+def is_blank(value: object) -> bool:
+    """Return True for a text, or a mapping with one, that is empty, white space or null: a chunk
+    without text, such as the image of a page."""
+    if isinstance(value, Mapping):
+        name = next(filter(value.__contains__, _TEXT_NAMES), None)
+        value = value[name] if name is not None else value
+        return value is None or (isinstance(value, str) and not value.strip())
+    return isinstance(value, str) and (not value or value.isspace())
+
 
 def as_document(value: DocumentLike | object, *, where: str = "document") -> Document:
     """Convert a value from a caller to a Document.
@@ -156,8 +170,7 @@ def as_document(value: DocumentLike | object, *, where: str = "document") -> Doc
         if not isinstance(value, Mapping):
             problem = f"must be a string or an object with 'text', got {show(value)}"
             raise InvalidDocumentError(problem)
-        names = (name for name in ("text", "content", "page_content") if name in value)
-        name = next(names, None)
+        name = next(filter(value.__contains__, _TEXT_NAMES), None)
         if name is None:
             problem = f"is missing, and so are content and page_content; got {show(list(value))}"
             raise InvalidDocumentError(problem, param="text")
@@ -176,6 +189,8 @@ def as_document(value: DocumentLike | object, *, where: str = "document") -> Doc
 def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") -> list[Document]:
     """Convert a list of values from a caller to Documents; see `as_document`.
 
+    Blank ones are left out: one among the chunks of a retriever must not cost the answer.
+
     Raises:
         InvalidDocumentError: `values` is not a list, or an entry is bad (named by its position).
     """
@@ -188,6 +203,7 @@ def as_documents(values: Sequence[DocumentLike], *, where: str = "documents") ->
     return [
         value if type(value) is Document else as_document(value, where=f"{where}[{i}]")
         for i, value in enumerate(values)
+        if type(value) is Document or not is_blank(value)
     ]
 
 
@@ -201,7 +217,7 @@ class Request:
     """
 
     query: str  #: the user's question
-    documents: tuple[Document, ...]  #: in relevance order; converted by `as_document`
+    documents: tuple[Document, ...]  #: in relevance order; converted by `as_documents`
     id: str | None = None  #: the caller's name for the request (`custom_id` in batch files)
     session: str | None = None  #: the conversation it belongs to, or None
     #: Names the text before the first document; only requests with the same one share prefixes.
@@ -231,6 +247,17 @@ class Hint:
     kind: Literal["order", "location"]
     text: str  #: the rendered sentence
     labels: tuple[str, ...]  #: labels of the documents it names, as the prompt shows them
+
+
+def _json_scalar(value: object) -> DocumentId:
+    """Return the id that a UUID or a number of numpy is in JSON."""
+    if isinstance(value, UUID):
+        return str(value)
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+        value = value.item()  # type: ignore[attr-defined]
+    if isinstance(value, bool) or _is_finite(value, float):
+        return value  # type: ignore[return-value]  # a bool, an int or a float
+    raise _invalid("id", "must be a JSON scalar, finite and not huge", value)
 
 
 def _is_finite(value: object, kind: type[float] | type[Real]) -> bool:

@@ -73,6 +73,7 @@ _RESPONSE_HEADERS = {
     "x-ragboost-documents-dropped": "Given documents that were not sent again: duplicates, and "
     "those of earlier turns.",
     "x-ragboost-bypass": "Reason for which nothing was boosted; absent if something was.",
+    "x-ragboost-frame": "Kind of marks around the documents that were seen; absent without any.",
     "x-ragboost-cache-break": "Where and why the prompt is not the continuation of the one before, "
     "and what helps; absent if it is.",
     "x-ragboost-overhead-ms": "Time for parsing, boosting and encoding.",
@@ -89,13 +90,14 @@ _ERRORS = {
     "401": "The API key is missing or invalid.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
+    "415": "The body is in a content coding that the proxy cannot decode.",
     "429": "The waiting room is full.",
     "502": "The backend cannot be reached.",
     "504": "The backend did not respond in time.",
 }
 _SESSION_ERRORS = {
     "404": "There is no such session.",
-    "409": "Another turn is being answered.",
+    "409": "Another turn is being answered, or the messages are in the session already.",
     "410": "A stored turn cannot be decoded.",
     "503": "The store of sessions fails.",
 }

@@ -28,6 +28,7 @@ PROCESS_TESTS = (
     *("benchmarks", "demo", "deploy", "research", "integrations"),
     *("test_docs.py", "test_examples.py", "test_extras.py", "test_hub_models.py"),
     "proxy/test_doctor.py",
+    "proxy/test_try.py",
 )
 
 

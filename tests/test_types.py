@@ -1,10 +1,14 @@
 import json
 import pickle
+from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragboost.booster import Booster
 from ragboost.errors import InvalidDocumentError, RequestError
 from ragboost.types import Document, Request, as_document, as_documents, document_key
 
@@ -110,6 +114,49 @@ def test_a_bad_field_is_named(field: str, value: object) -> None:
     assert len(str(e.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("value", "document_id"),
+    [
+        (UUID("12345678-1234-5678-1234-567812345678"), "12345678-1234-5678-1234-567812345678"),
+        (np.int64(7), 7),
+        (np.uint8(7), 7),
+        (np.float32(0.5), 0.5),
+        (np.float64(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+        (np.array(7), 7),
+    ],
+)
+def test_an_id_of_python_is_that_of_json(value: Any, document_id: object) -> None:
+    document, plain = Document("text", id=value), Document("text", id=document_id)  # type: ignore[arg-type]
+    assert document.key == plain.key
+    assert document.label == plain.label
+    assert json.loads(json.dumps(document.id)) == document_id
+
+
+@pytest.mark.parametrize(
+    "value", [np.array([1]), np.float32("nan"), np.datetime64("2026-01-01"), np.complex64(1), Any]
+)
+def test_any_other_object_is_no_id(value: Any) -> None:
+    with pytest.raises(InvalidDocumentError, match="id must be a JSON scalar"):
+        Document("text", id=value)
+
+
+BLANK = ["", " \n", {"text": ""}, {"id": 1, "content": "\u00a0"}, {"page_content": None}]
+
+
+def test_documents_without_text_are_left_out() -> None:
+    values = ["a", *BLANK, Document("b")]
+    assert [document.text for document in as_documents(values)] == ["a", "b"]
+    assert as_documents(BLANK) == []
+    with pytest.raises(InvalidDocumentError, match=r"documents\[6\]"):
+        as_documents(["a", *BLANK, {"text": 5}])
+    context = Booster().boost("q", values)
+    assert (context.positions, context.num_blank) == ((0, 1), 5)
+    [context] = Booster().boost_batch([Request("q", tuple(values))]).contexts
+    assert context.positions == (0, 1)
+
+
 @pytest.mark.parametrize("value", [None, 5, ["text"], b"text"])
 def test_something_that_is_no_document_is_named_by_its_place(value: object) -> None:
     with pytest.raises(InvalidDocumentError, match=r"documents\[0\]: must be a string or") as e:
@@ -155,7 +202,7 @@ def test_a_request_turns_texts_into_documents() -> None:
         ({"query": b"q"}, "query"),
         ({"session": ""}, "session"),
         ({"session": 5}, "session"),
-        ({"documents": [{"text": ""}]}, "documents[0].text"),
+        ({"documents": [{"text": 5}]}, "documents[0].text"),
     ],
 )
 def test_a_bad_request_names_the_field(arguments: dict[str, object], param: str) -> None:

@@ -4,8 +4,9 @@
 
 26 layouts, each in a message of the user and in the system message: ten requests with four of ten
 documents through `ragboost serve`, once with documents of one paragraph and once with some of two
-or three. Prints the first request from which on all four documents are found, and if every document
-was whole in every request. Every cell is a tenant of its own.
+or three. Prints the first request in which all four documents are found, the first one from which
+on they always are, and if every document was whole in every request. Every cell is a tenant of its
+own.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def _num_found(rows: Sequence[dict[str, Any]], length: str) -> int:
 def _cell(
     proxy: RecordedProxy, layout: Layout, place: str, *, length: str, args: argparse.Namespace
 ) -> dict[str, Any]:
-    rng = random.Random(f"{args.seed}.{length}")  # the same documents in all layouts
+    rng = random.Random(f"{args.seed}.{layout.name}.{place}.{length}")
     pool = [_document(rng, number, length) for number in range(_POOL)]
     counts, outcomes, faults = [], [], []
     for number in range(args.requests):
@@ -87,6 +88,7 @@ def _cell(
         "layout": layout.name,
         "place": place,
         "length": length,
+        "found_first": counts.index(_GIVEN) + 1 if _GIVEN in counts else 0,
         "found_from": _found_from(counts),
         "outcomes": outcomes,
         "faults": faults[:3],
@@ -148,7 +150,8 @@ def _pairs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for user, system in zip(rows[::2], rows[1::2], strict=True):
         row = {"layout": user["layout"]}
         for cell in (user, system):
-            row[f"{cell['place']}: found from"] = cell["found_from"] or "-"
+            found = f"{cell['found_first'] or '-'} / {cell['found_from'] or '-'}"
+            row[f"{cell['place']}: first, for good"] = found
             row[f"{cell['place']}: last"] = cell["outcomes"][-1]
             row[f"{cell['place']}: whole"] = "no" if cell["faults"] else "yes"
         shown.append(row)

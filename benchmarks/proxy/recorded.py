@@ -6,7 +6,6 @@ All traffic is on loopback.
 import contextlib
 import http.client
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -15,9 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
-from benchmarks.proxy.targets import listens, spawn, stop
+from benchmarks.proxy.targets import Target, first_cpu, listens, spawn, stop
 from scripts.ports import free_port
 
 _ANSWER = {
@@ -30,15 +27,19 @@ _ANSWER = {
     ],
     "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
 }
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%s\r\n"
 
 
 class Exchange(NamedTuple):
-    """What came of one request: the response, and the body that the backend received."""
+    """What came of one request: the response, and the body that the backend received.
+
+    The status is 200, or the request was not measured: `body` says why.
+    """
 
     status: int
     headers: Mapping[str, str]
     received: bytes
+    body: bytes
 
     @property
     def num_documents(self) -> int:
@@ -55,13 +56,11 @@ class RecordedProxy:
     """A running proxy.
 
     Attributes:
-        port: of the proxy.
-        process: of the proxy.
+        target: its process and port.
     """
 
-    def __init__(self, port: int, pid: int, received: list[bytes]) -> None:
-        self.port = port
-        self.process = psutil.Process(pid)
+    def __init__(self, target: Target, received: list[bytes]) -> None:
+        self.target = target
         self._received = received
 
     def post(self, body: Any, *, key: str = "", timeout_s: float = 120) -> Exchange:
@@ -80,10 +79,10 @@ class RecordedProxy:
         with contextlib.closing(self._connect(timeout_s)) as connection:
             connection.request("POST", "/v1/chat/completions", data, headers)
             response = connection.getresponse()
-            response.read()
+            answer = response.read()
             fields = {name.lower(): value for name, value in response.getheaders()}
         received = self._received[-1] if self._received else b""
-        return Exchange(response.status, fields, received)
+        return Exchange(response.status, fields, received, answer)
 
     def is_healthy(self, *, timeout_s: float = 60) -> bool:
         """Ask the proxy for its health."""
@@ -92,7 +91,7 @@ class RecordedProxy:
             return connection.getresponse().status == 200
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        return http.client.HTTPConnection("127.0.0.1", self.target.port, timeout=timeout_s)
 
 
 @contextlib.contextmanager
@@ -113,13 +112,13 @@ def recorded_proxy(**settings: str) -> Iterator[RecordedProxy]:
         process = spawn(
             [sys.executable, "-m", "ragboost", *options],
             log=log,
-            cpu=min(os.sched_getaffinity(0)),
+            cpu=first_cpu(),
             env={"RAGBOOST_TOKENS__ASK_BACKEND": "false", **env},
         )
         try:
             if not listens(process, port):
                 raise SystemExit(f"ragboost serve did not start:\n{log.read_text()}")
-            yield RecordedProxy(port, process.pid, received)
+            yield RecordedProxy(Target("ragboost", process, port), received)
         finally:
             stop(process)
             backend.shutdown()
@@ -133,14 +132,15 @@ def _backend(received: list[bytes]) -> ThreadingHTTPServer:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._answer()
+            # The proxy's probes ask for the end of the connection: say that it ends.
+            self._answer(b"connection: close\r\n")
 
         def do_POST(self) -> None:
             received.append(self.rfile.read(int(self.headers["content-length"])))
             self._answer()
 
-        def _answer(self) -> None:
-            self.wfile.write(_HEAD % len(answer) + answer)
+        def _answer(self, fields: bytes = b"") -> None:
+            self.wfile.write(_HEAD % (len(answer), fields) + answer)
 
         def log_message(self, *_: object) -> None:
             pass

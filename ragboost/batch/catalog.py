@@ -4,6 +4,7 @@ Holds no texts: memory grows by a few hundred bytes a request.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -45,10 +46,12 @@ class DocumentCatalog:
     def __init__(self, tokens: TokenCounter, *, dedup: bool) -> None:
         self.entries: list[CatalogEntry] = []
         self.tokens = array("q")  # by document number
+        self.detections: Counter[str] = Counter()  # of the requests: found, or why there are none
         self._counter = tokens
         self._dedup = dedup
         self._documents: dict[bytes, int] = {}
         self._heads: dict[str, int] = {}
+        self.num_blank = 0  # documents without text, which are left out
         self._num_places = 0
 
     @property
@@ -65,8 +68,10 @@ class DocumentCatalog:
             head = self._heads.setdefault(line.head, len(self._heads))
         lengths = line.tokens or [None] * len(line.documents)
         documents = array("q", map(self._number, line.documents, lengths))
+        self.detections[line.detection] += 1
         self.entries.append(CatalogEntry(number, offset, head, documents))
         self._num_places += len(documents)
+        self.num_blank += len(line.blank)
 
     def sent(self, entry: CatalogEntry) -> Sequence[int]:
         """Return the documents to send, in relevance order; each once if the job de-duplicates."""

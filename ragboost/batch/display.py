@@ -56,10 +56,11 @@ def summary_table(summary: BatchSummary) -> Table:
 
 def summary_sentence(summary: BatchSummary) -> str:
     windows = f"; planned in {summary.windows:,} windows" if summary.windows > 1 else ""
+    blank = f", {summary.blank_removed:,} without text removed" if summary.blank_removed else ""
     return (
         f"{summary.requests:,} requests written, {summary.requests_reordered:,} with another "
         f"document order, {summary.duplicates_removed:,} of {summary.documents:,} documents "
-        f"removed as duplicates{windows}"
+        f"removed as duplicates{blank}{windows}"
     )
 
 

@@ -7,19 +7,26 @@ Lines are OpenAI batch lines, plain `{"id", "question", "documents" | "doc_ids"}
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.errors import RequestError, json_type, show
-from ragboost.formats import Format, FoundDocuments, find_format, make_formats
-from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields, without_object
+from ragboost.formats import Format, FoundDocuments, LeftAloneError, find_format, make_formats
+from ragboost.formats.detection import FOUND
+from ragboost.formats.ragboost_object import (
+    blank_positions,
+    is_boost_wanted,
+    ragboost_fields,
+    without_object,
+)
 from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus, find_documents
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import prompt_prefix
+from ragboost.rewriting.parsed_request import NO_DOCUMENTS, Bypass, prompt_prefix
 from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.types import Document, DocumentId, as_documents
 
@@ -42,6 +49,8 @@ class BatchLine:
     # request without documents.
     write: Callable[[Context | None], dict[str, Any]]
     tokens: tuple[int, ...] | None = None  # lengths of the documents; None: to be counted
+    blank: tuple[int, ...] = ()  # positions in the input of documents without text, left out
+    detection: str = FOUND  # or why it has no documents
 
 
 class LineParser:
@@ -81,7 +90,12 @@ class LineParser:
                 raise RequestError(f"{name} must be {what}, got {_show(value, name)}", param=name)
         body = value["body"]
         boost = is_boost_wanted(ragboost_fields(body))
-        match = find_format(self._formats, body)
+        match, detection = None, NO_DOCUMENTS.reason
+        try:
+            if (match := find_format(self._formats, body)) is not None:
+                detection = FOUND
+        except LeftAloneError as error:
+            detection = Bypass.of(error).reason
 
         def write(context: Context | None) -> dict[str, Any]:
             if match is None or context is None:
@@ -96,6 +110,8 @@ class LineParser:
             head=_head(body, *match) if match else "",
             is_boost_wanted=boost,
             write=write,
+            blank=match[1].blank if match else (),
+            detection=detection,
         )
 
     def _plain(self, value: dict[str, Any]) -> BatchLine:
@@ -114,6 +130,7 @@ class LineParser:
             documents = find_documents(self._corpus, value["doc_ids"])
         else:
             documents = tuple(as_documents(value.get("documents", [])))
+        blank = blank_positions(value.get(field))
         return BatchLine(
             value=value,
             id=value.get("id"),
@@ -121,7 +138,9 @@ class LineParser:
             documents=documents,
             head="",
             is_boost_wanted=True,
-            write=lambda context: _write_plain(value, field, context),
+            write=lambda context: _write_plain(value, field, context, blank=blank),
+            blank=blank,
+            detection=FOUND if documents else NO_DOCUMENTS.reason,
         )
 
     def _recorded(self, value: dict[str, Any], record: RecordedRequest) -> BatchLine:
@@ -143,10 +162,12 @@ class LineParser:
         )
 
 
-def kept(context: Context) -> list[int]:
-    """Return the documents' positions in relevance order, by prompt order."""
+def kept(context: Context, blank: Sequence[int] = ()) -> list[int]:
+    """Return the documents' positions in the input, by prompt order; `blank` are left out."""
     first: dict[int, int] = {}
-    for position, place in enumerate(context.positions):
+    left_out = frozenset(blank)
+    given = (at for at in count() if at not in left_out)
+    for position, place in zip(given, context.positions, strict=False):
         first.setdefault(place, position)
     return [first[place] for place in range(len(context.documents))]
 
@@ -195,10 +216,12 @@ def encode_json(value: Mapping[str, Any]) -> bytes:
         return json.dumps(value, allow_nan=False).encode("ascii")
 
 
-def _write_plain(value: dict[str, Any], field: str, context: Context | None) -> dict[str, Any]:
+def _write_plain(
+    value: dict[str, Any], field: str, context: Context | None, *, blank: Sequence[int]
+) -> dict[str, Any]:
     if context is None:
-        return value
-    moved = {**value, field: [value[field][i] for i in kept(context)]}
+        return {**value, field: []} if blank else value
+    moved = {**value, field: [value[field][i] for i in kept(context, blank)]}
     if context.hints:
         moved["hints"] = [hint.text for hint in context.hints]
     return moved

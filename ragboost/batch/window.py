@@ -112,7 +112,7 @@ class WindowJob:
                 "input_line": entry.line,
                 "output_line": lines_before + at,
                 "id": line.id,
-                "documents": kept(context) if context else [],
+                "documents": kept(context, line.blank) if context else [],
             }
             positions.write(encode_json(where) + b"\n")
             if at % _EVERY == 0 or at == total:

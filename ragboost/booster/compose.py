@@ -27,6 +27,7 @@ class Retrieved(NamedTuple):
     elements: tuple[Hashable, ...]  # for each of `unique`, its name in the context index
     tokens: Sequence[int]  # for each of `unique`
     prompt_prefix: str = ""  # names the text before the first document
+    num_blank: int = 0  # given, and left out
 
     @classmethod
     def of(
@@ -42,7 +43,8 @@ class Retrieved(NamedTuple):
         documents = tuple(as_documents(values))
         unique = documents if has_copies else unique_documents(documents)
         elements = behind(prompt_prefix, map(KEY_OF, unique))
-        return cls(query, documents, unique, elements, count(unique), prompt_prefix)
+        num_blank = len(values) - len(documents)
+        return cls(query, documents, unique, elements, count(unique), prompt_prefix, num_blank)
 
     def in_order(self, permutation: Sequence[int], *, cached_tokens: int = 0) -> Order:
         """Return these documents, given by their index in `unique`, in prompt order."""
@@ -112,6 +114,7 @@ def compose(
         location_position=settings.hints.location_position,
         session=state.id if state is not None else None,
         turn=state.next_turn if state is not None else 0,
+        num_blank=retrieved.num_blank,
     )
     check_context(context, history=history, allow_copies=not settings.dedup.enabled)
     return context

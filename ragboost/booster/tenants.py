@@ -136,9 +136,8 @@ class Tenant:
                 booster.residency.expire()
         settings = self._settings.ordering
         count, has_copies = self.tokens.count_documents, not self._settings.dedup.enabled
-        _, _, _, elements, tokens, _ = Retrieved.of(
-            "", documents, prompt_prefix, count=count, has_copies=has_copies
-        )
+        retrieved = Retrieved.of("", documents, prompt_prefix, count=count, has_copies=has_copies)
+        elements, tokens = retrieved.elements, retrieved.tokens
         find, keep = self._directory.search, settings.keep_last
         if not settings.enabled:
             find, keep = self._directory.search_in_order, 0

@@ -76,6 +76,7 @@ class PrefixMirror:
         self._requests.clear()
         self._touched.clear()
         self._group: int | None = None
+        self._sparse_groups: set[int] = set()  # that are no full attention
         self.block_size = 0
         self.is_tree = False
         self.num_resident_tokens = 0
@@ -131,7 +132,7 @@ class PrefixMirror:
         # Another medium's copies are no prefix hits; what is loaded from there is stored again.
         if (event.medium or "GPU") != "GPU":
             return
-        if not self._is_counted_group(event.group_idx, kind=event.kv_cache_spec_kind):
+        if not self._is_counted_group(event):
             return
         hashes, size = event.block_hashes, event.block_size
         if not hashes:
@@ -172,11 +173,25 @@ class PrefixMirror:
             self._place(event.session_id, parent)
             self._touched.add(event.session_id)
 
-    def _is_counted_group(self, group: int | None, *, kind: str | None) -> bool:
+    def _is_counted_group(self, event: BlockStored) -> bool:
+        """Return True for the group with full attention, which gives each block of tokens a hash.
+
+        Engines that do not say of which kind a group is are judged by that: a Mamba group keeps the
+        last state of a prefix alone, so that its hashes are fewer than its blocks of tokens.
+        """
+        group, kind = event.group_idx, event.kv_cache_spec_kind
         if kind is not None and kind not in FULL_ATTENTION:
             return False
         if group is None:
             return True
+        if kind is None and _is_sparse(event):
+            if group == self._group:  # its first events had one block each
+                requests = set(self._requests)
+                self.clear(is_partial=True)
+                self._touched |= requests
+            self._sparse_groups.add(group)
+        if group in self._sparse_groups:
+            return False
         if self._group is None:
             self._group = group
         return group == self._group
@@ -309,6 +324,12 @@ class PrefixMirror:
         for request, block in self._requests.items():
             if block.requests is None or request not in block.requests or not block.is_reachable:
                 raise ContextIndexError(f"request {request!r} belongs to no resident block")
+
+
+def _is_sparse(event: BlockStored) -> bool:
+    """Return True if an event has fewer hashes than whole blocks of tokens."""
+    num_tokens, size = len(event.token_ids), event.block_size
+    return size > 0 and num_tokens % size == 0 and num_tokens > len(event.block_hashes) * size
 
 
 def _namespace(event: BlockStored, extra: list[Any] | None) -> bytes:

@@ -103,6 +103,11 @@ class TrackedRequest:
                 reused_tokens=usage.reused_tokens,
             )
 
+    async def forget_all(self) -> None:
+        """Empty the index of its backend, which has no prefix cache."""
+        async with self._tenant.lock:
+            self._tenant.booster(self._follower.name).residency.clear()
+
     def report_end(self, usage: Usage | None, *, backend: str, is_computed: bool) -> None:
         if self._layout is None:
             return

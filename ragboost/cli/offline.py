@@ -122,17 +122,22 @@ def _interruptible(output: Path) -> Iterator[None]:
 def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     from ragboost.batch.display import summary_sentence, summary_table
     from ragboost.batch.files import side_path
+    from ragboost.formats.detection import FOUND
 
     if not summary.requests:
         typer.echo("warning: no requests: the output is empty", err=True)
     if summary.rejected:
         rejects = side_path(output, "rejects")
         typer.echo(f"warning: {summary.rejects_sentence(rejects)}", err=True)
+    if summary.requests and FOUND not in summary.detections:
+        typer.echo(f"warning: {summary.detections_sentence()}", err=True)
     if as_json:
         typer.echo(json.dumps(summary.as_json()))
     else:
         Console().print(summary_table(summary))
         typer.echo(summary_sentence(summary))
+        if FOUND in summary.detections:
+            typer.echo(summary.detections_sentence())
 
 
 def simulate(

@@ -167,6 +167,13 @@ def doctor(
         metavar="REQUESTS.jsonl",
         help="Instead, find what breaks prompt caches in a log of requests, one body per line.",
     ),
+    trial: Path | None = typer.Option(
+        None,
+        "--try",
+        metavar="REQUEST.json",
+        help="Instead, show which documents are seen in the body of one request, and what would "
+        "be sent; - reads standard input.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as one JSON object."),
     config: Path | None = CONFIG,
 ) -> None:
@@ -177,17 +184,31 @@ def doctor(
     With --log, compares each request of a file with the one before it in its conversation, and
     names the first byte that differs, the cause, and what it costs; and it names text that differs
     before the documents. The file may be a log of proxy.record. The exit code is 1 if a cached
-    prefix was broken.
+    prefix was broken. It also counts what was seen of the requests' documents.
+
+    With --try, needs no backend. It assumes that an earlier request brought the same documents in
+    reverse order; --json has the whole body as it would be sent. The exit code is 1 if no documents
+    are found. A running proxy answers the same at /ragboost/explain, with what it has learnt.
 
     \b
     ragboost doctor --backend http://127.0.0.1:8000
     ragboost doctor --log requests.jsonl
+    ragboost doctor --try request.json
     """
     settings = load_settings(backends(backend), toml=config)
+    files = [name for name, path in (("--log", log), ("--try", trial)) if path is not None]
+    if len(files) > 1 or (files and (backend or kv_events is not None)):
+        raise ConfigError(f"{files[0]} reads a file: give it alone, without --backend, say")
+    if trial is not None:
+        from ragboost.cli.trial import try_request
+
+        try_request(trial, settings, as_json=as_json)
     if log is not None:
-        if backend or kv_events is not None:
-            raise ConfigError("--log reads a file: omit --backend and --kv-events")
         _lint(log, settings, as_json=as_json)
+    _examine(settings, kv_events=kv_events, as_json=as_json)
+
+
+def _examine(settings: Settings, *, kv_events: str | None, as_json: bool) -> NoReturn:
     import asyncio
 
     from ragboost.proxy.doctor import examine, exit_code

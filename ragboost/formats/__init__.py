@@ -1,6 +1,7 @@
 """Find documents in a request body and write the new order back; one file per wire shape."""
 
 from ragboost.config import Settings
+from ragboost.formats.detection import Detection
 from ragboost.formats.documents import (
     AmbiguousDocumentsError,
     DocumentPool,
@@ -21,6 +22,7 @@ from ragboost.formats.unmarked import UnmarkedDocuments
 
 __all__ = [
     "AmbiguousDocumentsError",
+    "Detection",
     "Format",
     "FoundDocuments",
     "LeftAloneError",

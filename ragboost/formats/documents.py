@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
 from ragboost.errors import RagBoostError
-from ragboost.types import KEY_OF, Document, DocumentLike, as_documents
+from ragboost.types import KEY_OF, Document, DocumentLike, as_documents, is_blank
 from ragboost.wires.body import Path
 
 _DOCUMENT_BYTES = 500  # size of an entry beside its text
@@ -22,7 +22,15 @@ class UnknownShapeError(RagBoostError):
 
 
 class LeftAloneError(UnknownShapeError):
-    """There is nothing in the body that could be boosted; it is forwarded as it came."""
+    """There is nothing in the body that could be boosted; it is forwarded as it came.
+
+    `frame` is the list's that was seen, `num_documents` the number of its documents, if known.
+    """
+
+    def __init__(self, message: str, *, frame: str = "", num_documents: int = 0) -> None:
+        super().__init__(message)
+        self.frame = frame
+        self.num_documents = num_documents
 
 
 class NothingToDoError(LeftAloneError):
@@ -30,7 +38,8 @@ class NothingToDoError(LeftAloneError):
 
     def __init__(self, num: int) -> None:
         super().__init__(
-            f"{num} documents behind the first messages, none of them in an earlier message"
+            f"{num} documents behind the first messages, none of them in an earlier message",
+            num_documents=num,
         )
 
 
@@ -38,7 +47,7 @@ class AmbiguousDocumentsError(LeftAloneError):
     """The body holds a list of documents whose boundaries are not certain."""
 
     def __init__(self, frame: str, problem: str) -> None:
-        super().__init__(f"documents in the frame {frame!r} are left alone: {problem}")
+        super().__init__(f"documents in the frame {frame!r} are left alone: {problem}", frame=frame)
 
 
 class UnmarkedDocumentsError(LeftAloneError):
@@ -63,6 +72,7 @@ class FoundDocuments:
     num_later: int = 0  # in later messages, with the repeated ones
     frame: str = ""  # how they stand in a text
     layout: object = None  # state that the shape keeps from `extract` for `replace`
+    blank: tuple[int, ...] = ()  # positions of those without text, which are left out
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -91,11 +101,14 @@ class Format(Protocol):
     in_place: bool
     is_ours: bool  # a malformed one is the caller's error; other shapes pass unchanged
 
-    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
+    def extract(
+        self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
+    ) -> FoundDocuments | None:
         """Find documents; None if the body has none of this shape.
 
         Args:
-            tenant: whose requests may teach how documents stand in a text.
+            tenant: whose requests teach how documents stand in a text.
+            learns: from this body, too.
 
         Raises:
             RequestError: malformed, in a shape of RAGBoost's own.
@@ -107,13 +120,13 @@ class Format(Protocol):
     ) -> dict[str, Any]:
         """Return a body that carries `context` in place of `found`."""
 
-    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
-        """Return what `replace` tells the model about the order of these documents; empty if
-        nothing, or if the order does not decide."""
+    def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
+        """Return what `replace` tells the model about documents that were moved or left out; empty
+        if nothing."""
 
 
 def find_format(
-    formats: tuple[Format, ...], body: Mapping[str, Any], *, tenant: str = ""
+    formats: tuple[Format, ...], body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
 ) -> tuple[Format, FoundDocuments] | None:
     """Return the documents of a body and the shape they have, or None if there are none.
 
@@ -122,7 +135,7 @@ def find_format(
         UnknownShapeError: the body holds documents in an unsupported shape.
     """
     for shape in formats:
-        if (found := shape.extract(body, tenant=tenant)) is not None:
+        if (found := shape.extract(body, tenant=tenant, learns=learns)) is not None:
             return shape, found
     return None
 
@@ -168,7 +181,8 @@ class DocumentPool:
             return known  # type: ignore[return-value]  # all are documents
         found = [self._find(value) if type(value) is str else value for value in values]
         documents = tuple(as_documents(found, where=where))
-        for value, document in zip(values, documents, strict=True):
+        kept = [value for value in values if not is_blank(value)]
+        for value, document in zip(kept, documents, strict=True):
             if document.text is value:  # a text that was not known
                 self._keep(document)
         return documents

@@ -1,11 +1,13 @@
 """The `documents` field of a chat request, also in `chat_template_kwargs` (SGLang).
 
-Its elements are moved, never changed. The chat template renders them above the messages and labels
-them: the order hint names them by title if all differ, else by position ("document 3").
+Its elements are moved, never changed; those without text are left out. The chat template renders
+them above the messages and labels them: the order hint names them by title if all differ, else by
+position ("document 3").
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 from ragboost.config import HintSettings
@@ -14,8 +16,10 @@ from ragboost.errors import InvalidDocumentError, json_type
 from ragboost.formats.documents import FoundDocuments, TooManyDocumentsError, UnknownShapeError
 from ragboost.formats.groups import hint_name
 from ragboost.hints import order_hint
-from ragboost.types import Document
+from ragboost.types import Document, is_blank
 from ragboost.wires.body import find_question, message_field, replace_question
+
+_NAMES = ("id", "doc_id", "title", "score", "metadata")  # beside the text of an element
 
 
 class DocumentsField:
@@ -37,7 +41,9 @@ class DocumentsField:
         self._max_documents = max_documents
         self._parent = parent
 
-    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
+    def extract(
+        self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
+    ) -> FoundDocuments | None:
         documents = self._holder(body).get("documents")
         if documents is None or documents == [] or not message_field(body):
             return None
@@ -49,20 +55,17 @@ class DocumentsField:
         question = find_question(body)
         if question is None:
             raise UnknownShapeError("documents without a user message")
-        found = tuple(_as_document(value) for value in documents)
-        return FoundDocuments(question[0], found, question[1])
+        blank = tuple([at for at, value in enumerate(documents) if _is_blank(value)])
+        if len(blank) == len(documents):
+            return None
+        found = tuple([_as_document(value) for value in _without(documents, blank)])
+        return FoundDocuments(question[0], found, question[1], blank=blank)
 
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
     ) -> dict[str, Any]:
-        documents = self._holder(body)["documents"]
-        originals: dict[str, Any] = {}
-        for document, value in zip(found.documents, documents, strict=True):
-            originals.setdefault(document.key, value)
-        moved = [originals[document.key] for document in context.documents]
-        if len(moved) == len(documents) and all(
-            new is old for new, old in zip(moved, documents, strict=True)
-        ):
+        moved = self._moved(body, found, context)
+        if moved is None:
             return dict(body)
         new = {**body, "documents": moved}
         if self._parent is not None:
@@ -75,8 +78,22 @@ class DocumentsField:
             parts = (found.query, hint)
         return replace_question(new, "\n\n".join(parts), message=found.message)
 
-    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
-        return ""  # its hint is not priced
+    def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
+        moved = self._moved(body, found, context)
+        return (self._order_hint(moved, context) if moved is not None else None) or ""
+
+    def _moved(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> list[Any] | None:
+        """Return the elements in another order; None if they stay as they are."""
+        documents = self._holder(body)["documents"]
+        originals: dict[str, Any] = {}
+        given = _without(documents, found.blank)
+        for document, value in zip(found.documents, given, strict=True):
+            originals.setdefault(document.key, value)
+        moved = [originals[document.key] for document in context.documents]
+        is_same = len(moved) == len(documents) and all(map(is_, moved, documents))
+        return None if is_same else moved
 
     def _holder(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         holder = body if self._parent is None else body.get(self._parent)
@@ -106,6 +123,21 @@ def _as_document(value: Any) -> Document:
         return Document(json.dumps(value, ensure_ascii=False))
     except InvalidDocumentError as error:
         raise UnknownShapeError(f"documents: {error}") from None
+
+
+def _is_blank(value: Any) -> bool:
+    """Return True for an element in which every chat template would find nothing to render but
+    names."""
+    if isinstance(value, dict):
+        return "text" in value and all(
+            is_blank(field) or field is None for name, field in value.items() if name not in _NAMES
+        )
+    return is_blank(value)
+
+
+def _without(documents: Sequence[Any], blank: Sequence[int]) -> list[Any]:
+    left_out = frozenset(blank)
+    return [value for at, value in enumerate(documents) if at not in left_out]
 
 
 def _check_citations(body: Mapping[str, Any], documents: Sequence[Any]) -> None:

@@ -89,7 +89,10 @@ class TextGroup:
         return Edit(blocks[0].start, blocks[-1].end, "".join(pieces))
 
     def referred(self, block: DocumentBlock, reference: str) -> Edit:
-        new = json.dumps(reference)[1:-1] if self.is_json else reference
+        new = reference
+        if self.is_json:  # in the spelling of the document
+            is_ascii = self.value[block.text_start : block.text_end].isascii()
+            new = json.dumps(reference, ensure_ascii=is_ascii)[1:-1]
         return Edit(block.text_start, block.text_end, new)
 
     def hinted(self, hint: str, *, at: int) -> Edit:

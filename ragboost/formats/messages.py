@@ -23,7 +23,7 @@ from ragboost.formats.documents import (
 from ragboost.formats.frames import Scan, scan
 from ragboost.formats.groups import Edit, Group, TextGroup, splice
 from ragboost.formats.notes import may_cite, note
-from ragboost.formats.references import EarlierTexts
+from ragboost.formats.references import EarlierTexts, stands_alone
 from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.types import KEY_OF, Document
 from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
@@ -63,7 +63,9 @@ class Messages:
         # once.
         self._plain: Generations[int, Scan] = Generations()
 
-    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
+    def extract(
+        self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
+    ) -> FoundDocuments | None:
         if not self._settings.formats.in_text:
             return None
         slots, scans = self._scanned(body)
@@ -72,7 +74,9 @@ class Messages:
         if num > self._settings.formats.max_documents:
             raise TooManyDocumentsError(num, self._settings.formats.max_documents)
         leading = self._choose(places)
-        if leading is None and (found := self._unmarked.cut(body, slots, scans, tenant=tenant)):
+        if leading is None and (
+            found := self._unmarked.cut(body, slots, scans, tenant=tenant, learns=learns)
+        ):
             leading = _Place(*found)
             places = sorted([*places, leading], key=_reading_order)
         references, num_repeated = self._references(leading, places)
@@ -84,7 +88,8 @@ class Messages:
             return None
         layout = _Layout(leading, references, _cites(slots, leading))
         if leading is None:
-            return FoundDocuments("", (), None, (), 0, num_repeated, num_later, layout=layout)
+            frame = places[0].group.frame
+            return FoundDocuments("", (), None, (), 0, num_repeated, num_later, frame, layout)
         slot, group = leading
         return FoundDocuments(
             query="",
@@ -115,10 +120,13 @@ class Messages:
                 new = put(new, path, value, copies=copies)
         return new
 
-    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
+    def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
         layout = found.layout
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
-        return self._note(layout, _order(found.documents, documents), is_hinted=True)
+        order = _order(found.documents, context.documents)
+        return (
+            "" if order == list(range(len(found.documents))) else self._note(layout, order, context)
+        )
 
     def moved_behind(
         self, body: Mapping[str, Any], found: FoundDocuments, start: int, stop: int
@@ -132,6 +140,12 @@ class Messages:
         piece = group.value[start:stop]
         edits = [Edit(start, stop, ""), group.hinted(str(piece).strip("\n"), at=group.end)]
         return put(body, slot.path, splice(at_path(body, slot.path), edits))
+
+    def _note(self, layout: _Layout, order: Sequence[int], context: Context) -> str:
+        assert layout.leading is not None, "a request without leading documents"
+        has_order = self._settings.hints.order and context.is_order_hinted
+        template = self._settings.hints.order_template if has_order else None
+        return note(layout.leading.group, order, cites=layout.cites, template=template)
 
     def _scanned(self, body: Mapping[str, Any]) -> tuple[list[Slot], list[Scan]]:
         slots = find_slots(body)
@@ -173,15 +187,17 @@ class Messages:
     def _references(
         self, leading: _Place | None, places: Sequence[_Place]
     ) -> tuple[dict[Path, list[Edit]], int]:
-        """Return the edits of documents that an earlier message contains, and their number."""
+        """Return the edits of documents that an earlier text contains, and their number."""
         edits: dict[Path, list[Edit]] = defaultdict(list)
         num = 0
         if len(places) < 2 or not self._has_references:
             return {}, 0
         earlier = EarlierTexts(self._settings.hints.location_template)
-        for of_slot in _by_message(places):
+        for of_slot in _by_slot(places):
             for place in of_slot:
-                if place is not leading and (new := earlier.edits(place.group)):
+                if place is leading or not stands_alone(place.group, is_tool=place.slot.is_tool):
+                    continue
+                if new := earlier.edits(place.group):
                     edits[place.slot.path].extend(new)
                     num += len(new)
             for place in of_slot:
@@ -195,17 +211,10 @@ class Messages:
         if order == list(range(len(group.blocks))):
             return []
         edits = [group.reordered(order)]
-        if hint := self._note(layout, order, is_hinted=context.is_order_hinted):
+        if hint := self._note(layout, order, context):
             after = self._settings.hints.position == "after_question"
             edits.append(group.hinted(hint, at=len(group.value) if after else group.end))
         return edits
-
-    def _note(self, layout: _Layout, order: Sequence[int], *, is_hinted: bool) -> str:
-        if layout.leading is None or list(order) == list(range(len(order))):
-            return ""
-        hints = self._settings.hints
-        template = hints.order_template if hints.order and is_hinted else None
-        return note(layout.leading.group, order, cites=layout.cites, template=template)
 
 
 def _check_lines(texts: Sequence[str]) -> None:
@@ -255,11 +264,11 @@ def _size(place: _Place) -> int:
     return sum(len(block.text or "") for block in group.blocks)
 
 
-def _by_message(places: Sequence[_Place]) -> Iterable[list[_Place]]:
-    by_message: dict[object, list[_Place]] = {}
+def _by_slot(places: Sequence[_Place]) -> Iterable[list[_Place]]:
+    by_slot: dict[Path, list[_Place]] = {}
     for place in places:
-        by_message.setdefault(place.slot.path[:2], []).append(place)
-    return by_message.values()
+        by_slot.setdefault(place.slot.path, []).append(place)
+    return by_slot.values()
 
 
 def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:

@@ -39,7 +39,7 @@ def note(group: Group, order: Sequence[int], *, cites: bool, template: str | Non
     """
     if cites and isinstance(group, TextGroup) and group.is_numbered:
         number = group.number
-        pairs = [f"{number(at)} is {number(i)}" for at, i in enumerate(order) if at != i]
+        pairs = [f"{number(at)} is {number(i)}" for at, i in enumerate(order)]
         return f"Cite documents by their numbers: {', '.join(pairs)}."
     if template is None:
         return ""

@@ -4,13 +4,13 @@ Its documents are rendered into the last user message, or the `prompt`, and the 
 malformed one is the caller's error; the engine checks its `reuse`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ragboost.context import Context
 from ragboost.errors import RequestError, json_type
 from ragboost.formats.documents import DocumentPool, FoundDocuments
-from ragboost.types import Document
+from ragboost.types import is_blank
 from ragboost.wires.body import find_question, question_field, replace_question
 
 FIELD = "ragboost"
@@ -29,7 +29,9 @@ class RagboostObject:
         self._max_documents = max_documents
         self._pool = pool
 
-    def extract(self, body: Mapping[str, Any], *, tenant: str = "") -> FoundDocuments | None:
+    def extract(
+        self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
+    ) -> FoundDocuments | None:
         if FIELD not in body:
             return None
         values, where = body[FIELD].get("documents", []), f"{FIELD}.documents"
@@ -49,7 +51,7 @@ class RagboostObject:
                 "that is one string; in other fields mark the documents in the text",
                 param=question_field(body),
             )
-        return FoundDocuments(question[0], documents, question[1])
+        return FoundDocuments(question[0], documents, question[1], blank=blank_positions(values))
 
     def replace(
         self, body: Mapping[str, Any], found: FoundDocuments, context: Context
@@ -57,8 +59,8 @@ class RagboostObject:
         body = without_object(body)
         return replace_question(body, context.render(), message=found.message)
 
-    def note(self, found: FoundDocuments, documents: Sequence[Document]) -> str:
-        return ""  # the context has the hint
+    def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
+        return "\n".join(hint.text for hint in context.hints)
 
 
 def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,6 +89,13 @@ def ragboost_fields(body: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     _check_options(options)
     return fields
+
+
+def blank_positions(values: Any) -> tuple[int, ...]:
+    """Return the positions of the documents that are left out, since they have no text."""
+    if not isinstance(values, list):
+        return ()
+    return tuple([at for at, value in enumerate(values) if is_blank(value)])
 
 
 def is_boost_wanted(fields: Mapping[str, Any]) -> bool:

@@ -4,8 +4,14 @@ A reference quotes the beginning of the document, so that the model finds it in 
 depends on the payload alone: the same history always yields the same references.
 """
 
-from ragboost.formats.groups import Edit, Group
+import re
 
+from ragboost.formats.frames.labels import is_question
+from ragboost.formats.groups import Edit, Group, TextGroup
+
+_INTRO_CHARS = 200
+_QUESTION_CHARS = 400
+_MARKS = re.compile(r"<[^<>]{1,200}>|[-=#*]{3,}")
 _QUOTE_CHARS = 100
 _LOOK_CHARS = 400
 
@@ -47,15 +53,30 @@ class EarlierTexts:
 
     def _reference(self, text: str) -> str | None:
         """Return a reference to a text; None if it does not occur earlier, if another text begins
-        like it, or if the reference would not be shorter."""
+        like it, if it begins with a quotation, or if the reference would not be shorter."""
         text = text.strip()
         if text not in self._texts:
             return None
         quote = _quote(text)
-        if self._by_quote.get(quote) is None:
+        if '"' in quote or self._by_quote.get(quote) is None:
             return None
         reference = self._template.replace("{document}", f'the document that begins with "{quote}"')
         return reference if len(reference) < len(text) else None
+
+
+def stands_alone(group: Group, *, is_tool: bool) -> bool:
+    """Return True if a text is a list of documents and nothing else: any other list may be a part
+    of a document. A line may announce it, and a user's question may follow."""
+    if not isinstance(group, TextGroup) or (is_tool and group.is_json):
+        return True
+    before = _MARKS.sub("", group.value[: group.blocks[0].start]).strip()
+    behind = _MARKS.sub("", group.value[group.end :]).strip()
+    if len(before) > _INTRO_CHARS or "\n" in before or len(behind) > _QUESTION_CHARS:
+        return False
+    if is_tool:
+        return not behind and (not before or before.endswith((":", "：")))
+    is_explicit = group.is_json or group.value.startswith("<", group.blocks[0].start)
+    return is_explicit and (not behind or ("\n" not in behind and is_question(behind)))
 
 
 def _quote(text: str) -> str:

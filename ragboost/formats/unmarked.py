@@ -47,8 +47,13 @@ class UnmarkedDocuments:
         scans: Sequence[Scan],
         *,
         tenant: str,
+        learns: bool,
     ) -> tuple[Slot, TextGroup] | None:
-        """Find documents whose boundaries the requests of this tenant have taught."""
+        """Find documents whose boundaries the requests of this tenant have taught.
+
+        Args:
+            learns: from this one, too.
+        """
         if self._evidence is None or not self._is_on:
             return None
         is_first_turn = not _has_answers(body)
@@ -57,7 +62,11 @@ class UnmarkedDocuments:
                 break
             if isinstance(slot.value, str) and len(slot.value) >= _MIN_CHARS // 2:
                 spans = self._evidence.cut(
-                    slot.value, tenant=tenant, is_first_turn=is_first_turn, marks=result.marks
+                    slot.value,
+                    tenant=tenant,
+                    is_first_turn=is_first_turn,
+                    marks=result.marks,
+                    learns=learns,
                 )
                 if spans:
                     return slot, _group(slot.value, spans)
@@ -75,7 +84,8 @@ class UnmarkedDocuments:
             if result.marks:
                 raise UnmarkedDocumentsError(
                     f"the last document in the frame {result.frame!r} has no certain end: put the "
-                    "list into a tag, or wait until documents return (formats.evidence)"
+                    "list into a tag, or wait until documents return (formats.evidence)",
+                    frame=result.frame,
                 )
             if result.problem:
                 raise AmbiguousDocumentsError(result.frame, result.problem)
@@ -99,7 +109,8 @@ def _group(text: str, spans: Sequence[Span]) -> TextGroup:
     blocks = tuple(
         [DocumentBlock(*span, text[slice(*span)], *span, (), _name(text, *span)) for span in spans]
     )
-    return TextGroup(text, blocks, blocks[-1].end, frame="evidence")
+    # Whatever follows the last of them may be one more document: hints stand at the end.
+    return TextGroup(text, blocks, len(text), frame="evidence")
 
 
 def _name(text: str, start: int, end: int) -> str:

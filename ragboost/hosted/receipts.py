@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ragboost.config import PriceSettings
+from ragboost.formats import Detection
 from ragboost.wires.usage import Usage
 
 _PER = 1_000_000
@@ -27,6 +28,7 @@ class PromptCost(NamedTuple):
 def write_receipt(
     usage: Usage,
     *,
+    detection: Detection,
     predicted_tokens: int,
     dropped_tokens: int,
     bought_tokens: int,
@@ -37,6 +39,7 @@ def write_receipt(
     """Return the JSON object that says what one request used and saved.
 
     Args:
+        detection: what was seen of its documents.
         predicted_tokens: cached ones, before the request was sent; 0 if unknown.
         dropped_tokens: of documents that the payload has already and that were not sent, as the
             index counts them.
@@ -51,7 +54,11 @@ def write_receipt(
         "predicted_cached_tokens": predicted_tokens,
         "dropped_tokens": dropped_tokens,
         "saved_tokens": (usage.cached_tokens or 0) + dropped_tokens,
+        "detection": detection.name,
+        "documents": detection.num_documents,
     }
+    if detection.frame:
+        fields["frame"] = detection.frame
     if (bought := usage.bought_tokens(bought_tokens)) is not None:
         fields["bought_tokens"] = bought
         fields["reused_tokens"] = usage.reused_tokens

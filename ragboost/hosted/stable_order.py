@@ -1,7 +1,8 @@
 """Put what has no order of its own into one order, so that equal requests have equal prefixes.
 
 Tools by name, the keys of their JSON, the names of required parameters, and the lists that the user
-names. Never touches a text, a message, or what stands at a cache breakpoint.
+names. Lines that an agent writes for another provider are taken out of the instructions. Touches no
+other text, no other message, and nothing at a cache breakpoint.
 """
 
 import re
@@ -13,6 +14,7 @@ from ragboost.config import Settings
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.wires.body import has_cache_mark, tool_name
 from ragboost.wires.registry import ANY
+from ragboost.wires.volatile_lines import VolatileLine, foreign_lines, without_volatile
 
 _Change = Callable[[Any], Any]
 _VALUES = {"const", "default", "enum", "examples"}  # of a parameter; the rest is its schema
@@ -22,15 +24,27 @@ _TOOL_PATH = re.compile(r"(\w+)\[(\d+)\]")
 class StableOrder:
     """Rewrites request bodies; equal up to order before, they are equal afterwards."""
 
-    def __init__(self, *, sorts_tools: bool = True, lists: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        sorts_tools: bool = True,
+        lists: Sequence[str] = (),
+        lines: Sequence[VolatileLine] = (),
+    ) -> None:
         self._tools = ANY.tools if sorts_tools else ()
+        self._lines = lines
         self._paths = [path.split(".") for path in lists]
 
     @classmethod
     def of(cls, settings: Settings) -> "StableOrder | None":
         """Return what the settings ask for; None for nothing."""
         sorts_tools, lists = settings.stable == "safe", settings.ordering.lists
-        return cls(sorts_tools=sorts_tools, lists=lists) if sorts_tools or lists else None
+        if not (sorts_tools or lists):
+            return None
+        urls = [each.url for each in settings.backends or (settings.backend,)]
+        is_known = settings.backend.file is None  # the addresses in it may become any
+        lines = foreign_lines(urls) if sorts_tools and is_known else ()
+        return cls(sorts_tools=sorts_tools, lists=lists, lines=lines)
 
     def apply(self, raw: bytes) -> bytes:
         """Return the body in the stable order; the same bytes if it is in it, or no JSON object."""
@@ -38,7 +52,7 @@ class StableOrder:
             body = JsonBody(raw)
         except MalformedBodyError:
             return raw  # the backend reports it
-        fields = dict(body.fields)
+        fields = without_volatile(dict(body.fields), self._lines)
 
         def rank(value: Any) -> bytes:
             return body.encode_bytes(_sort_json(value))

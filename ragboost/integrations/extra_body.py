@@ -14,7 +14,8 @@ def ragboost_body(
     objects: list[dict[str, Any]] = []
     for document in documents:
         if document is not None:
-            named = {} if document.id is None else {"id": document.id}
-            objects.append({**named, "text": document.text})
+            names = {"id": document.id, "title": document.title}
+            given = {name: value for name, value in names.items() if value is not None}
+            objects.append({**given, "text": document.text})
     session = {} if session_id is None else {"session_id": session_id}
     return {FIELD: {"documents": objects, **session}}

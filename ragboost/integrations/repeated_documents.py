@@ -10,7 +10,7 @@ from ragboost.formats import TooManyDocumentsError
 from ragboost.formats.frames import scan
 from ragboost.formats.frames.spans import strip
 from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
-from ragboost.formats.references import EarlierTexts
+from ragboost.formats.references import EarlierTexts, stands_alone
 
 
 class RepeatedDocuments:
@@ -33,7 +33,8 @@ class RepeatedDocuments:
         may_refer = is_tool and self._has_references
         edits: list[Edit] = []
         for group in groups if may_refer else ():
-            edits += self._earlier.edits(group)
+            if documents or stands_alone(group, is_tool=is_tool):
+                edits += self._earlier.edits(group)
         for group in groups:
             self._earlier.add(group)
         self.num_referred += len(edits)

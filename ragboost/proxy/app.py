@@ -1,6 +1,6 @@
 """Assemble the proxy: one app that owns all of its state."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
@@ -9,16 +9,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.config import Settings
 from ragboost.errors import RequestError
-from ragboost.proxy.asgi.client_exchange import ClientDisconnectedError
 from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
 from ragboost.proxy.asgi.paths import ForwardedPaths
+from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.dashboard import Dashboard
+from ragboost.proxy.routes.explain import explain_route
 from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
@@ -34,13 +35,25 @@ class ProxyApp(FastAPI):
     # Completion endpoints by path, called for POST without routing or middleware, unless the app is
     # mounted below another path or has middleware of its own.
     direct: Mapping[str, ASGIApp] = MappingProxyType({})
+    own_routes: Sequence[BaseRoute] = ()  # all but those that forward what others do not match
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or run the lifespan."""
         endpoint = None
-        if scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware:
-            endpoint = None if scope.get("root_path") else self.direct.get(scope["path"])
+        if scope["type"] == "http":
+            if scope["path"].endswith("/"):
+                scope = self._without_slash(scope)
+            if scope["method"] == "POST" and not self.user_middleware:
+                endpoint = None if scope.get("root_path") else self.direct.get(scope["path"])
         await (endpoint or super().__call__)(scope, receive, send)
+
+    def _without_slash(self, scope: Scope) -> Scope:
+        """Remove the slash at the end of a path if one of the proxy's own routes is meant; what is
+        forwarded keeps it, since the backend may have a redirect from the path without."""
+        path, raw_path = scope["path"].removesuffix("/"), scope.get("raw_path") or b""
+        own = {**scope, "path": path, "raw_path": raw_path.removesuffix(b"/")}
+        is_own = any(route.matches(own)[0] is Match.FULL for route in self.own_routes)
+        return own if is_own else scope
 
 
 def create_app(
@@ -87,12 +100,16 @@ def create_app(
         path: ServerErrorMiddleware(endpoint, handler=on_internal_error)
         for path, endpoint in completions.items()
     }
-    app.router.routes += [
+    app.own_routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in completions.items()),
         *SessionRoutes(state).routes(),
         report_route(state),
+        explain_route(state),
         *StatusRoutes(state).routes(),
         *dashboard.routes(),
+    ]
+    app.router.routes += [
+        *app.own_routes,
         Route("/", _Home(passthrough)),
         Route("/{path:path}", passthrough),
     ]

@@ -18,6 +18,7 @@ from ragboost.proxy.event_probe import probe_events
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL, explain_refusal
+from ragboost.proxy.upstream.engine_kind import owner_of
 from ragboost.rewriting.headers import RawHeaders, printable
 
 _TIMEOUT_S = 60.0
@@ -37,6 +38,9 @@ _PREFIX_CACHING = re.compile(
     r'^vllm:cache_config_info\{.*enable_prefix_caching="(\w+)"', re.MULTILINE
 )
 
+_CACHE_ABSENT = re.compile(
+    r'^ragboost_backend_prefix_cache_absent\{[^}]*backend="([^"]*)"[^}]*\} 1', re.MULTILINE
+)
 _NUM_UNMARKED = re.compile(
     r'^ragboost_bypass_total\{reason="unmarked_documents"\} ([1-9][\d.e+]*)$', re.MULTILINE
 )
@@ -146,7 +150,7 @@ class _Examination:
         models = answer.get("data") if isinstance(answer, dict) else None
         if status == 200 and isinstance(models, list) and models:
             self._model = str(models[0].get("id", ""))
-            owner = models[0].get("owned_by")
+            owner = owner_of(answer)
             self._engine = owner if owner in ("vllm", "sglang", "ragboost") else ""
             self._add("reachable", "ok", f"{self._backend.url} serves {self._model}")
             return True
@@ -169,7 +173,7 @@ class _Examination:
             found = "this is a RAGBoost proxy: the other checks see its backend through it"
             fix = "give the engine's own address for the rest: --backend URL"
             self._add("engine", "advice", found, fix=fix)
-            await self._unmarked_documents()
+            await self._proxy_metrics()
             return reuse
         answers = {path: await self._call(path) for path in ("/health", "/metrics", "/server_info")}
         if not self._engine and all(status != 200 for status, _ in answers.values()):
@@ -184,9 +188,14 @@ class _Examination:
             self._block_size = info["page_size"]
         return reuse
 
-    async def _unmarked_documents(self) -> None:
-        """Say that the proxy was sent documents without boundaries."""
+    async def _proxy_metrics(self) -> None:
+        """Say what a proxy has learnt of its backends and of the documents that it was sent."""
         _, metrics = await self._call("/metrics")
+        absent = _CACHE_ABSENT.findall(metrics) if isinstance(metrics, str) else ()
+        for name in dict.fromkeys(absent):  # every worker of a proxy says so
+            found = f"{name} reported no cached token in 60 responses that should have hits"
+            fix = "run `ragboost doctor --backend` with its address"
+            self._add("hits", "advice", found, fix=fix)
         num = _NUM_UNMARKED.search(metrics) if isinstance(metrics, str) else None
         if num is not None:
             found = f"{float(num[1]):.0f} requests seem to hold documents without boundaries"

@@ -11,14 +11,14 @@ from contextlib import suppress
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError
-from ragboost.hosted.lint.causes import PrefixBreak
-from ragboost.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch
+from ragboost.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.parsed_request import ParsedRequest, run_bytes
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
+from ragboost.tokens.chat_template import ChatTemplate
 from ragboost.wires.body import num_instructions
 
 Parse = Callable[[bytes], ParsedRequest]
@@ -35,7 +35,8 @@ class RequestObserver:
         self._pieces = VaryingPieces(max_messages=settings.session.max_sessions)
         proxy = settings.proxy  # the teams of a file may become more
         num_teams = len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS
-        self._watch = PrefixWatch(settings.prices, num_teams=num_teams)
+        template = ChatTemplate.beside(settings.tokens.tokenizer)
+        self._watch = PrefixWatch(settings.prices, num_teams=num_teams, template=template)
         self._tenants = tenants
         self._metrics = metrics
         self._is_recorded = proxy.record is not None
@@ -58,10 +59,13 @@ class RequestObserver:
             parse: parses a body as the request's was.
             is_whole: the client sent the conversation, so that it is compared and may be changed.
         """
-        if is_whole and (comparison := self._watch.observe(request)) is not None:
-            work, num_bytes = comparison.run, comparison.num_bytes
-            if (found := await run_bytes(work, num_bytes, max_bytes=_MAX_BYTES)) is not None:
-                upstream.cache_break = self._report(found, request.tenant_key.model)
+        upstream.detection = request.detection
+        if request.found is None:
+            upstream.num_documents = upstream.detection.num_documents  # they stay where they are
+        if is_whole:
+            comparison = self._watch.observe(request, kind=request.kind)
+            if comparison is not None:
+                upstream.cache_break = await self._compare(comparison, request.tenant_key.model)
         piece = upstream.varying = self._pieces.observe(request)
         if self._is_recorded:
             tokens = self._tenants.get(request.tenant_key).tokens
@@ -95,11 +99,14 @@ class RequestObserver:
             sent = original.record(context.retrieved, prompt_prefix=result.prompt_prefix)
             self._metrics.count_orders(context, sent)
 
-    def _report(self, found: PrefixBreak, model: str) -> CacheBreak | None:
+    async def _compare(self, comparison: PromptComparison, model: str) -> CacheBreak | None:
+        max_bytes = _MAX_BYTES if comparison.template is None else 0  # rendering takes longer
+        found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=max_bytes)
         ratio = self._tenants.tokens_per_byte(model)
-        cache_break = self._watch.report(found, model=model, tokens_per_byte=ratio)
+        cache_break = self._watch.report(comparison, found, model=model, tokens_per_byte=ratio)
         if cache_break is not None:
-            self._metrics.count_cache_break(str(found.cause), lost_tokens=cache_break.lost_tokens)
+            cause, lost = str(cache_break.cause), cache_break.lost_tokens
+            self._metrics.count_cache_break(cause, lost_tokens=lost)
         return cache_break
 
     async def _move(

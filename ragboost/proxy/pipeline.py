@@ -5,7 +5,6 @@ original body when boosting fails. Does not know how requests are sent, or how t
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -26,6 +25,7 @@ from ragboost.formats.frames import scan
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.hosted.stable_order import StableOrder
+from ragboost.proxy.observability.detection_log import DetectionLog
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import Parse, RequestObserver, choose_arm
 from ragboost.proxy.priorities import Priorities
@@ -34,10 +34,11 @@ from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import RawHeaders, printable, request_headers, with_header
+from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, parse_request, run_bytes
 from ragboost.rewriting.recognition import Histories
@@ -45,8 +46,6 @@ from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
-
-logger = logging.getLogger(__name__)
 
 # A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.
 _PARSED_BYTES = 64 * 1024
@@ -69,6 +68,7 @@ class BoostPipeline:
         tenants: Tenants,
         sync: CacheSync,
         chunk_reuse: ChunkReuseProbe,
+        kinds: EngineKinds,
         dispatcher: Dispatcher,
         workers: WorkerPool | None,
     ) -> None:
@@ -79,6 +79,7 @@ class BoostPipeline:
         self._metrics = metrics
         self._sync = sync
         self._chunk_reuse = chunk_reuse
+        self._kinds = kinds
         self._dispatcher = dispatcher
         self._workers = workers
         # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
@@ -89,9 +90,10 @@ class BoostPipeline:
         self._share = settings.boost.share
         if self._shadow is not None and self._share < 1:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
+        self.formats = make_formats(settings, learns=workers is None)
         self._parse = partial(
             parse_request,
-            formats=make_formats(settings, learns=workers is None),
+            formats=self.formats,
             recognises=settings.session.stateless,
         )
         style = mark_style(settings)
@@ -102,7 +104,7 @@ class BoostPipeline:
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
         self._histories = Histories(settings.session)
-        self._logged: set[str] = set()
+        self._log = DetectionLog()
 
     async def prepare(
         self,
@@ -128,7 +130,8 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
         """
         started = time.perf_counter()
-        parse = partial(self._parse, headers=headers, session=session, team=team)
+        names = {"session": session, "team": team, "kind": self._kinds.common}
+        parse = partial(self._parse, headers=headers, **names)
         upstream = UpstreamRequest(raw)
         try:
             read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
@@ -145,11 +148,10 @@ class BoostPipeline:
             if worker is not None and self._workers is not None:
                 sent = self._workers.handed_over(headers)
                 return UpstreamRequest(request.body.raw, sent, worker=worker)
-        is_whole = history is None
-        request = await self.observer.observe(request, upstream, parse, is_whole=is_whole)
-        if self._stable is not None and upstream.cache_break is not None:
-            path = self._stable.client_path(upstream.cache_break.path, raw)
-            upstream.cache_break = upstream.cache_break._replace(path=path)
+        request = await self.observer.observe(request, upstream, parse, is_whole=history is None)
+        if self._stable is not None and (found := upstream.cache_break) is not None:
+            path = self._stable.client_path(found.path, raw)
+            upstream.cache_break = found._replace(path=path)
         upstream.model, upstream.arm = request.tenant_key.model, request.arm
         conversation = self._recognised(request) or history
         tenant, upstream.history = await self._admit(request, conversation, admission)
@@ -254,8 +256,10 @@ class BoostPipeline:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
         upstream.history = self._remember(request, conversation, result)
         upstream.context, upstream.tracked, upstream.delta = context, tracked, result.delta
-        upstream.bypass, upstream.num_documents = result.bypass, result.num_documents
-        upstream.num_dropped = result.num_dropped
+        upstream.bypass = result.bypass
+        upstream.num_documents = result.num_documents or upstream.num_documents
+        upstream.num_dropped = result.num_dropped + result.num_blank
+        self._metrics.count_blank(result.num_blank)
         dropped = context.dropped if context is not None else ()
         is_usage_added = has_options and context is not None and self._lacks_usage(fields)
         upstream.is_usage_added = is_usage_added
@@ -381,15 +385,12 @@ class BoostPipeline:
     def _count(self, upstream: UpstreamRequest, *, seconds: float) -> UpstreamRequest:
         upstream.seconds = seconds
         self._metrics.observe_overhead("boost", seconds=seconds)
+        self._metrics.count_detection(upstream.detection)
         if upstream.bypass is not None:
-            reason, error = upstream.bypass
-            self._metrics.count_bypass(reason)
-            if error is not None and reason not in self._logged:
-                self._logged.add(reason)
-                shown = printable(str(error))
-                logger.warning("forwarding without boosting (%s, logged once): %s", reason, shown)
+            self._metrics.count_bypass(upstream.bypass.reason)
         elif upstream.context is not None:
             self._metrics.count_context(upstream.context)
+        self._log.add(upstream.detection, upstream.bypass, num_bytes=len(upstream.body))
         return upstream
 
 

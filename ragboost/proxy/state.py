@@ -21,6 +21,7 @@ from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.watched_file import Refresher
 from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.proxy.workers.load_board import LoadBoard
@@ -37,6 +38,7 @@ class ProxyState:
     metrics: Metrics  # in a registry of their own
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    kinds: EngineKinds  # finds out what the backends are
     announcer: ChunkAnnouncer  # tells them which chunks a waiting request needs
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     recent: RecentRequests  # the last completions, for the dashboard
@@ -58,10 +60,13 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
+        kinds = EngineKinds(backends.all)
         announcer = ChunkAnnouncer(chunk_reuse, settings.hints, count=metrics.count_announcement)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
-        backends.inform(sync, chunk_reuse, board)  # before the handlers, which need the followers
+        backends.inform(
+            sync, chunk_reuse, kinds, board
+        )  # before the handlers, which need the followers
         workers = replicas = None
         name = secrets.token_hex(8)
         if identity is not None:
@@ -85,6 +90,7 @@ class ProxyState:
             tenants=tenants,
             sync=sync,
             chunk_reuse=chunk_reuse,
+            kinds=kinds,
             dispatcher=dispatcher,
             workers=workers,
         )
@@ -94,6 +100,7 @@ class ProxyState:
             metrics,
             sync,
             chunk_reuse,
+            kinds,
             announcer,
             pipeline,
             RecentRequests(),
@@ -118,6 +125,7 @@ class ProxyState:
         try:
             await self.sync.open()
             await self.chunk_reuse.open()
+            await self.kinds.open()
             async with AsyncExitStack() as stack:
                 for part in (self.refresher, self.board, self.workers, self.replicas):
                     if part is not None:
@@ -129,6 +137,7 @@ class ProxyState:
             await self.store.close()
             self.dispatcher.close()
             await self.announcer.close()
+            await self.kinds.close()
             await self.chunk_reuse.close()
             await self.sync.close()
             await self.backends.close()

@@ -15,6 +15,9 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 WORKER_HEADER = b"x-ragboost-worker"
 """Marks a request that one worker of the proxy hands over to another; not for backends."""
 
+CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
+"""Where clients send their API keys: OpenAI's, Anthropic's and Azure's."""
+
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -56,7 +59,7 @@ def user_of(headers: RawHeaders) -> str:
     """Identify the user of a request by a hash of its credentials."""
     digest = hashlib.sha256()
     for name, value in headers:
-        if name in (b"authorization", b"x-api-key"):
+        if name in CREDENTIALS:
             digest.update(b"%s %d " % (name, len(value)))
             digest.update(value)
     return digest.hexdigest()[:32]

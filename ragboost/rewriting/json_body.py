@@ -142,7 +142,7 @@ class JsonBody:
         """Encode one value; lone surrogates, which UTF-8 cannot carry, become escapes."""
         if isinstance(value, msgspec.Raw):
             return bytes(value)
-        return _dump(value).encode() if self._is_lenient else _ENCODER.encode(value)
+        return _bytes(_dump(value)) if self._is_lenient else _ENCODER.encode(value)
 
     def _encode_value(self, value: Any) -> msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
@@ -164,7 +164,7 @@ class JsonBody:
             raise MalformedBodyError(_TOO_DEEP) from None
         if not isinstance(fields, dict):
             raise MalformedBodyError(f"the body is a JSON {json_type(fields)}, not an object")
-        return {name: msgspec.Raw(raw) for name, raw in _split(self.raw.decode())}
+        return {name: msgspec.Raw(raw) for name, raw in _split(_text(self.raw))}
 
     def elements(self, name: str) -> list[msgspec.Raw]:
         """Return the client's bytes of each element of a field that is a list."""
@@ -173,7 +173,7 @@ class JsonBody:
             try:
                 self._elements[name] = _ELEMENTS.decode(raw)
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                pieces = _split(bytes(raw).decode())
+                pieces = _split(_text(bytes(raw)))
                 self._elements[name] = [msgspec.Raw(element) for _, element in pieces]
         return self._elements[name]
 
@@ -188,12 +188,12 @@ class JsonBody:
     def _restore_minus_zeros(self) -> None:
         for name, field in self.raw_fields.items():
             if name not in _ONLY_READ and _has_minus_zero(bytes(field)):
-                self.fields[name] = _LENIENT.decode(bytes(field).decode())
+                self.fields[name] = _LENIENT.decode(_text(bytes(field)))
 
     def _decode_leniently(self, raw: bytes) -> Any:
         self._is_lenient = True
         try:
-            return _LENIENT.decode(raw.decode())
+            return _LENIENT.decode(_text(raw))
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
         except ValueError as error:
@@ -208,6 +208,38 @@ def decode_message(message: Any) -> Any:
         return _FAST_DECODER.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return json.loads(bytes(message))
+
+
+def decode_json(raw: bytes) -> Any:
+    """Decode a JSON text as a body is decoded: numbers keep their spelling, and lone surrogates are
+    accepted. Return None for any other text."""
+    try:
+        return _DECODER.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    except RecursionError:
+        return None
+    try:
+        return _LENIENT.decode(_text(raw))
+    except (ValueError, RecursionError):
+        return None
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value that `decode_json` has returned, or parts of it."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return _bytes(_dump(value))
+
+
+def _text(raw: bytes) -> str:
+    """Decode UTF-8 as engines do, with surrogates, which UTF-8 has none of."""
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _num_openers(raw: bytes) -> int:
@@ -257,7 +289,7 @@ def _split(text: str) -> Iterator[tuple[str, bytes]]:
             at = _behind_space(text, _behind_space(text, at) + 1)  # the colon
         start = at
         _, at = _LENIENT.raw_decode(text, at)
-        yield name, text[start:at].encode()
+        yield name, _bytes(text[start:at])
         at = _behind_space(text, at)
         if text[at] == ",":
             at = _behind_space(text, at + 1)
@@ -275,7 +307,7 @@ def _dump(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_dump, value)) + "]"
     if isinstance(value, msgspec.Raw):
-        return bytes(value).decode()
+        return _text(bytes(value))
     return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)
 
 

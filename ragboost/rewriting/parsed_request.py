@@ -13,6 +13,7 @@ from ragboost.booster.tenants import TenantKey
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
 from ragboost.formats import (
     AmbiguousDocumentsError,
+    Detection,
     Format,
     FoundDocuments,
     NothingToDoError,
@@ -26,7 +27,14 @@ from ragboost.rewriting.headers import RawHeaders, user_of
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
-from ragboost.wires.body import content_of, is_instruction, num_instructions, question_part
+from ragboost.wires.body import Path, content_of, is_instruction, num_instructions, question_part
+from ragboost.wires.normal_form import (
+    EngineKind,
+    normal_instructions,
+    normal_message,
+    normal_tool,
+)
+from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
@@ -34,6 +42,7 @@ _MAX_SESSION_NAME = 256
 # Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
 _LARGE_BYTES = 256 * 1024
 _MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
+_MAX_NORMAL = 8  # messages that are brought into the form in which the backend reads them
 _MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
@@ -41,6 +50,8 @@ _SESSION_HEADERS = frozenset({SESSION_HEADER, *_OTHER_HEADERS})
 _OTHER_FIELDS = ("session_id", *ANY.stored)
 # The users of an application may share its credentials; these fields tell them apart.
 _END_USER = ("user", "safety_identifier")
+
+_MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 
 T = TypeVar("T")
 
@@ -69,6 +80,9 @@ class Bypass(NamedTuple):
         return cls("error", error)
 
 
+NO_DOCUMENTS = Bypass("no_documents")
+
+
 class ParsedRequest:
     def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
         self.body = body
@@ -81,6 +95,7 @@ class ParsedRequest:
         self.owner = b""  # hash of what tells users apart: credentials, end user, cache salt
         self.shape: Format | None = None  # of its documents; None without any, as is `found`
         self.found: FoundDocuments | None = None
+        self.kind: EngineKind = ""  # of the backends
         self.bypass: Bypass | None = None  # why there are no documents to boost
         # What recognises its conversation if that has no name: the links of its messages, which
         # depend on its model, cache salt, credentials, end user and instructions, too. Empty where
@@ -94,6 +109,14 @@ class ParsedRequest:
         self.shape_beside = ""
         self.keys_beside: tuple[str, ...] = ()
         self._leading: Request | EllipsisType | None = ...
+
+    @property
+    def detection(self) -> Detection:
+        """What was seen of its documents, whatever becomes of it."""
+        if self.shape is not None and self.found is not None:
+            return Detection.found(self.shape, self.found)
+        reason, error = self.bypass or NO_DOCUMENTS
+        return Detection.left(reason, error)
 
     @property
     def is_large(self) -> bool:
@@ -127,9 +150,8 @@ class ParsedRequest:
         history = self.history(conversation, seed=seed, is_boosted=True)
         if history.sent or history.repeated is not None:
             return None
-        return Request(
-            found.query, found.documents, prompt_prefix=prompt_prefix(self.body, shape, found)
-        )
+        prefix = prompt_prefix(self.body, shape, found, kind=self.kind)
+        return Request(found.query, found.documents, prompt_prefix=prefix)
 
     def history(
         self,
@@ -166,6 +188,8 @@ def parse_request(
     user: str | None = None,
     session: str | None = None,
     team: str = "",
+    learns: bool = True,
+    kind: EngineKind = "",
 ) -> ParsedRequest:
     """Parse a completion request.
 
@@ -174,6 +198,8 @@ def parse_request(
         user: under which its conversation is kept; None: the user of its credentials.
         session: unique name of its conversation; None: the one that the request names, if any.
         team: of its API key.
+        learns: it may teach how documents stand in its tenant's texts.
+        kind: of the backends.
 
     Raises:
         MalformedBodyError: the body is not a JSON object.
@@ -182,6 +208,7 @@ def parse_request(
     body = JsonBody(raw)
     options = ragboost_fields(body.fields)
     request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
+    request.kind = kind
     user = user_of(headers) if user is None else user
     request.owner = _owner(body.fields, request.tenant_key, user)
     scope = hashlib.sha256(request.owner + request.tenant_key.model.encode()).digest()
@@ -192,13 +219,14 @@ def parse_request(
         instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
         request.scope = b"".join((scope, *instructions))
     try:
-        hit = find_format(formats, body.fields, tenant="\n".join(request.tenant_key))
+        tenant = "\n".join((*request.tenant_key, user))
+        hit = find_format(formats, body.fields, tenant=tenant, learns=learns)
         if hit is not None:
             request.shape, request.found = hit
             if request.scope:
                 _set_links(request, *hit)
         else:
-            request.bypass = Bypass("no_documents")
+            request.bypass = NO_DOCUMENTS
     except UnknownShapeError as error:
         request.bypass = Bypass.of(error)
     return request
@@ -259,53 +287,81 @@ def _set_links(request: ParsedRequest, shape: Format, found: FoundDocuments) -> 
 
 
 def prompt_prefix(
-    body: JsonBody, shape: Format, found: FoundDocuments, *, first: int | None = None
+    body: JsonBody,
+    shape: Format,
+    found: FoundDocuments,
+    *,
+    first: int | None = None,
+    kind: EngineKind = "",
 ) -> str:
-    """Hash what precedes the first document of a payload.
+    """Hash what precedes the first document of a payload, as the backend reads it.
 
     Args:
         first: index of the earliest message that carries documents, for documents inside messages;
             None: that of the question.
+        kind: of the backend.
 
     Returns:
         16 hex digits; empty if nothing precedes the documents.
     """
     if shape.in_place:
-        return _name_of(_before(body, found.path, found.start))
+        return _name_of(_before(body, found.path, found.start, kind))
     if not shape.in_message:
-        return _name_of(_before_messages(body))
+        return _name_of(_before_messages(body, kind))
     message = found.message if first is None else first
     if message is None:
         return ""
     path, content = content_of(body.fields, message)
-    return _name_of(_before(body, path, question_part(content)))
+    return _name_of(_before(body, path, question_part(content), kind))
 
 
-def _before(body: JsonBody, path: tuple[str | int, ...], start: int) -> list[bytes]:
-    parts = _fields(body, ANY.tools if is_instruction(path) else ANY.tools + ANY.instructions)
+def _before(body: JsonBody, path: Path, start: int, kind: EngineKind) -> list[bytes]:
+    names = ANY.tools if is_instruction(path) else ANY.tools + ANY.instructions
+    parts = _fields(body, names, kind)
     value: Any = body.fields
     for depth, step in enumerate(path):
         if isinstance(step, int) and step:
             if depth == 1 and path[0] == body.list_name:
-                parts += body.message_digests[:step]
+                parts += _digests(body, step, kind)
+            elif depth == 1 and is_instruction(path):
+                parts.append(body.encode_bytes(normal_instructions(value[:step], kind)))
             else:
-                parts.append(body.encode_bytes(value[:step]))
+                parts.append(body.encode_bytes(normal_message(value[:step], kind)))
         value = value[step]
     if start:
-        parts.append(body.encode_bytes(value[:start]))
+        parts.append(body.encode_bytes(normal_message(value[:start], kind)))
     return parts
 
 
-def _before_messages(body: JsonBody) -> list[bytes]:
+def _before_messages(body: JsonBody, kind: EngineKind) -> list[bytes]:
     """Return what a chat template may render before the documents: tools and instructions."""
-    parts = _fields(body, (*ANY.tools, *ANY.instructions, "chat_template"))
-    messages = body.fields.get(body.list_name) or ()
-    return parts + body.message_digests[: num_instructions(messages)]
+    parts = _fields(body, (*ANY.tools, *ANY.instructions), kind)
+    parts.append(body.field_bytes("chat_template"))
+    num = num_instructions(body.fields.get(body.list_name) or ())
+    return parts + _digests(body, num, kind)
 
 
-def _fields(body: JsonBody, names: Iterable[str]) -> list[bytes]:
-    fields = body.fields
-    return [body.field_bytes(name) if fields.get(name) else b"" for name in names]
+def _fields(body: JsonBody, names: Iterable[str], kind: EngineKind) -> list[bytes]:
+    parts = []
+    for name in names:
+        value, raw = body.fields.get(name), body.field_bytes(name)
+        if value and name in ANY.instructions:
+            raw = body.encode_bytes(normal_instructions(value, kind))
+        elif isinstance(value, list) and any(mark in raw for mark in _MARKS):
+            raw = body.encode_bytes([normal_tool(tool, kind) for tool in value])
+        parts.append(raw if value else b"")
+    return parts
+
+
+def _digests(body: JsonBody, num: int, kind: EngineKind) -> list[bytes]:
+    """Return digests of the first messages. A long history is its conversation's own, and nobody
+    else's documents stand behind it: beyond the first messages, the client's bytes will do."""
+    if not num:
+        return []
+    first = body.fields[body.list_name][: min(num, _MAX_NORMAL)]
+    normal = [body.encode_bytes(normal_message(message, kind)) for message in first]
+    digests = [hashlib.sha256(data).digest() for data in normal]
+    return digests + body.message_digests[_MAX_NORMAL:num] if num > _MAX_NORMAL else digests
 
 
 def _name_of(parts: Sequence[bytes]) -> str:

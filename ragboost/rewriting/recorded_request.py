@@ -9,6 +9,7 @@ import msgspec
 from ragboost.errors import RequestError
 
 MAX_TOKENS = 2_000_000  # of one prompt
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 
 
@@ -28,6 +29,9 @@ class RecordedRequest:
     doc_ids: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
     doc_tokens: tuple[_Tokens, ...]
     tail_tokens: _Tokens
+    # What was seen of the documents, and the kind of their frame; empty in older logs.
+    detection: _Name = ""
+    frame: _Name = ""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "RecordedRequest | None":

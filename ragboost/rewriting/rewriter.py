@@ -5,7 +5,6 @@ Synchronous, so that a large body can be rewritten in a worker thread. Does not 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 from msgspec import Raw
@@ -14,7 +13,7 @@ from ragboost.booster import Booster, CarriedDocuments, Turn
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.formats import Format, FoundDocuments
-from ragboost.formats.ragboost_object import without_object
+from ragboost.formats.ragboost_object import blank_positions, without_object
 from ragboost.hints import label_documents
 from ragboost.ordering import Order
 from ragboost.rewriting.json_body import JsonBody
@@ -105,6 +104,14 @@ class Rewriting:
         return self
 
     @property
+    def num_blank(self) -> int:
+        """Number of documents that are left out, since they have no text."""
+        found, shape = self._request.found, self._request.shape
+        if found is None or shape is None:
+            return len(blank_positions(self._request.options.get("documents")))
+        return len(found.blank) if shape.is_ours or self.context is not None else 0
+
+    @property
     def _shape(self) -> Format:
         assert self._request.shape is not None, "a request without documents"
         return self._request.shape
@@ -134,7 +141,9 @@ class Rewriting:
         body, found, conversation = self._body, self._found, self._conversation
         history = self._request.history(conversation, is_boosted=bypass is None)
         first = min((at for at, sent in history.sent.items() if sent.documents), default=None)
-        self.prompt_prefix = prompt_prefix(body, self._shape, found, first=first)
+        self.prompt_prefix = prompt_prefix(
+            body, self._shape, found, first=first, kind=self._request.kind
+        )
         self._put(history.sent)
         if history.repeated is not None:
             self._repeat(history, history.repeated, bypass)
@@ -203,7 +212,7 @@ class Rewriting:
             self._put(others)
             self._keep_references(history)
             return
-        self.prompt_prefix = prompt_prefix(body, self._shape, found)
+        self.prompt_prefix = prompt_prefix(body, self._shape, found, kind=self._request.kind)
         outcome = self._keep_or_boost(own)
         if isinstance(outcome, Bypass):
             self._keep_history(outcome, history)
@@ -233,7 +242,7 @@ class Rewriting:
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
-        self.prompt_prefix = prompt_prefix(body, self._shape, self._found)
+        self.prompt_prefix = prompt_prefix(body, self._shape, self._found, kind=self._request.kind)
         outcome = self._keep_or_boost(earlier[-1] if earlier else None)
         if isinstance(outcome, Bypass):
             self._leave(outcome, inside)
@@ -258,12 +267,17 @@ class Rewriting:
                 prompt_prefix=self.prompt_prefix,
                 planned=self._planned,
                 recompute_ratio=self._ratio,
-                note=partial(self._shape.note, self._found),
+                note=self._note,
             )
         except RagBoostError as error:
             if self._shape.is_ours and isinstance(error, RequestError):
                 raise
             return Bypass.of(error)
+
+    def _note(self, documents: Sequence[Document]) -> str:
+        """Return what the shape writes beside documents in this order."""
+        context = self._context(tuple(documents))
+        return self._shape.note(self._body.fields, self._found, context)
 
     def _keep_order(self, earlier: SentMessage) -> Context:
         """Record documents that are sent as in an earlier request, perhaps to another backend."""

@@ -12,6 +12,7 @@ _TYPES = {
     408: "request_timeout_error",
     409: "conflict_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     500: "internal_error",

@@ -19,7 +19,8 @@ CONNECTION_EXTENSION = "ragboost.connection"
 
 `watch` is a function that takes a callback for the loss of the connection, called at once if it is
 lost already, or None to remove the callback. `body_timeout_s` are the seconds after which the
-server refuses a request whose body has not arrived.
+server refuses a request whose body has not arrived. `take` counts bytes that the body has gained by
+decoding among those of all bodies until the request has ended; false: they are too many.
 """
 
 _STATUS_LINES = {
@@ -80,7 +81,11 @@ class HttpExchange:
         self.is_received = False  # the request has arrived completely
         self.has_started = self.is_answered = False  # the response's head was sent, and all of it
         self.is_disconnected = False  # the client has left, or its request was refused
-        connection = {"watch": self.watch, "body_timeout_s": limits.body_timeout_s}
+        connection = {
+            "watch": self.watch,
+            "body_timeout_s": limits.body_timeout_s,
+            "take": self._take,
+        }
         scope["extensions"] = {CONNECTION_EXTENSION: connection}
         self._wire = wire
         self._max_body_bytes = limits.max_body_bytes
@@ -102,8 +107,7 @@ class HttpExchange:
 
     def feed(self, data: bytes) -> None:
         if self.num_bytes <= self._max_body_bytes and not self._is_over_budget:
-            if self._budget.take(len(data)):
-                self._num_counted += len(data)
+            if self._take(len(data)):
                 self._body.append(data)
             else:
                 self._is_over_budget = True
@@ -184,6 +188,11 @@ class HttpExchange:
             return True
         is_over_limit = self.num_bytes > self._max_body_bytes
         return not self._is_passed and (self.is_received or is_over_limit)
+
+    def _take(self, num_bytes: int) -> bool:
+        has_room = self._budget.take(num_bytes)
+        self._num_counted += num_bytes if has_room else 0
+        return has_room
 
     def _drop_body(self) -> None:
         self._budget.give_back(self._num_counted)

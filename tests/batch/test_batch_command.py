@@ -153,3 +153,42 @@ def test_an_interrupted_job_says_how_to_go_on_and_where_it_goes_on(
     assert "going on behind line 1, with 1 requests written" in done.stderr
     assert done.returncode == 0, done.stderr
     assert len(output.read_text().splitlines()) == len(REQUESTS)
+
+
+def joined(number: int) -> dict[str, Any]:
+    text = "Use the following context.\n\n" + "\n\n".join(
+        f"Paragraph {n} of request {number} has no mark at its end. " * 8 for n in range(4)
+    )
+    body = {"model": "m", "messages": [{"role": "user", "content": f"{text}\n\nWhy?"}]}
+    return {
+        "custom_id": str(number),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
+
+
+def test_a_batch_without_documents_is_written_unchanged_with_a_word_why(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(joined(n)) + "\n" for n in range(40)))
+
+    done = ragboost(source, "-o", str(output), "--json")
+
+    assert done.returncode == 0
+    assert output.read_bytes() == source.read_bytes()
+    assert "warning: documents found in 0 of 40 requests" in done.stderr
+    assert "40 unmarked_documents (put each document into a tag" in done.stderr
+    assert json.loads(done.stdout)["detections"] == {"unmarked_documents": 40}
+
+
+def test_a_batch_says_in_how_many_requests_documents_were_found(source: Path) -> None:
+    folder = source.parent
+    with source.open("a") as file:
+        file.write(json.dumps(joined(9)) + "\n")
+    done = ragboost(
+        source,
+        *("-o", str(folder / "out.jsonl"), "--corpus", str(folder / "corpus.jsonl")),
+        *("--window", "2"),
+    )
+    assert "documents found in 3 of 4 requests" in done.stdout
+    assert "1 unmarked_documents" in done.stdout

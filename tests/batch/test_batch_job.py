@@ -266,14 +266,14 @@ BAD_LINES: list[tuple[Any, str]] = [
     (plain("a", id=[1]), "id must be a JSON scalar, got [1]"),
     (plain("a", doc_ids=["a"]), "documents and doc_ids exclude each other"),
     (plain("a", documents="a"), "documents must be a list"),
-    (plain("a", documents=[{"text": ""}]), "documents[0].text"),
+    (plain("a", documents=[{"text": 5}]), "documents[0].text"),
     (plain("a", documents=[{"id": {}, "text": "a"}]), "documents[0].id"),
     (
         b'{"question": "?", "documents": [{"text": "a", "score": NaN}]}',
         "documents[0].score must be finite, got nan",
     ),
     (b'{"question": "?", "documents": [{"text": "a", "score": 1e999}]}', "documents[0].score"),
-    (openai("a", ragboost={"documents": [{"text": " "}]}), "ragboost.documents[0].text"),
+    (openai("a", ragboost={"documents": [{"text": 5}]}), "ragboost.documents[0].text"),
     (openai("a", ragboost={"documets": []}), "ragboost.documets is unknown"),
     (openai("a", documents=[{"id": 1}]), "documents"),
     ({**openai("a"), "custom_id": 7}, "custom_id must be a string, got 7"),
@@ -462,3 +462,31 @@ def test_memory_grows_with_requests_and_not_with_their_texts(tmp_path: Path) -> 
 
     peak(1)
     assert peak(4_000) < peak(40) + 1_000_000  # the file has 16 MB of text
+
+
+def test_documents_without_text_are_left_out_and_counted(tmp_path: Path) -> None:
+    blank = {"id": "x", "text": " "}
+    lines = []
+    for names in REQUESTS[::2]:
+        line, ours, field = plain(names), with_object(names), with_field(names)
+        lines += [line, ours, field]
+        for documents in (
+            line["documents"],
+            ours["body"]["ragboost"]["documents"],
+            field["body"]["documents"],
+        ):
+            documents.insert(1, blank)
+            documents.append("")
+    summary, written = run(tmp_path, [*lines, plain("", documents=[blank])])
+    assert (summary.blank_removed, summary.rejected, summary.requests) == (19, 0, 10)
+    assert summary.documents == 36
+    for line, entry in zip(written, positions(tmp_path), strict=True):
+        given = [*lines, plain("", documents=[blank])][entry["input_line"] - 1]
+        names = given.get("custom_id", given.get("id", ""))
+        places = [0, 2, 3, 4][: len(names)]
+        assert sorted(entry["documents"]) == places
+        if "documents" in line:
+            assert line["documents"] == [given["documents"][at] for at in entry["documents"]]
+        elif "documents" in line["body"]:
+            documents = given["body"]["documents"]
+            assert line["body"]["documents"] == [documents[at] for at in entry["documents"]]

@@ -351,7 +351,7 @@ def test_a_bad_document_changes_nothing() -> None:
     b = booster()
 
     with pytest.raises(InvalidDocumentError) as caught:
-        b.boost("q", [{"text": "fine"}, {"text": ""}], session="s")
+        b.boost("q", [{"text": "fine"}, {"text": 5}], session="s")
 
     assert caught.value.param == "documents[1].text"
     assert (b.index.num_nodes, len(b.sessions)) == (0, 0)

@@ -25,6 +25,7 @@ def test_users_are_told_apart_by_all_their_credentials() -> None:
         [],
         [(b"authorization", b"a")],
         [(b"x-api-key", b"a")],
+        [(b"api-key", b"a")],
         [(b"authorization", b"a"), (b"x-api-key", b"b")],
         [(b"authorization", b"b")],
     ]

@@ -4,11 +4,16 @@ import random
 from collections.abc import Sequence
 
 Documents = Sequence[Sequence[str]]  # the paragraphs of each
+PLAIN = "Answer from the following context:\n\n{context}\n\nQuestion: {question}"
 
 
 def paragraph(rng: random.Random, name: object) -> str:
-    words = (rng.choice(("lease", "rent", "pets", "law")) for _ in range(12))
+    words = (rng.choice(("lease", "rent", "pets", "law")) for _ in range(24))
     return f"Paragraph {name}: {' '.join(words)}."
+
+
+def corpus(rng: random.Random, num: int = 12) -> Documents:
+    return [[paragraph(rng, f"{i} {j}") for j in range(rng.randint(2, 4))] for i in range(num)]
 
 
 class JoinedTexts:

@@ -7,7 +7,7 @@ from typing import Any
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
 from ragboost.context import Context
-from ragboost.formats import FoundDocuments, find_format, make_formats
+from ragboost.formats import FoundDocuments, LeftAloneError, find_format, make_formats
 from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import prompt_prefix
 
@@ -23,7 +23,10 @@ def text_of(body: dict[str, Any], at: int = -1) -> Any:
 
 
 def find(body: dict[str, Any], settings: Settings = SETTINGS) -> FoundDocuments | None:
-    hit = find_format(make_formats(settings), body)
+    try:
+        hit = find_format(make_formats(settings), body)
+    except LeftAloneError:
+        return None
     return hit[1] if hit else None
 
 
@@ -50,7 +53,10 @@ def reorder(
 
 def boost(booster: Booster, body: dict[str, Any]) -> dict[str, Any]:
     """Rewrite as the proxy does without a session."""
-    hit = find_format(make_formats(booster.settings), body)
+    try:
+        hit = find_format(make_formats(booster.settings), body)
+    except LeftAloneError:
+        hit = None
     if hit is None:
         return body
     shape, found = hit

@@ -120,6 +120,20 @@ def test_what_we_do_not_understand_is_left_alone(documents: Any) -> None:
         FIELD.extract(body_of(documents))
 
 
+def test_elements_without_text_are_left_out_but_not_those_with_something_else() -> None:
+    blank = ["", " ", {"text": "", "id": 1}, {"text": None, "title": "T", "url": ""}]
+    body = body_of(["one", *blank, "two"])
+    found = FIELD.extract(body)
+    assert found is not None
+    assert (found.blank, len(found.documents)) == ((1, 2, 3, 4), 2)
+    for order in ([0, 1], [1, 0]):
+        new = FIELD.replace(body, found, context_of(found, order))
+        assert new["documents"] == [["one", "two"][at] for at in order]
+    assert FIELD.extract(body_of(blank)) is None
+    with pytest.raises(UnknownShapeError):
+        FIELD.extract(body_of(["one", {"text": "", "image": "data:"}]))
+
+
 @given(
     st.lists(
         st.one_of(
@@ -140,12 +154,14 @@ def test_no_document_is_lost_in_any_order(documents: list[Any], random: Any) -> 
         found = FIELD.extract(body)
     except UnknownShapeError:
         return
-    assert found is not None
+    if found is None:
+        assert not any((v if isinstance(v, str) else v["text"]).strip() for v in documents)
+        return
     first = {document.key: i for i, document in reversed(list(enumerate(found.documents)))}
     order = sorted(first.values())
     random.shuffle(order)
     new = FIELD.replace(body, found, context_of(found, order))
     texts = [value if isinstance(value, str) else value["text"] for value in new["documents"]]
-    for value in documents:
-        assert (value if isinstance(value, str) else value["text"]) in texts
+    given_texts = [value if isinstance(value, str) else value["text"] for value in documents]
+    assert set(texts) == {text for text in given_texts if text.strip()}
     assert len(new["documents"]) == len(first)

@@ -48,11 +48,14 @@ def test_values_of_a_list_are_used_as_well() -> None:
         assert known.all_of([fresh("used " * 100)], where="documents")[0] is used
 
 
-def test_blank_texts_are_refused_as_without_a_memory() -> None:
+def test_blank_texts_are_left_out_as_without_a_memory() -> None:
     known = DocumentPool()
     with pytest.raises(InvalidDocumentError):
         known.of(" \n")
-    with pytest.raises(InvalidDocumentError, match=r"documents\[1\]"):
-        known.all_of(["a", ""], where="documents")
+    for _ in range(2):
+        documents = known.all_of(["a", "", {"text": " "}, "b"], where="documents")
+        assert [document.text for document in documents] == ["a", "b"]
+    with pytest.raises(InvalidDocumentError, match=r"documents\[2\]"):
+        known.all_of(["a", "", 5], where="documents")  # type: ignore[list-item]
     with pytest.raises(InvalidDocumentError, match="must be a list"):
         known.all_of("text", where="documents")

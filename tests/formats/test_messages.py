@@ -8,11 +8,11 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.formats import find_format, make_formats
+from ragboost.formats import NothingToDoError, find_format, make_formats
 from tests.formats.rewriting import boost, find, reorder, text_of, user
 
 LONG = {
-    name: f"{name} says: " + f"a long text about {name}, and on. " * 8 + "End." for name in "ABCD"
+    name: f"{name} says: " + f"a long text about {name}, and on. " * 8 + "End." for name in "ABCDE"
 }
 
 
@@ -63,18 +63,18 @@ def test_documents_behind_a_question_are_not_ordered() -> None:
     assert find(agent(results("A", "B"))) is None
 
 
-def test_only_the_first_group_is_ordered() -> None:
+def test_the_longest_list_in_front_is_ordered() -> None:
     body = {
         "messages": [
-            {"role": "system", "content": "Use:\n" + xml("A", "B")},
+            {"role": "system", "content": "Use:\n" + xml("A", "B", "E")},
             {"role": "user", "content": xml("C", "B", "D") + "\nWhy?"},
         ]
     }
     found = find(body)
     assert found is not None
-    assert (len(found.documents), found.num_later, found.num_repeated) == (2, 3, 1)
-    new = reorder(body, [1, 0])
-    assert text_of(new, 0).startswith("Use:\n" + xml("B", "A") + "\n\nDocuments by relevance")
+    assert (len(found.documents), found.num_later, found.num_repeated) == (3, 3, 1)
+    new = reorder(body, [1, 0, 2])
+    assert text_of(new, 0).startswith("Use:\n" + xml("B", "A", "E") + "\n\nDocuments by relevance")
     question = text_of(new)
     assert question.startswith(xml("C") + "\n<document>Please refer to the document that begins")
     assert question.endswith("</document>\n" + xml("D") + "\nWhy?")
@@ -260,24 +260,14 @@ def test_a_prompt_is_looked_into() -> None:
     assert reorder(body, [1, 0])["prompt"].startswith(xml("B", "A"))
 
 
-def test_duplicates_of_the_first_group_are_dropped_with_their_separators() -> None:
-    text = "<doc>one</doc>\n<doc>two</doc>\n<doc>one</doc>\nWhy?"
-    assert text_of(boost(Booster(), user(text))) == "<doc>one</doc>\n<doc>two</doc>\nWhy?"
-    settings = Settings(dedup={"enabled": False})
-    assert text_of(boost(Booster(settings), user(text))) == text
-
-
-def test_copies_that_are_sent_are_named_once_in_hints() -> None:
-    booster = Booster(Settings(dedup={"enabled": False}))
-    first = "\n".join(f"[Doc_{i}] {LONG[name]}" for i, name in enumerate("BA", 1))
-    boost(booster, user(f"{first}\n\nQuestion: who?"))
-    again = "\n".join(f"[Doc_{i}] {LONG[name]}" for i, name in enumerate("ABCA", 1))
-    shown = text_of(boost(booster, user(f"{again}\n\nQuestion: who?")))
-    order = shown.partition("most relevant first: ")[2].partition("\n")[0].split(" >> ")
-    cited = shown.partition("by their numbers: ")[2].partition(".\n")[0].split(", ")
-    assert [shown.count(LONG[name]) for name in "ABC"] == [2, 1, 1]
-    assert (len(order), len(set(order))) == (3, 3)
-    assert [pair.partition(" is ")[2] for pair in cited] == ["[Doc_1]", "[Doc_2]", "[Doc_3]"]
+def test_two_equal_documents_of_one_list_both_stay() -> None:
+    text = xml("A", "B", "A") + "\nWhich one is there twice?"
+    assert text_of(boost(Booster(), user(text))) == text
+    booster = Booster()
+    boost(booster, user(xml("B", "C") + "\nWhy?"))
+    shown = text_of(boost(booster, user(text)))
+    assert shown.startswith(xml("B"))
+    assert [shown.count(LONG[name]) for name in "AB"] == [2, 1]
 
 
 def test_documents_of_the_template_arguments_are_moved() -> None:
@@ -294,15 +284,9 @@ def test_texts_in_messages_can_be_switched_off() -> None:
 
 
 def test_a_text_that_was_searched_before_is_judged_by_itself_and_by_its_role() -> None:
-    formats, lines = make_formats(Settings()), results("A", "B").replace("}, {", "},\n{")
-    plain = {"role": "user", "content": f"Look:\n{lines}"}
-    for _ in range(2):  # JSON is looked for in results of tools only
-        assert find_format(formats, {"messages": [plain]}) is None
-        assert find_format(formats, {"messages": [{"role": "user", "content": lines}]}) is None
-
-    in_tool = find_format(formats, agent(lines, lines))
-    assert in_tool is not None
-    assert in_tool[1].num_later == 4
-    beside = find_format(formats, {"messages": [user(xml("A", "B"))["messages"][0], plain]})
-    assert beside is not None
-    assert len(beside[1].documents) == 2
+    formats = make_formats(Settings())
+    text = xml("A", "B") + "\n\nThat was all."
+    for _ in range(2):  # behind the list of a tool nothing may stand
+        assert find_format(formats, user(text)) is not None
+        with pytest.raises(NothingToDoError):
+            find_format(formats, agent(xml("A", "B"), text))

@@ -134,7 +134,7 @@ class Clients:
         last = talk.last
         assert last is not None
         has_failed = last.answer.kind != "ok"
-        return last.status != 400 and self._rng.random() < (0.6 if has_failed else 0.05)
+        return self._rng.random() < (0.6 if has_failed else 0.05)
 
     def _move(self, talk: Conversation) -> tuple[str, Conversation]:
         weights = [weight for weight, _ in self._moves]

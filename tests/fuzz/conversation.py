@@ -135,7 +135,7 @@ class Conversation:
             self.sent[: len(history)] if self.is_strict and is_restored else (),
             extras,
             boost,
-            400 if self.shape.is_ours and any(not d.text for d in given) else _status(answer),
+            _status(answer),
             answer,
         )
         self.family.give(given)
@@ -151,7 +151,6 @@ class Conversation:
         last = self.last
         headers = (*last.headers[:-1], (last.headers[-1][0], str(number).encode()))
         answer = replace(answer, is_stream=last.answer.is_stream)
-        status = 400 if last.status == 400 else _status(answer)
         self.family.give(last.given)
         self.last = replace(
             last,
@@ -159,7 +158,7 @@ class Conversation:
             move="retry",
             headers=headers,
             answer=answer,
-            status=status,
+            status=_status(answer),
             sent=self._sent_before(last) if self.is_strict else (),
         )
         return self.last
@@ -185,7 +184,7 @@ class Conversation:
                 self.sent = (*self.sent, said)
 
     def _sent_before(self, last: Asked) -> tuple[str, ...]:
-        return self.sent[: len(last.messages)] if last.status != 400 else ()
+        return self.sent[: len(last.messages)]
 
     def _body(
         self,

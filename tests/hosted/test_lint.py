@@ -295,8 +295,8 @@ def test_memory_is_bounded_by_dropping_conversations() -> None:
     prompts = LastPrompts()
     body = JsonBody(json.dumps(request()).encode())
     for number in range(3000):
-        before = prompts.replace(body, name=str(number))
-        assert before is None or before.is_head_only
+        pair = prompts.replace(body, name=str(number))
+        assert pair is None or pair[0].is_head_only
     assert len(prompts) == 1000
 
 
@@ -353,7 +353,7 @@ def test_a_log_without_requests_is_an_error(tmp_path: Path, content: str | None,
     assert both.returncode == 2
 
 
-DOCUMENTS = "".join(f"<document>Text {i} tells of {i}.</document>\n" for i in range(3))
+DOCUMENTS = "".join(f"<document>Text {i} tells at length of {i}.</document>\n" for i in range(3))
 
 
 def test_text_that_differs_before_the_documents_is_named(tmp_path: Path) -> None:

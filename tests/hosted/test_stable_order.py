@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.config import load_settings
+from ragboost.config import BackendSettings, Settings, load_settings
 from ragboost.errors import ConfigError
 from ragboost.hosted.stable_order import StableOrder
 from tests.fakes import FakeEngine
@@ -159,3 +159,39 @@ def test_the_proxy_sends_equal_tools_only_if_it_is_asked_to(
     first, second = (json.dumps(received.json["tools"]) for received in engine.requests)
     assert (first == second) is is_stable
     assert (first == json.dumps(tools)) is not is_stable
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.1; cch=0a1b2;"
+RULES = {"type": "text", "text": "Follow the rules."}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [
+        ({"system": [{"type": "text", "text": BILLING}, RULES]}, {"system": [RULES]}),
+        ({"system": f"{BILLING}\nFollow."}, {"system": "Follow."}),
+        (
+            {"system": [{"type": "text", "text": f"{BILLING}\nFollow."}]},
+            {"system": [{"type": "text", "text": "Follow."}]},
+        ),
+        ({"system": [{"type": "text", "text": BILLING}]}, {"system": ""}),
+        ({"system": [RULES, {"type": "text", "text": f"A {BILLING}"}]}, None),
+        ({"system": [{"type": "text", "text": BILLING, "cache_control": MARK}]}, None),
+        ({"messages": [{"role": "user", "content": BILLING}]}, None),
+        (
+            {"messages": [{"role": "system", "content": f"{BILLING}\nA"}, {"role": "user"}]},
+            {"messages": [{"role": "system", "content": "A"}, {"role": "user"}]},
+        ),
+    ],
+)
+def test_a_line_for_another_provider_is_taken_out_of_the_instructions_alone(
+    fields: dict[str, Any], sent: dict[str, Any] | None
+) -> None:
+    raw = json.dumps(fields).encode()
+    order = StableOrder.of(Settings(stable="safe"))
+    assert order is not None
+    assert order.apply(raw) == raw if sent is None else json.loads(order.apply(raw)) == sent
+    owner = BackendSettings(url="https://api.anthropic.com")
+    kept = StableOrder.of(Settings(stable="safe", backend=owner))
+    assert kept is not None
+    assert kept.apply(raw) == raw

@@ -1,5 +1,6 @@
 """LangChain components in chains built the ordinary way."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from ragboost.integrations.langchain import (
     BoostCompressor,
     BoostRetriever,
     DocumentPrompt,
+    extra_body,
     format_documents,
 )
 from tests.integrations.corpus import FIRST, SECOND, TEXTS, words
@@ -260,3 +262,22 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'BoostEverything'"):
         _ = langchain.BoostEverything
     assert set(langchain.__all__) <= set(dir(langchain))
+
+
+def test_the_extra_body_shows_the_model_title_and_source() -> None:
+    texts = [
+        Document(page_content="one", metadata={"title": "Lease", "source": "lease.pdf", "page": 3}),
+        Document(page_content="one", metadata={"source": Path("a/b.pdf")}),
+        Document(page_content="two", metadata={"title": "x" * 201, "source": None}),
+        Document(page_content="three", metadata={"title": "a\n b", "source": "a b"}),
+        Document(page_content=" ", metadata={"source": "blank.pdf"}),
+    ]
+    assert extra_body(texts)["ragboost"]["documents"] == [
+        {"title": "Lease, lease.pdf", "text": "one"},
+        {"title": "a/b.pdf", "text": "one"},
+        {"text": "two"},
+        {"title": "a b", "text": "three"},
+    ]
+    shown = extra_body(texts[:2], show=["page"])["ragboost"]["documents"]
+    assert shown == [{"title": "3", "text": "one"}, {"text": "one"}]
+    assert extra_body(texts[:1], show=())["ragboost"]["documents"] == [{"text": "one"}]

@@ -29,8 +29,7 @@ def post(client: httpx.Client, ours: Any, **fields: Any) -> httpx.Response:
         ({"documents": "text"}, "ragboost.documents"),
         ({"documents": {"text": "t"}}, "ragboost.documents"),
         ({"documents": None}, "ragboost.documents"),
-        ({"documents": ["ok", ""]}, "ragboost.documents[1].text"),
-        ({"documents": [{"text": "  "}]}, "ragboost.documents[0].text"),
+        ({"documents": ["ok", {"text": []}]}, "ragboost.documents[1].text"),
         ({"documents": [{"id": 1}]}, "ragboost.documents[0].text"),
         ({"documents": [{"text": 7}]}, "ragboost.documents[0].text"),
         ({"documents": [{"text": "t", "id": [1]}]}, "ragboost.documents[0].id"),
@@ -142,7 +141,7 @@ def test_ten_thousand_documents_in_one_request_are_boosted(
 
 @pytest.mark.parametrize(
     "documents",
-    ["text", {"a": 1}, 5, [5], [["x"]], [{}], [{"url": "x"}], [{"text": ""}], [""], ["ok", None]],
+    ["text", {"a": 1}, 5, [5], [["x"]], [{}], [{"url": "x"}], ["ok", None]],
 )
 def test_a_documents_field_that_we_do_not_understand_passes_byte_for_byte(
     client: httpx.Client, engine: FakeEngine, documents: Any

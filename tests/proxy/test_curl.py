@@ -58,7 +58,7 @@ def test_a_body_that_is_sent_in_chunks_and_expected_to_be_continued(
 
 
 def test_an_error_of_ours_is_json_with_its_status(proxy: ProxyServer) -> None:
-    body = json.dumps({**BODY, "ragboost": {"documents": [""]}})
+    body = json.dumps({**BODY, "ragboost": {"documents": [{"text": 5}]}})
     shown = curl(f"{proxy.url}/v1/chat/completions", "--json", body, "-w", "\n%{http_code}")
     answer, status = shown.rsplit("\n", 1)
     assert status == "400"

@@ -213,7 +213,8 @@ def test_a_ragboost_proxy_says_that_it_is_one(proxy: ProxyServer) -> None:
 
 
 def test_a_proxy_that_gets_documents_without_boundaries_says_what_to_do(proxy: ProxyServer) -> None:
-    text = "Context information is below.\n-----\nOne.\n\nTwo.\n-----\nQuery: which?"
+    one, two = "This is one. " * 30, "That is another. " * 30
+    text = f"Context information is below.\n-----\n{one}\n\n{two}\n-----\nQuery: which?"
     messages = [{"role": "user", "content": text}]
     for _ in range(2):
         url = f"{proxy.url}/v1/chat/completions"

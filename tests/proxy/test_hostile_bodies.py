@@ -136,7 +136,7 @@ def test_more_documents_than_allowed_are_a_400_that_names_the_setting(
 
 def _in_text(texts: list[str]) -> list[str]:
     tags = "\n".join(f"<document>{text}</document>" for text in texts)
-    numbered = "\n".join(f"[Doc_{at}] {text}" for at, text in enumerate(texts))
+    numbered = "\n\n".join(f"[Doc_{at}] {text}" for at, text in enumerate(texts))
     return [f"<documents>\n{tags}\n</documents>\n\nwhy?", f"{numbered}\n\nwhy?"]
 
 
@@ -144,7 +144,10 @@ def test_more_documents_than_allowed_in_other_shapes_are_forwarded_unchanged(
     engine: FakeEngine, start_proxy: Start
 ) -> None:
     proxy = start_proxy(formats={"max_documents": 3})
-    texts = [f"The text of document {at}." for at in range(4)]
+    texts = [
+        f"The text of document {at}, which is long enough for a list of documents."
+        for at in range(4)
+    ]
     blocks = [{"type": "document", "source": {"type": "text", "data": text}} for text in texts]
     bodies: list[dict[str, Any]] = [
         {"messages": QUESTION, "documents": texts},

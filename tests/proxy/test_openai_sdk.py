@@ -85,7 +85,7 @@ def test_our_own_errors_raise_the_right_class(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model="m",
             messages=MESSAGES,  # type: ignore[arg-type]
-            extra_body={"ragboost": {"documents": [""]}},
+            extra_body={"ragboost": {"documents": [{"text": 5}]}},
         )
     assert caught.value.param == "ragboost.documents[0].text"
     assert caught.value.request_id

@@ -34,6 +34,8 @@ Start = Callable[..., ProxyServer]
         ({"authorization": "Bearer good-key"}, 200),
         ({"authorization": "bearer other-key"}, 200),
         ({"x-api-key": "good-key"}, 200),
+        ({"api-key": "good-key"}, 200),
+        ({"api-key": "wrong", "x-api-key": "wrong"}, 401),
     ],
 )
 def test_clients_must_show_a_key(
@@ -49,7 +51,21 @@ def test_clients_must_show_a_key(
     assert httpx.get(f"{proxy.url}/health").status_code == 200
 
 
-@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+def test_a_browsers_preflight_needs_no_key(engine: FakeEngine, start_proxy: Start) -> None:
+    proxy = start_proxy(proxy={"api_keys": ["good-key"], "forwarded_paths": ()})
+    engine.misbehave(headers={"access-control-allow-origin": "*"})
+    url = proxy.url + "/v1/chat/completions"
+    headers = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
+    answer = httpx.options(url, headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert httpx.options(proxy.url + "/sleep", headers=headers).status_code == 403
+    assert httpx.request("OPTIONS", url, content=b"{}").status_code == 401  # it has no body
+    assert httpx.request("OPTIONS", url, content=iter([b"{}"])).status_code == 401
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "api-key"])
 def test_our_keys_stop_here_and_the_backends_key_is_put_in(
     engine: FakeEngine, start_proxy: Start, name: str
 ) -> None:

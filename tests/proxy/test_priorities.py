@@ -109,12 +109,19 @@ def test_a_body_without_a_class_keeps_its_bytes(proxy: ProxyServer, engine: Fake
 def test_a_body_that_only_the_engine_can_read_has_no_way_around_the_class(
     proxy: ProxyServer, engine: FakeEngine
 ) -> None:
-    for body in ((CHAT % f', "x": {DEEP}').encode(), (CHAT % "").encode("utf-16")):
-        before = len(engine.requests)
-        assert post(proxy, body, key="n1") == 400
-        assert len(engine.requests) == before
-        post(proxy, body, key="o")
-        assert len(engine.requests) == before + 1
+    body = (CHAT % f', "x": {DEEP}').encode()
+    assert post(proxy, body, key="n1") == 400
+    assert engine.requests == []
+    post(proxy, body, key="o")
+    assert len(engine.requests) == 1
+
+
+def test_a_body_in_another_encoding_has_no_way_around_the_class(
+    proxy: ProxyServer, engine: FakeEngine
+) -> None:
+    for body in ((CHAT % "").encode("utf-16"), (CHAT % "").encode("utf-8-sig")):
+        assert post(proxy, body, key="n1") == 200
+        assert engine.requests[-1].json["priority"] == 10
 
 
 def test_priorities_are_read_from_a_file(tmp_path: Path) -> None:

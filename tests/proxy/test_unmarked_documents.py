@@ -11,17 +11,15 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
-from tests.formats.joined_texts import JoinedTexts
-from tests.formats.test_learnt_boundaries import PLAIN, corpus
+from tests.formats.joined_texts import PLAIN, JoinedTexts, corpus
 from tests.metrics import read_metric
 
 CHAT = "/v1/chat/completions"
-LEARNS = {"learn_boundaries": True}
 
 
 @pytest.fixture
-def learning(start_proxy: Callable[..., ProxyServer]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=start_proxy(formats=LEARNS).url) as client:
+def without_evidence(start_proxy: Callable[..., ProxyServer]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=start_proxy(formats={"evidence": False}).url) as client:
         yield client
 
 
@@ -37,7 +35,7 @@ def user(text: str) -> dict[str, str]:
 
 def make_texts(seed: int = 1) -> JoinedTexts:
     rng = random.Random(seed)
-    return JoinedTexts(rng, corpus(rng)[:12], PLAIN)
+    return JoinedTexts(rng, corpus(rng), PLAIN)
 
 
 def test_documents_without_boundaries_are_said(
@@ -64,7 +62,7 @@ def test_blank_lines_count_however_they_are_escaped(client: httpx.Client) -> Non
 
 
 def test_learnt_documents_hit_the_prefix_of_another_order(
-    client: httpx.Client, learning: httpx.Client, engine: FakeEngine
+    client: httpx.Client, without_evidence: httpx.Client, engine: FakeEngine
 ) -> None:
     def cached(client: httpx.Client, salt: str) -> float:
         texts, rates = make_texts(), []
@@ -78,22 +76,20 @@ def test_learnt_documents_hit_the_prefix_of_another_order(
             assert sent.endswith(text.rpartition("\n\n")[2])
             if n >= 60:
                 rates.append(request.cached_tokens / request.prompt_tokens)
-        assert ("x-ragboost-bypass" in response.headers) == (client is not learning)
+        assert ("x-ragboost-bypass" in response.headers) == (client is without_evidence)
         return sum(rates) / len(rates)
 
-    assert cached(learning, "learnt") > 1.3 * cached(client, "plain")
+    assert cached(client, "learnt") > 1.3 * cached(without_evidence, "plain")
 
 
-def test_a_conversation_is_resent_as_it_was_sent(
-    learning: httpx.Client, engine: FakeEngine
-) -> None:
+def test_a_conversation_is_resent_as_it_was_sent(client: httpx.Client, engine: FakeEngine) -> None:
     """Whether its first turn came before or after its documents were learnt."""
     texts, conversations = make_texts(), []
     for _ in range(80):
         text = texts.draw()[0]
-        ask(learning, user(text))
+        ask(client, user(text))
         conversations.append((text, engine.requests[-1].json["messages"][0]))
     assert any(sent["content"] != text for text, sent in conversations)
     for text, sent in conversations:
-        ask(learning, user(text), {"role": "assistant", "content": "Ada."}, user("And when?"))
+        ask(client, user(text), {"role": "assistant", "content": "Ada."}, user("And when?"))
         assert engine.requests[-1].json["messages"][0] == sent

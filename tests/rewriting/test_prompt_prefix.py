@@ -10,7 +10,8 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.formats import make_formats
-from ragboost.rewriting.parsed_request import parse_request
+from ragboost.rewriting.parsed_request import parse_request, prompt_prefix
+from ragboost.wires.normal_form import EngineKind
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -94,8 +95,9 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
     assert 0.8 * engine.requests[-1].cached_tokens < predicted(answer) > 400
 
 
-def fronts(body: Mapping[str, Any]) -> str | None:
-    request = parse_request(json.dumps(body).encode(), [], formats=make_formats(Settings()))
+def fronts(body: Mapping[str, Any], kind: EngineKind = "") -> str | None:
+    raw = json.dumps(body).encode()
+    request = parse_request(raw, [], formats=make_formats(Settings()), kind=kind)
     planned = request.leading(None)
     return None if planned is None else planned.prompt_prefix
 
@@ -165,3 +167,47 @@ def test_waiting_requests_with_the_same_instructions_are_planned_together(
     own = [prompt.index(TEXTS[i]) for prompt in later for i in (3, 4, 5) if TEXTS[i] in prompt]
     assert len(heads) == 1
     assert all(at > max(heads) for at in own)
+
+
+def behind_history(*, is_respelled: bool) -> dict[str, Any]:
+    arguments = '{"a":1}' if is_respelled else '{"a": 1}'
+    function = {"name": "f", "arguments": arguments}
+    call: dict[str, Any] = {"role": "assistant", "content": None}
+    call["tool_calls"] = [{"id": "t", "type": "function", "function": function}]
+    question: Any = "Read it."
+    if is_respelled:
+        call = {**dict(reversed(call.items())), "refusal": None, "annotations": []}
+        mark = {"cache_control": {"type": "ephemeral"}}
+        question = [{"type": "text", "text": question, **mark}]
+    messages = [{"role": "user", "content": question}, call]
+    messages.append({"role": "tool", "tool_call_id": "t", "content": "Done."})
+    messages.append({"role": "user", "content": "why?"})
+    return {"model": "m", "messages": messages, **in_object(0, 1)}
+
+
+def test_a_history_that_is_spelled_otherwise_is_the_same_text_before_the_documents() -> None:
+    one, other = (behind_history(is_respelled=flag) for flag in (False, True))
+    parsed = [
+        parse_request(json.dumps(body).encode(), [], formats=make_formats(Settings()))
+        for body in (one, other)
+    ]
+    prefixes = [
+        prompt_prefix(each.body, each.shape, each.found)
+        for each in parsed
+        if each.shape is not None and each.found is not None
+    ]
+    assert len(prefixes) == 2
+    assert prefixes[0] == prefixes[1] != ""
+
+
+def test_documents_of_an_agent_whose_billing_line_changes_are_known_where_the_engine_drops_it() -> (
+    None
+):
+    def front(number: int, kind: EngineKind) -> str | None:
+        line = f"x-anthropic-billing-header: cch={number};"
+        system = [{"type": "text", "text": text} for text in (line, "Be brief.")]
+        messages = [{"role": "user", "content": in_text(0, 1)}]
+        return fronts({"model": "m", "system": system, "messages": messages}, kind)
+
+    assert front(1, "vllm") == front(2, "vllm")
+    assert front(1, "sglang") != front(2, "sglang")

@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.config import Settings
-from ragboost.formats import make_formats, make_unmarked
+from ragboost.formats import make_formats
+from ragboost.formats.documents import DocumentPool
+from ragboost.formats.frames.evidence import Evidence, Span
+from ragboost.formats.messages import Messages
+from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
 
 RULES = "You answer questions of students. Be brief.\nNever guess.\n"
 LABEL = "\nUse these documents:\n"
-DOCUMENTS = "".join(f"<document>Text {i} tells of {i}.</document>\n" for i in range(3))
+DOCUMENTS = "".join(f"<document>Text {i} tells at length of {i}.</document>\n" for i in range(3))
 FORMATS = make_formats(Settings())
 
 
@@ -53,20 +59,29 @@ def test_a_piece_is_known_after_some_requests_and_measured() -> None:
     assert "ordering.move_varying" in last.sentence(0.25)
 
 
-def test_nothing_varies_before_unmarked_documents() -> None:
+class Paragraphs(Evidence):
+    """Knows all paragraphs that begin with "Text" to be documents."""
+
+    def cut(
+        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int] = ()
+    ) -> tuple[Span, ...]:
+        return tuple([Span(*match.span()) for match in re.finditer("^Text.*$", text, re.MULTILINE)])
+
+
+def test_nothing_varies_before_documents_that_were_found_by_evidence() -> None:
     """Where they begin is learnt, and the beginning of one may be taken for text before them."""
-    learning = Settings(formats={"learn_boundaries": True})
-    unmarked, pieces = make_unmarked(learning, is_single=True), VaryingPieces(max_messages=100)
-    texts = [f"Text {i} tells of {i * i} at length and ends here." * 4 for i in range(5)]
-    num_found = 0
+    config, pieces = Settings(), VaryingPieces(max_messages=100)
+    unmarked = UnmarkedDocuments(config, evidence=Paragraphs())
+    formats = (Messages(config, pool=DocumentPool(), unmarked=unmarked),)
+    texts = [f"Text {i} tells of {i * i} at length and ends here. " * 4 for i in range(5)]
     for number, order in enumerate(itertools.permutations(texts, 3)):
         head = f"Rules of the house.\nThe user is number {number}.\nContext:\n"
         message = {"role": "user", "content": head + "\n\n".join([*order, "Why?"])}
         body = json.dumps({"model": "m", "messages": [message]}).encode()
-        request = parse_request(body, (), formats=FORMATS, unmarked=unmarked)
-        num_found += request.found is not None
+        request = parse_request(body, (), formats=formats)
+        assert request.found is not None
+        assert request.found.frame == "evidence"
         assert pieces.observe(request) is None
-    assert num_found > 0
 
 
 def test_all_requests_of_one_application_have_one_head() -> None:

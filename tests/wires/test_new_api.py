@@ -21,6 +21,7 @@ openai_responses.OPENAI_RESPONSES = WireApi(
 from ragboost.booster import Booster
 from ragboost.config import Settings
 from ragboost.hosted.lint.prompt import PromptParts
+from ragboost.rewriting.json_body import JsonBody
 from ragboost.hosted.prompt_blocks import prompt_blocks
 from ragboost.proxy.app import create_app
 from ragboost.formats import make_formats
@@ -71,7 +72,10 @@ event = {"usageMetadata": {"promptTokenCount": 9, "cachedContentTokenCount": 4}}
 assert has_usage(json.dumps(event).encode())
 assert read_usage(event)[:2] == (9, 4)
 assert len(prompt_blocks(first, seed=b"")) == 2
-assert [part.is_message for part in PromptParts.of(first).parts] == [False, True]
+body = JsonBody(json.dumps(first).encode())
+turns = body.elements("contents")
+prompt = PromptParts.of(body.raw_fields, "contents", turns, num_above=0)
+assert [part.is_message for part in prompt.parts] == [False, True]
 assert "/v1/generate" in create_app(settings).direct
 """
 

@@ -1,7 +1,7 @@
 """A stretch of a text that looks like a list of documents, and which of several is the frame."""
 
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.groups import DocumentBlock, TextGroup
@@ -53,6 +53,14 @@ class Hidden:
 
     def __bool__(self) -> bool:
         return bool(self._starts)
+
+    def gaps(self, size: int) -> Iterator[tuple[int, int]]:
+        """Yield the stretches of a text of this size that are not hidden."""
+        at = 0
+        for each in self._chosen:
+            yield at, each.start
+            at = each.end
+        yield at, size
 
     def __contains__(self, at: int) -> bool:
         i = bisect(self._starts, at)

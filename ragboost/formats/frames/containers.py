@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ragboost.formats.frames.candidate import Hidden
 from ragboost.formats.frames.elements import wrappers
 from ragboost.formats.frames.spans import lines, strip
 
@@ -26,9 +27,9 @@ class Container(NamedTuple):
     close: int  # after the mark that ends it
 
 
-def find(text: str) -> list[Container]:
+def find(text: str, hidden: Hidden) -> list[Container]:
     """Return the containers of a text, inner ones first."""
-    found = [*_between_rules(text), *_stuffed(text)]
+    found = [*_between_rules(text, hidden), *_stuffed(text)]
     found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
     stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
     return sorted((c for c in stripped if c.start < c.end), key=lambda each: each.end - each.start)
@@ -42,16 +43,17 @@ class Rule(NamedTuple):
     mark: str
 
 
-def rules(text: str) -> list[Rule]:
+def rules(text: str, hidden: Hidden) -> list[Rule]:
     """Return the rules of a text; none if it has absurdly many."""
     if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
         return []
-    found = [Rule(line.start, line.end, line.match[1]) for line in lines(text, _RULE)]
+    gaps = list(hidden.gaps(len(text)))
+    found = [Rule(line.start, line.end, line.match[1]) for line in lines(text, _RULE, gaps)]
     return found if len(found) <= _MAX_RULES else []
 
 
-def _between_rules(text: str) -> Iterator[Container]:
-    found = rules(text)
+def _between_rules(text: str, hidden: Hidden) -> Iterator[Container]:
+    found = rules(text, hidden)
     by_mark: dict[str, list[Rule]] = {}
     for rule in found:
         by_mark.setdefault(rule.mark, []).append(rule)

@@ -18,6 +18,7 @@ from ragboost.formats.frames.spans import check_number, strip
 from ragboost.formats.groups import DocumentBlock
 
 _HOLES = re.compile(r"\{(n|name)\}")
+_OPEN_TAG = re.compile(r"<\w[^<>]*")  # its attributes follow
 _PATTERNS = {"n": r"(\d{1,6})", "name": r"[^\n]{1,200}?"}
 
 
@@ -37,7 +38,7 @@ def find(text: str, frame: FrameSettings) -> Iterator[Candidate]:
     start, end = marks[0].start, marks[-1].end
     try:
         spans = pair(text, marks)
-        if is_tag := frame.start.startswith("<") and ">" not in frame.start:
+        if is_tag := _OPEN_TAG.fullmatch(frame.start):
             spans = [whole(text, span) for span in spans]
     except OddMarkError as error:
         yield Candidate(start, end, frame.name, problem=str(error))

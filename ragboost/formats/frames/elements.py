@@ -9,7 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate, Hidden
-from ragboost.formats.frames.not_documents import are_documents
+from ragboost.formats.frames.not_documents import (
+    are_documents,
+    is_document_name,
+    is_ordered_name,
+)
 from ragboost.formats.frames.siblings import (
     Mark,
     OddMarkError,
@@ -29,8 +33,9 @@ _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
-_CONTENT = "<document_content>"
-_CONTENT_END = "</document_content>"
+# Short elements, and the one that holds the text.
+_CHILDREN = re.compile(r"((?:<(\w{1,32})>[^<\n]{0,300}</\2>\s*){0,8})<(\w{1,32})>")
+_CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
 _OPENER = re.compile(r"<([^\W\d][\w.-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.-]{0,63})>")
 
@@ -49,17 +54,20 @@ def find(text: str, hidden: Hidden) -> Iterator[Candidate]:
     """
     for name in _closed(text):
         marks = _marks(text, name, hidden)
-        if sum(mark.is_closer for mark in marks) < 2:
+        num = sum(mark.is_closer for mark in marks)
+        if num == 0 or (num == 1 and not is_document_name(name)):
             continue
         try:
             spans = pair(text, marks)
             spans = [whole(text, span) for span in spans]
             runs = _runs(text, spans)
         except OddMarkError as error:
-            if are_documents(name, [text[marks[0].start : marks[-1].end]] * 2):
+            if is_document_name(name) or not is_ordered_name(name):
                 where = f"<{name}>"
                 yield Candidate(marks[0].start, marks[-1].end, where, problem=f"{where}: {error}")
             continue
+        if len(spans) == 1 and is_document_name(name):
+            yield Candidate(*spans[0][:2], f"<{name}>")
         for run in runs:
             texts = [text[span.inner_start : span.inner_end] for span in run]
             if are_documents(name, texts) and not any(map(_is_empty, texts)):
@@ -191,12 +199,23 @@ def _block(
     inner, inner_end = strip(text, span.inner_start, span.inner_end)
     named = [name for name in _NAMES if name != number and name in attributes]
     name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner)
-    start, end = inner, inner_end
-    at = text.find(_CONTENT, inner, inner + _MAX_TAG)
-    if at >= 0 and (close := text.rfind(_CONTENT_END, at, inner_end)) >= 0:
-        start, end = strip(text, at + len(_CONTENT), close)
+    start, end = _content(text, inner, inner_end)
     numbers = () if number is None else (attributes[number][1:],)
     return DocumentBlock(span.start, span.end, text[start:end] or None, start, end, numbers, name)
+
+
+def _content(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return where the text is: maybe in an inner element behind those with its names."""
+    match = _CHILDREN.match(text, start, end) if text.startswith("<", start) else None
+    if match is None or not (match[1] or match[3] in _CONTENTS):
+        return start, end
+    closer = f"</{match[3]}>"
+    if not text.startswith(closer, end - len(closer)) or match.end() > end - len(closer):
+        return start, end
+    if text.count(f"<{match[3]}>", start, end) > 1:  # a list inside the document
+        return start, end
+    first, last = strip(text, match.end(), end - len(closer))
+    return (first, last) if first < last else (start, end)
 
 
 def _inner_name(text: str, start: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate, Hidden
-from ragboost.formats.frames.containers import Container, rules
+from ragboost.formats.frames.containers import Container, Rule, rules
 from ragboost.formats.frames.elements import is_count
 from ragboost.formats.frames.not_documents import MIN_CHARS, is_ordered_name
 from ragboost.formats.frames.siblings import common_separator
@@ -26,6 +26,7 @@ _ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])"
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_FAMILIES = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_TREE = re.compile(r"(?:[├└]──[^\n]*\n)+")  # RAGFlow's title and other fields
 _MAX_TAIL = 2000
 _QUESTIONS = (
     "question query user input request task instruction frage pregunta domanda pergunta вопрос "
@@ -62,6 +63,7 @@ def find(
     families = {key: labels for key, labels in families.items() if len(labels) > 1}
     if len(families) > _MAX_FAMILIES:
         return
+    ruled = rules(text, hidden) if families else []
     pairs = {
         key: closers
         for key, labels in families.items()
@@ -87,18 +89,16 @@ def find(
         end, close = where[1:] if where is not None else (-1, -1)
         if is_closed and end < 0:
             end = close = strip(text, 0, len(text))[1]
-        yield _listed(text, labels, frame, end=end, close=close, may_ask=may_ask)
+        yield _listed(text, labels, frame, ruled, end=end, close=close, may_ask=may_ask)
 
 
 def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
     families: dict[tuple[str, str], list[_Label]] = {}
     for pattern in (_LABEL, _ID_LABEL) if "[Doc_" in text else (_LABEL,):
         num = 0
-        for at, end, match in lines(text, pattern):
+        for at, end, match in lines(text, pattern, list(hidden.gaps(len(text)))):
             before, after = match["before"], match["after"]
             if pattern is _LABEL and (before == "[Doc_" or not _IS_CLEAR.search(before)):
-                continue
-            if hidden and at in hidden:
                 continue
             labels = families.setdefault((before, after), [])
             start, stop = match.span("n")
@@ -153,11 +153,18 @@ def _container(labels: Sequence[_Label], containers: Sequence[Container]) -> Con
 
 
 def _listed(
-    text: str, labels: Sequence[_Label], frame: str, *, end: int, close: int, may_ask: bool
+    text: str,
+    labels: Sequence[_Label],
+    frame: str,
+    ruled: Sequence[Rule],
+    *,
+    end: int,
+    close: int,
+    may_ask: bool,
 ) -> Candidate:
     starts = [label.start for label in labels]
     gaps = [_gap(text, label.end, start) for label, start in zip(labels, starts[1:], strict=False)]
-    rule = _rule(text, starts, gaps)
+    rule = _ruled(text, starts, ruled) if ruled else None
     separator = common_separator(gaps)
     if rule is not None:
         end, close, separator = rule
@@ -174,8 +181,9 @@ def _listed(
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
+    is_counted = is_count([label.name for label in labels])  # else ids of the documents
     blocks = [
-        _block(text, label, start, stop)
+        _block(text, label, start, stop, is_counted=is_counted)
         for label, (start, stop) in zip(labels, bodies, strict=True)
     ]
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
@@ -187,12 +195,9 @@ def _gap(text: str, start: int, stop: int) -> str:
     return text[max(start, end) : stop]
 
 
-def _rule(text: str, starts: Sequence[int], gaps: Sequence[str]) -> tuple[int, int, str] | None:
+def _ruled(text: str, starts: Sequence[int], found: Sequence[Rule]) -> tuple[int, int, str] | None:
     """Return the end of the last document, and that of the frame, where the same rule stands before
     each label and once behind the last; and what separates the documents."""
-    found = rules(text)
-    if not found:
-        return None
     before = []
     for start in starts:
         above = [line for line in found if line.end <= start][-1:]
@@ -230,12 +235,13 @@ def _question(
         return -1
     tail = text[blanks[0].end() :].strip()
     head = text[: labels[0].start]
-    if len(tail) > _MAX_TAIL or _is_question(head):
+    if len(tail) > _MAX_TAIL or is_question(head):
         return -1
-    return blanks[0].start() if _is_question(tail) else -1
+    return blanks[0].start() if is_question(tail) else -1
 
 
-def _is_question(text: str) -> bool:
+def is_question(text: str) -> bool:
+    """Return True for a text that ends with a question mark or says that it is a question."""
     text = text.strip()
     if text.endswith(("?", "？", "؟")):
         return True
@@ -249,8 +255,13 @@ def _has_question_label(line: str) -> bool:
     return not _QUESTION_WORDS.isdisjoint(words)
 
 
-def _block(text: str, label: _Label, start: int, stop: int) -> DocumentBlock:
-    numbers = (label.number,) if label.name.isdigit() else ()
+def _block(text: str, label: _Label, start: int, stop: int, *, is_counted: bool) -> DocumentBlock:
+    numbers = (label.number,) if is_counted else ()
+    line_end = text.find("\n", start, stop)
+    if text.startswith("#", label.start) and line_end > 0:  # behind a heading's title
+        start = strip(text, line_end, stop)[0]
+    elif tree := _TREE.match(text, start, stop):
+        start = strip(text, tree.end(), stop)[0]
     name = "" if numbers else text[label.start : label.end].strip()
     return DocumentBlock(
         label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate
 from ragboost.formats.frames.elements import is_count
-from ragboost.formats.frames.not_documents import MIN_CHARS
+from ragboost.formats.frames.not_documents import MIN_CHARS, is_record
 from ragboost.formats.frames.siblings import is_separator, separators
 from ragboost.formats.frames.spans import check_number
 from ragboost.formats.groups import DocumentBlock, hint_name, text_of
@@ -21,6 +21,7 @@ _NUMBERS = ("index", "id", "rank", "position", "number", "n")
 _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 _MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none
+_OTHER = re.compile(r"[^\W_](?![^<>]{0,100}>)")  # a word outside of tags
 _BEGIN = re.compile(r"\n[ \t]*[\[{](?=[\s\"\[{\]}])")
 _REPR = re.compile(r"Document\((?=\w+=)")
 _REPR_PART = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[()]""", re.DOTALL)
@@ -66,11 +67,11 @@ def _of_series(text: str, series: list[_Value], *, is_tool: bool) -> Candidate:
     start, end = series[0].start, series[-1].end
     nothing = Candidate(start, end, "json")
     gaps = separators(text, [value[:2] for value in series])
+    if is_tool and (_OTHER.search(text, 0, start) or _OTHER.search(text, end)):
+        return nothing  # maybe a part of a document
     if len(series) > 1 and len(set(gaps)) == 1 and isinstance(series[0].value, dict):
         values = series
     elif len(series) == 1:
-        if is_tool and (text[:start].strip() or text[end:].strip()):
-            return nothing
         values = _elements(text, series[0])
     else:
         return nothing
@@ -114,7 +115,7 @@ def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[Docu
         keys = [""] * len(values)
     elif kinds == {dict}:
         found = [text_of(each.value) for each in values]
-        if not all(found):
+        if not all(found) or is_record(values[0].value):
             return ()
         keys, texts = map(list, zip(*found, strict=True))
     else:

@@ -5,7 +5,7 @@ else the length: what is shorter than some sentences is an option or a step.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 MIN_CHARS = 60
 """The shortest document of a list whose documents have no mark at their ends."""
@@ -40,17 +40,65 @@ _ORDERED = (
     "步驟 选项 選項 规则 規則 章 节 第 任务 任務 用户 助手 質問 回答 "
     "手順 例題 ステップ 예시 질문 답변 단계 "
 )
+_SINGLE = (
+    "document doc passage chunk file file_content article webpage snippet source search_result"
+)
+_SINGLE_NAMES = frozenset(_SINGLE.split())
 _DOCUMENT_NAMES = frozenset(_DOCUMENTS.split())
 _ORDERED_NAMES = frozenset(_ORDERED.split())
 _WORDS = re.compile(r"[^\W\d_]+")
-_INNER_TAG = re.compile(r"<(?!!)[^<>]{1,200}>")
+_INNER_TAG = re.compile(r"<!--.*?-->|<(?!!)[^<>]{1,200}>", re.DOTALL)
+# Fields of an example, a task or a message.
+_RECORD_FIELDS = (
+    *("label", "labels", "output", "completion", "target", "expected", "translation", "sentiment"),
+    *("input", "instruction", "status", "priority", "done", "completed", "role"),
+)
+# Work on each element of a list, whose result has its order.
+_WORK = re.compile(
+    r"\b(?:translate|label|classify|categori[sz]e|rank|sort|rate|score|annotate|grade|proofread)"
+    r"\s+(?:each|every|all|these|the following)\b"
+    r"|\beach (?:one|line|text|item|string|entry)\b|\bone by one\b|\bline by line\b"
+    r"|\brespectively\b"
+    r"|\bin (?:this|that|the same|the given|the following) order\b",
+    re.IGNORECASE,
+)
+_SPEAKERS = (
+    *("q", "a", "question", "answer", "input", "output", "user", "assistant", "human", "ai", "bot"),
+    *("system", "example", "instruction", "prompt", "response", "问题", "问", "答", "用户", "助手"),
+)
+_MAX_OUTSIDE = 16_384
 _MAX_LOOKED_AT = 4000  # characters of a document
+
+
+def is_document_name(name: str) -> bool:
+    """Return True for a tag that holds one document, so that a list inside it is its content."""
+    return name in _SINGLE_NAMES
 
 
 def is_ordered_name(name: str) -> bool:
     """Return True for the name or label of a list whose order is its meaning."""
     words = _WORDS.findall(name.lower())
     return bool(words) and (_singular(words[-1]) in _ORDERED_NAMES or words[0] in ("example",))
+
+
+def is_record(fields: Collection[str]) -> bool:
+    """Return True for the fields of an example or a task."""
+    return any(name in fields for name in _RECORD_FIELDS)
+
+
+def is_work(text: str, start: int, end: int) -> bool:
+    """Return True if what stands beside a list asks for something for each of its elements."""
+    before, behind = text[max(0, start - _MAX_OUTSIDE) : start], text[end : end + _MAX_OUTSIDE]
+    return _WORK.search(before) is not None or _WORK.search(behind) is not None
+
+
+def is_dialogue(text: str) -> bool:
+    """Return True for a part of a conversation or an example: `Q: ...`, `User: ...`, `{...}`."""
+    if text.startswith("{"):
+        return True
+    label, colon, _ = text[:40].partition(":")
+    words = _WORDS.findall(label.lower())
+    return bool(colon) and bool(words) and words[-1] in _SPEAKERS
 
 
 def are_documents(name: str, texts: Sequence[str]) -> bool:

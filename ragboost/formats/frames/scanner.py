@@ -14,6 +14,7 @@ from ragboost.formats.frames import (
     literals,
 )
 from ragboost.formats.frames.candidate import Candidate, Hidden, outermost
+from ragboost.formats.frames.not_documents import is_work
 from ragboost.formats.frames.spans import Line
 from ragboost.formats.groups import TextGroup
 
@@ -44,7 +45,7 @@ def scan(
     chosen = (
         own if any(each.blocks for each in own) else _candidates(text, code, is_tool, may_ask) + own
     )
-    chosen = outermost(chosen)
+    chosen = [_checked(text, each) for each in outermost(chosen)]
     groups = [
         each.group(text)
         for each in chosen
@@ -56,12 +57,19 @@ def scan(
     return Scan(tuple(groups), left.marks if not groups else (), left.frame, left.problem)
 
 
+def _checked(text: str, found: Candidate) -> Candidate:
+    if not found.blocks or found.frame.startswith("<") or not is_work(text, found.start, found.end):
+        return found
+    problem = "the text asks for work on each element"
+    return Candidate(found.start, found.end, found.frame, problem=problem)
+
+
 def _candidates(text: str, code: Sequence[Line], is_tool: bool, may_ask: bool) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
     tagged = list(elements.find(text, Hidden(strings)))
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = Hidden([each for each in explicit if not each.problem])
-    where = containers.find(text) if "\n" in text else []
+    where = containers.find(text, hidden) if "\n" in text else []
     return [
         *explicit,
         *labels.find(text, hidden, where, is_closed=is_tool, may_ask=may_ask),

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 _MAX_SEPARATOR = 80
+_MAX_EXAMPLE = 16  # characters of an element in a sentence that shows one
 _QUOTES = "`'\"“”‘’"
 _CLOSING_QUOTES = frozenset(_QUOTES)
 
@@ -65,7 +66,8 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Span]:
 
 
 def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
-    """Return True for an opener that begins a line or follows a mark, or that is closed at once."""
+    """Return True for an opener that begins a line or follows a mark, or that is closed at once
+    behind more than an example, as in "between <doc> and </doc>"."""
     mark = marks[at]
     if text[mark.start - 1 : mark.start] in ("", "\n", ">"):
         return True
@@ -73,11 +75,12 @@ def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
     if not (line := line.rstrip()) or line.endswith(">"):
         return True
     behind = marks[at + 1] if at + 1 < len(marks) else None
-    return behind is not None and behind.is_closer and not _is_blank(text, mark.end, behind.start)
-
-
-def _is_blank(text: str, start: int, end: int) -> bool:
-    return start >= end or text[start:end].isspace()
+    if behind is None or not behind.is_closer:
+        return False
+    inner = text[mark.end : behind.start]
+    if text[mark.end - 1] != ">" and ">" in inner:  # behind the attributes
+        inner = inner.partition(">")[2]
+    return len(inner.strip()) > _MAX_EXAMPLE
 
 
 def separators(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:

@@ -1,7 +1,7 @@
 """Scan helpers for texts, all in linear time."""
 
 import re
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import NamedTuple
 
 from ragboost.formats.documents import TooManyDocumentsError
@@ -18,13 +18,20 @@ class Line(NamedTuple):
     match: re.Match[str]  # offsets are those of the text behind a line end
 
 
-def lines(text: str, pattern: re.Pattern[str]) -> Iterator[Line]:
+def lines(
+    text: str, pattern: re.Pattern[str], gaps: Iterable[tuple[int, int]] = ()
+) -> Iterator[Line]:
     """Yield the lines at whose beginning an expression matches; it begins with a line end.
 
     A fixed first character is many times faster than `^`.
+
+    Args:
+        gaps: the stretches to search; without any the whole text.
     """
-    for match in pattern.finditer("\n" + text):
-        yield Line(match.start(), match.end() - 1, match)
+    behind_line_end = "\n" + text
+    for start, end in gaps or ((0, len(text)),):
+        for match in pattern.finditer(behind_line_end, start, end + 1):
+            yield Line(match.start(), match.end() - 1, match)
 
 
 def check_number(found: Sized) -> None:

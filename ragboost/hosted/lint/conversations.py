@@ -6,110 +6,47 @@ a history is the same, by links that change with any of it; here it is sought wh
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-from msgspec import Raw
-
 from ragboost.bounded_map import BoundedMap, Generations
-from ragboost.hosted.lint.prompt import PROMPTS, PromptPart, common_length
+from ragboost.hosted.lint.comparison import MARKS
+from ragboost.hosted.lint.prompt import (
+    PROMPTS,
+    PromptPart,
+    blocks_of,
+    common_length,
+    is_system,
+    moves_system,
+)
+from ragboost.hosted.lint.seen_prompt import MAX_SOUGHT, SeenPrompt
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.wires.body import has_cache_mark, num_instructions, tool_name
-from ragboost.wires.providers import CACHE_MARKS
-from ragboost.wires.registry import ANY, CONTENTS
+from ragboost.wires.body import has_cache_mark, tool_name
+from ragboost.wires.normal_form import EngineKind
+from ragboost.wires.registry import ANY
+from ragboost.wires.volatile_lines import VOLATILE_LINES, without_lines
 
-_HEAD = {"model", *ANY.head_options, *ANY.message_options, *CACHE_MARKS}
-_HEAD |= {*ANY.tools, *ANY.instructions}
-_KEPT = _HEAD.union(PROMPTS)
-_CONTENTS = (*dict.fromkeys(CONTENTS.values()), "tool_calls", "output", "arguments")
-MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
-_MAX_ABOVE = 4  # instructions that are looked at
-_MAX_SOUGHT = 12  # messages at the end by which a conversation is sought
-_MAX_OWN = 3  # of these, by which it is found
 _MAX_MESSAGES = 2000  # requests with more are left alone
 _MAX_MOVED_BYTES = 64 * 1024
 _COMPARED = 4096  # characters at both ends of a message
 _MAX_MOVED = 8  # messages between which breakpoints may have moved
 _MAX_NEAR = 20  # blocks that APIs look back from a breakpoint, at least
 _MESSAGE_BYTES = 160  # of a message's view and sample
-_SAMPLE = 64  # characters at both ends of a text
-
-
-class SeenPrompt:
-    """A request as it seeks its conversation, and as it is kept."""
-
-    def __init__(
-        self, body: JsonBody, field: str, *, owner: bytes, name: str, time_s: float, where: str
-    ) -> None:
-        fields, raw, decoded = body.raw_fields, body.raw, body.fields[field]
-        is_list = isinstance(decoded, list)
-        messages = body.elements(field) if is_list else [fields[field]]
-        if 2 * memoryview(fields[field]).nbytes < len(raw):  # documents beside the messages
-            fields = {name: value.copy() for name, value in fields.items() if name in _KEPT}
-            raw, messages = msgspec.json.encode(fields), [message.copy() for message in messages]
-        self.owner = owner
-        self.raw = raw  # all fields that are part of the prompt, and perhaps others
-        # Fields beside the messages that are part of the prompt.
-        self.head = {name: value for name, value in fields.items() if name in _HEAD}
-        self.messages: Sequence[Raw] = messages  # views of `raw`, as above
-        self.decoded: list[Any] = decoded if is_list else [decoded]  # empty once it is kept
-        self.name_key = hash((owner, name)) if name else 0  # of its conversation; 0 without a name
-        # Of its tools and instructions, under which it is found; None if these were not looked at.
-        self.head_keys: Sequence[int] | None = None
-        self.time_s = time_s
-        self.where = where  # file and line of a log
-        self.num_above = above = num_instructions(self.decoded[:_MAX_ABOVE])
-        self._last = last = len(self.decoded) - 1
-        # The first message of a turn; 0 if there is none.
-        self._first = first = above if above <= last and above < _MAX_ABOVE else 0
-        # The keys under which what continues it is to find it.
-        self.own_keys: Sequence[int] = (self.name_key,)
-        if not name:
-            places = (*range(last, max(first, last - _MAX_OWN), -1), first)
-            self.own_keys = [_sample(owner, self.decoded[at]) for at in places]
-        self._samples: list[int] = []
-
-    def sought_keys(self, is_new: Callable[[Sequence[int]], bool]) -> Iterable[int]:
-        """Return the keys under which its conversation may be found, the most specific first."""
-        first, last, owner = self._first, self._last, self.owner
-        own, middle = self.own_keys, range(last - _MAX_OWN, max(first, last - _MAX_SOUGHT), -1)
-        if self.name_key or not middle:
-            return () if is_new(own) else own
-        others = (_sample(owner, self.decoded[at]) for at in middle)
-        if not is_new(own):
-            return chain(own[:-1], others, own[-1:])
-        keys = [*others]
-        return () if is_new(keys) else keys
-
-    def has_head_of(self, other: "SeenPrompt") -> bool:
-        above = slice(self.num_above)
-        return other.head == self.head and other.messages[above] == self.messages[above]
-
-    def head_hash(self) -> int:
-        head = [(name, bytes(value)) for name, value in sorted(self.head.items())]
-        return hash((self.owner, *head, *map(bytes, self.messages[: self.num_above])))
-
-    @property
-    def samples(self) -> list[int]:
-        """Hashes of each message's kind and ends."""
-        if not self._samples and self.messages:
-            decoded = self.decoded
-            if not decoded:
-                messages = b",".join([bytes(message) for message in self.messages])
-                decoded = JsonBody(b'{"m":[%b]}' % messages).fields["m"]
-            self._samples = [_sample(self.owner, message) for message in decoded]
-        return self._samples
+_LINE = 64  # characters at both ends of a line that are hashed
+_MAX_FRUITLESS = 2  # comparisons of heads of one kind that find nothing, in a row
+_ONE_IN = 16  # of the later ones is compared
 
 
 class Predecessor(NamedTuple):
+    """What a request is compared with."""
+
     prompt: SeenPrompt
     # What follows from the bytes alone: the prompt is continued, breakpoints are where they were.
     is_continued: bool
     is_head_only: bool  # of another conversation, with which this one shares its head
+    key: int = 0  # of the heads that are compared with each other
 
 
 class LastPrompts:
@@ -146,6 +83,8 @@ class LastPrompts:
         )
         # Hashes of heads with which conversations began: one that was sent before diverges nowhere.
         self._heads: BoundedMap[int, None] = BoundedMap(max_entries=max_prompts)
+        # Comparisons of heads in a row that found nothing, by key.
+        self._fruitless: BoundedMap[int, int] = BoundedMap(max_entries=max_prompts)
         self._num = 0
 
     def __len__(self) -> int:
@@ -159,13 +98,15 @@ class LastPrompts:
         name: str = "",
         where: str = "",
         has_head: bool = True,
-    ) -> Predecessor | None:
-        """Add a request, and return the one before it; None if there is none.
+        kind: EngineKind = "",
+    ) -> tuple[Predecessor, SeenPrompt] | None:
+        """Add a request, and return the one before it and itself; None if there is none before it.
 
         Args:
             owner: keeps the requests of different users apart.
             name: of its conversation, unique for its owner; empty if it is not named.
             has_head: compare its tools and instructions with those of other conversations.
+            kind: of the backend.
         """
         for field in PROMPTS:
             if decoded := body.fields.get(field):
@@ -176,7 +117,7 @@ class LastPrompts:
         elif not isinstance(decoded, str):
             return None
         new = SeenPrompt(body, field, owner=owner, name=name, time_s=self._clock(), where=where)
-        number, found = self._find(new)
+        number, found = self._find(new, kind)
         if number is None:
             self._num = number = self._num + 1
             if has_head:
@@ -188,9 +129,15 @@ class LastPrompts:
         size = len(new.raw) + _MESSAGE_BYTES * len(new.messages)
         self._last.put(number, new, size=size)
         self._lead(new.own_keys, number)
-        return found
+        return None if found is None else (found, new)
 
-    def _find(self, new: SeenPrompt) -> tuple[int | None, Predecessor | None]:
+    def note_compared(self, key: int, *, is_fruitless: bool) -> None:
+        """Note what a comparison of heads has found: a kind of them whose text is new in every
+        request is compared more rarely."""
+        num = (self._fruitless.peek(key) or 0) + 1
+        self._fruitless.put(key, num if is_fruitless else 0)
+
+    def _find(self, new: SeenPrompt, kind: EngineKind) -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
         for key in new.sought_keys(self._is_new):
@@ -199,9 +146,9 @@ class LastPrompts:
                 if prompt is None or number in candidates or prompt.owner != new.owner:
                     continue
                 candidates[number] = prompt
-                if _is_same(prompt, new):
+                if _is_same(prompt, new, kind):
                     return number, Predecessor(prompt, True, False)
-            if len(candidates) >= _MAX_SOUGHT:
+            if len(candidates) >= MAX_SOUGHT:
                 break
         similar = {
             number: _common_share(prompt, new)
@@ -230,8 +177,15 @@ class LastPrompts:
                 other = self._last.peek(number)
                 if other is None or other.owner != new.owner:
                     continue
-                return keys, Predecessor(other, False, True)
+                return keys, Predecessor(other, False, True, key) if self._is_due(key) else None
         return keys, None
+
+    def _is_due(self, key: int) -> bool:
+        num = self._fruitless.get(key) or 0
+        if num <= _MAX_FRUITLESS or num % _ONE_IN == 0:
+            return True
+        self._fruitless.put(key, num + 1)
+        return False
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
         by_key = self._by_key.newer
@@ -253,33 +207,13 @@ class LastPrompts:
         return newer.isdisjoint(keys) and older.isdisjoint(keys)
 
 
-def _sample(owner: bytes, message: Any) -> int:
-    """Hash what identifies a message well enough to look at its conversation."""
-    if not isinstance(message, dict):
-        return hash((owner, str(message)[:_SAMPLE]))
-    kind, text = message.get("role") or message.get("type"), message.get("content")
-    if type(kind) is not str:
-        kind = str(kind)
-    if type(text) is not str or not text:
-        text = _sampled_text(message)
-    return hash((owner, kind, len(text), text[:_SAMPLE], text[-_SAMPLE:]))
-
-
-def _sampled_text(message: Mapping[str, Any]) -> str:
-    for name in _CONTENTS:
-        if content := message.get(name):
-            break
-    if isinstance(content, list) and content and isinstance(content[-1], dict):
-        block = content[-1]
-        content = block.get("text") or block.get("id") or block.get("tool_use_id")
-    return content if isinstance(content, str) else ""
-
-
-def _is_same(before: SeenPrompt, new: SeenPrompt) -> bool:
+def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
     """Return True if a request continues another one byte by byte, but for breakpoints that have
     moved on, from message to message."""
     old, messages = before.messages, new.messages
     if before.head != new.head or len(old) > len(messages):
+        return False
+    if moves_system(new.head, kind) and any(map(is_system, messages[len(old) :])):
         return False
     if messages[: len(old)] == old:
         return True
@@ -291,9 +225,8 @@ def _is_same(before: SeenPrompt, new: SeenPrompt) -> bool:
         was, now = bytes(old[at]), bytes(messages[at])
         if not any(mark in was or mark in now for mark in MARKS):
             return False
-        source = JsonBody(b'{"m":%b}' % was).fields["m"]
-        parts = PromptPart("", "", source), PromptPart("", "", new.decoded[at])
-        if parts[0].text != parts[1].text:
+        path = f"{new.field}[{at}]"
+        if PromptPart(path, old[at], kind).text != PromptPart(path, messages[at], kind).text:
             return False
         first = at if first is None else first
     return first is not None and _is_read(new.decoded[first:])
@@ -304,7 +237,7 @@ def _is_read(messages: Sequence[Any]) -> bool:
     first of these messages."""
     num_blocks = 0
     for message in messages:
-        for block in PromptPart("", "", message).blocks:
+        for block in blocks_of(message):
             num_blocks += 1
             if has_cache_mark(block):
                 return True
@@ -364,8 +297,12 @@ def _head_keys(body: JsonBody, owner: bytes, messages: list[Any]) -> Iterator[in
     if first.get("role") in ANY.instruction_roles:
         heads.append(first.get("content"))
     for head in heads:
-        text = head if isinstance(head, str) else PromptPart("", "", head).text
+        head = without_lines(head, VOLATILE_LINES)
+        blocks = [{"text": head}] if isinstance(head, str) else head
+        blocks = blocks if isinstance(blocks, list) else [blocks]
+        texts = [block.get("text") for block in blocks if isinstance(block, dict)]
+        text = "\n".join([each for each in texts if isinstance(each, str)])
         begin = text[:_COMPARED].strip().split("\n", 1)[0]
         end = text[-_COMPARED:].strip().rsplit("\n", 1)[-1]
         for place, line in enumerate((begin, end)):
-            yield hash((owner, place, line[:_SAMPLE], line[-_SAMPLE:]))
+            yield hash((owner, place, line[:_LINE], line[-_LINE:]))

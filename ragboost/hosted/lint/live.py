@@ -1,7 +1,8 @@
 """Say of each request why it is not the continuation of the one before, for whoever sent it.
 
 What is kept of a user's requests is compared with that user's only, and what is said of them holds
-no text: a place, lengths, a cause. Does not know HTTP.
+no text: a place, lengths, a cause. Users may share their credentials: who does not show that he
+knows the earlier conversation is told the cause alone. Does not know HTTP.
 """
 
 import time
@@ -10,13 +11,16 @@ from typing import Any, NamedTuple
 
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import PriceSettings
-from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak, compare, expired_break
-from ragboost.hosted.lint.conversations import MARKS, LastPrompts, Predecessor
-from ragboost.hosted.lint.prompt import PromptParts
+from ragboost.hosted.lint.causes import MENDS, Cause
+from ragboost.hosted.lint.comparison import PrefixBreak, compare, expired_break, has_marks
+from ragboost.hosted.lint.conversations import LastPrompts, Predecessor
+from ragboost.hosted.lint.rendering import rendered_break
+from ragboost.hosted.lint.seen_prompt import SeenPrompt
 from ragboost.hosted.receipts import find_price, lost_cost
-from ragboost.rewriting.json_body import JsonBody
 from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.tokens.chat_template import ChatTemplate
 from ragboost.wires.body import is_stored
+from ragboost.wires.normal_form import EngineKind
 from ragboost.wires.providers import PROMPT_CACHES
 
 _MAX_BYTES = 64 * 1024 * 1024  # of all teams
@@ -24,7 +28,7 @@ _MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_TEAMS = 64
 _SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds, _ in cache.ttls)
 # Between conversations, other differences are those of applications.
-_HEAD_CAUSES = frozenset(
+HEAD_CAUSES = frozenset(
     {
         Cause.TIME,
         Cause.RANDOM_ID,
@@ -33,6 +37,7 @@ _HEAD_CAUSES = frozenset(
         Cause.TOOL_LISTS,
         Cause.ITEM_ORDER,
         Cause.WHITESPACE,
+        Cause.VOLATILE,
     }
 )
 
@@ -45,6 +50,7 @@ class CacheBreak(NamedTuple):
     tokens_in: int  # of the prompt before the difference, estimated
     lost_tokens: int  # behind it, which would have been cached, estimated
     cost: float | None  # what these cost more than read from the cache; None without a price
+    is_proven: bool = True  # its sender knows the conversation, and may read where that differs
 
     @property
     def mend(self) -> str:
@@ -54,17 +60,24 @@ class CacheBreak(NamedTuple):
     @property
     def header(self) -> bytes:
         """Value of a header, ASCII: place, cause, what is lost and what helps."""
+        said = self.sentence if self.is_proven else f"diverged: {self.cause}; {self.mend}"
+        return said.encode("ascii", "replace")
+
+    @property
+    def sentence(self) -> str:
+        """All of it, for operators."""
         where = f"diverged at {self.path}, {self.tokens_in} tokens in: {self.cause}"
-        return f"{where}; {self.lost_tokens} tokens lost; {self.mend}".encode("ascii", "replace")
+        return f"{where}; {self.lost_tokens} tokens lost; {self.mend}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields of receipts and of the dashboard."""
-        fields: dict[str, Any] = {
-            "cause": str(self.cause),
+        """Return the fields of a receipt."""
+        fields: dict[str, Any] = {"cause": str(self.cause), "mend": self.mend}
+        if not self.is_proven:
+            return fields
+        fields |= {
             "path": self.path,
             "tokens_in": self.tokens_in,
             "lost_tokens": self.lost_tokens,
-            "mend": self.mend,
         }
         return fields if self.cost is None else {**fields, "cost": round(self.cost, 9)}
 
@@ -73,25 +86,34 @@ class PromptComparison(NamedTuple):
     """Two requests that are not alike: what differs is found when it is asked for."""
 
     before: Predecessor
-    body: JsonBody
+    new: SeenPrompt
+    kind: EngineKind = ""
     seconds: float = 0.0  # between them; 0 if unknown
+    prompts: LastPrompts | None = None  # which learns what comes of it
+    template: ChatTemplate | None = None  # of the model
 
     @property
     def num_bytes(self) -> int:
-        return len(self.body.raw) + len(self.before.prompt.raw)
+        """How much there is to do."""
+        return len(self.new.raw) + len(self.before.prompt.raw)
 
     def run(self) -> PrefixBreak | None:
-        """Return the first difference; it takes about a millisecond per 50 KB."""
-        if self.before.is_continued and not self.seconds:
+        """Return the first difference; may take a few milliseconds, if both are long."""
+        before, is_continued, is_head_only, _ = self.before
+        if is_continued and not self.seconds:
             return None
-        old = PromptParts.of(JsonBody(self.before.prompt.raw).fields)
-        if self.before.is_continued:
-            return expired_break(old, seconds=self.seconds)
-        new = PromptParts.of(self.body.fields)
-        if not self.before.is_head_only:
-            return compare(old, new)
-        found = compare(old.head(), new.head())
-        return found if found is not None and found.cause in _HEAD_CAUSES else None
+        old = before.parts(self.kind)
+        if is_continued:
+            found = expired_break(old, seconds=self.seconds)
+            return found and found._replace(is_proven=self.new.proves_to_continue(before))
+        new = self.new.parts(self.kind)
+        if is_head_only:
+            found = compare(old.head(), new.head())
+            return found and found._replace(is_proven=False)
+        found = compare(old, new)
+        if found is not None and self.template is not None:
+            found = rendered_break(found, old, new, self.template)
+        return found and found._replace(is_proven=self.new.proves_to_continue(before))
 
 
 class PrefixWatch:
@@ -99,6 +121,7 @@ class PrefixWatch:
 
     Args:
         num_teams: that share the memory.
+        template: of the model, where it is at hand.
         clock: monotonic, in seconds.
     """
 
@@ -107,15 +130,20 @@ class PrefixWatch:
         prices: Sequence[PriceSettings] = (),
         *,
         num_teams: int = 1,
+        template: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prices = prices
+        self._template = template
         self._clock = clock
         self._max_size = _MAX_BYTES // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
 
-    def observe(self, request: ParsedRequest) -> PromptComparison | None:
-        """Add a request; return the comparison with the one before, if they are not alike."""
+    def observe(self, request: ParsedRequest, *, kind: EngineKind = "") -> PromptComparison | None:
+        """Add a request; return the comparison with the one before, if they are not alike.
+
+        `kind` is the backend's.
+        """
         body, team = request.body, request.tenant_key.team
         if len(body.raw) > min(_MAX_BODY_BYTES, self._max_size) or is_stored(body.fields):
             return None
@@ -126,28 +154,40 @@ class PrefixWatch:
         name = (request.session or "").partition("/")[2]  # behind what depends on the model
         # What varies before documents is found by others.
         has_head = request.found is None
-        before = last.replace(body, owner=request.owner, name=name, has_head=has_head)
-        if before is None:
+        pair = last.replace(body, owner=request.owner, name=name, has_head=has_head, kind=kind)
+        if pair is None:
             return None
+        before, new = pair
         seconds = self._clock() - before.prompt.time_s
         if before.is_continued and not _may_expire(before, seconds):
             return None
-        return PromptComparison(before, body, seconds)
+        return PromptComparison(before, new, kind, seconds, last, self._template)
 
     def report(
-        self, found: PrefixBreak, *, model: str, tokens_per_byte: float
+        self,
+        comparison: PromptComparison,
+        found: PrefixBreak | None,
+        *,
+        model: str,
+        tokens_per_byte: float,
     ) -> CacheBreak | None:
         """Return what is said of a difference; None if nothing is lost."""
+        if (before := comparison.before).is_head_only:
+            found = found if found is not None and found.cause in HEAD_CAUSES else None
+            if comparison.prompts is not None:
+                comparison.prompts.note_compared(before.key, is_fruitless=found is None)
+        if found is None:
+            return None
         lost = int(found.lost_bytes * tokens_per_byte)
         if lost <= 0:
             return None
         price = find_price(self._prices, model)
         cost = lost_cost(price, lost) if price is not None else None
         tokens_in = int(found.equal_bytes * tokens_per_byte)
-        return CacheBreak(found.cause, found.path, tokens_in, lost, cost)
+        return CacheBreak(found.cause, found.path, tokens_in, lost, cost, found.is_proven)
 
 
 def _may_expire(before: Predecessor, seconds: float) -> bool:
     if seconds <= _SHORTEST_TTL_S:
         return False
-    return any(mark in before.prompt.raw for mark in MARKS)
+    return has_marks(before.prompt.raw)

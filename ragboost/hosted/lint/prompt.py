@@ -1,55 +1,80 @@
 """Divide a request into the parts of its prompt, in the order in which APIs cache them.
 
-Tools come first, then the system prompt, then the messages. Whitespace between JSON values, cache
-breakpoints and fields that are no part of the prompt do not count.
+Tools come first, then the system prompt, then the messages. A part is its bytes until they differ
+from those of another; then it is decoded and brought into the normal form of what renders it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, AnyStr
 
+import msgspec
+from msgspec import Raw
+
+from ragboost.rewriting.json_body import decode_message
 from ragboost.wires.body import has_cache_mark
+from ragboost.wires.normal_form import (
+    EngineKind,
+    is_messages_api,
+    normal_instructions,
+    normal_message,
+    normal_tool,
+)
 from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY, CONTENTS
 
 PROMPTS = tuple(dict.fromkeys((*ANY.messages, *ANY.prompts)))
-_GIVEN = {"arguments", "input"}  # of a tool call, which the model reads as they are
 _BYTES_PER_TOKEN = 4
+_NOTHING = (b"null", b'""', b"[]", b"{}")
 # Anthropic's choices, which its messages are rendered with; others are enforced while decoding.
 _CHOICES = ("any", "tool", "none")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PromptPart:
     """One tool, the system prompt, or one message."""
 
     path: str  # its place in the body, such as `messages[3]`
-    place: str  # the same for reports, without numbers: `tools`, `system`, `user message`
-    source: Any  # the decoded JSON
+    raw: Raw
+    kind: EngineKind
+
+    @cached_property
+    def source(self) -> Any:
+        """The decoded JSON."""
+        return decode_message(self.raw)
+
+    @cached_property
+    def place(self) -> str:
+        """The path for reports, without numbers: `tools`, `system`, `user message`."""
+        name, bracket, _ = self.path.partition("[")
+        if name in ANY.tools:
+            return "tools"
+        if name in ANY.instructions:
+            return "system"
+        return role_place(self.source) if bracket else "prompt"
 
     @cached_property
     def value(self) -> Any:
-        """The JSON without breakpoints."""
-        return _joined(_plain(self.source))
+        """The JSON in its normal form."""
+        if self.place == "tools":
+            return normal_tool(self.source, self.kind)
+        if self.path in ANY.instructions:
+            return normal_instructions(self.source, self.kind)
+        return normal_message(self.source, self.kind)
 
     @cached_property
     def text(self) -> str:
-        """The value as JSON, keys in the order of the request."""
-        return _text(self.value)
+        """The value as JSON."""
+        if isinstance(self.value, str):
+            return self.value
+        return json.dumps(self.value, ensure_ascii=False)
 
-    def text_beside(self, old: "PromptPart") -> str:
-        """Return the text as it would be if its fields had the order and the nulls of another
-        message's: templates read fields by name, and a null as one that is absent."""
-        if self.place == "tools" or old.place == "tools":
-            return self.text
-        return _text(_aligned(self.value, old.value))
-
-    @cached_property
+    @property
     def size(self) -> int:
-        """Its bytes in UTF-8."""
-        return len(self.text.encode("utf-8", "surrogatepass"))
+        """Its bytes in UTF-8, about."""
+        return text_bytes(self.raw)
 
     @property
     def is_message(self) -> bool:
@@ -59,10 +84,7 @@ class PromptPart:
     @property
     def blocks(self) -> list[Any]:
         """The blocks at which a breakpoint can be set; the part itself where it has none."""
-        content = self.source
-        if isinstance(content, dict) and not has_cache_mark(content) and self.place != "tools":
-            content = next((content[n] for n in CONTENTS.values() if n in content), content)
-        return content if isinstance(content, list) and content else [content]
+        return [self.source] if self.place == "tools" else blocks_of(self.source)
 
 
 @dataclass(frozen=True)
@@ -71,35 +93,80 @@ class PromptParts:
 
     model: str  # empty if unknown
     options: Mapping[str, Any]  # other fields that change how the prompt is rendered
-    parts: tuple[PromptPart, ...]  # in the order in which an API reads them
+    parts: Sequence[PromptPart]  # in the order in which an API reads them
+    num_first: int  # of these, tools and instructions that the client sends first
+    num_above: int  # these, and later system messages that are moved to the front
     is_marked: bool  # the API is asked to set a breakpoint at the end
 
-    @cached_property
-    def num_bytes(self) -> int:
-        return sum([part.size for part in self.parts])
-
-    def head(self) -> "PromptParts":
-        """Return what stands above the messages."""
-        above = tuple([part for part in self.parts if not part.is_message])
-        return PromptParts(self.model, {}, above, False)
-
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> "PromptParts":
-        model = body.get("model")
-        options = {name: body.get(name) for name in (*ANY.head_options, *ANY.message_options)}
+    def of(
+        cls,
+        head: Mapping[str, Raw],
+        field: str,
+        messages: Sequence[Raw],
+        *,
+        num_above: int,
+        kind: EngineKind = "",
+    ) -> "PromptParts":
+        """Divide a request.
+
+        Args:
+            head: its other fields.
+            messages: of `field`, or the prompt that it is.
+            num_above: of the messages, those that are instructions before the first other one.
+        """
+        names = (*ANY.head_options, *ANY.message_options)
+        options = {name: decode_message(head[name]) for name in names if name in head}
         choice = options.get("tool_choice")
         if not isinstance(choice, dict) or choice.get("type") not in _CHOICES:
             options["tool_choice"] = None
+        model = decode_message(head["model"]) if "model" in head else None
         name = model if isinstance(model, str) else ""
-        return cls(name, options, tuple(_parts(body)), has_cache_mark(body))
+        parts = [PromptPart(path, raw, kind) for path, raw in _head_parts(head)]
+        is_list = field in ANY.messages
+        turns = [
+            PromptPart(f"{field}[{at}]" if is_list else field, raw, kind)
+            for at, raw in enumerate(messages)
+        ]
+        parts += turns[:num_above]
+        num_first, turns = len(parts), turns[num_above:]
+        if moves_system(head, kind):
+            parts += [part for part in turns if is_system(part.raw)]
+            turns = [part for part in turns if not is_system(part.raw)]
+        is_marked = has_cache_mark({m: decode_message(head[m]) for m in CACHE_MARKS if m in head})
+        return cls(name, options, [*parts, *turns], num_first, len(parts), is_marked)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    def head(self) -> "PromptParts":
+        """Return what is above the messages of the conversation."""
+        num = self.num_first
+        return PromptParts(self.model, self.options, self.parts[:num], num, num, self.is_marked)
 
 
 def estimate_tokens(num_bytes: int) -> int:
     return num_bytes // _BYTES_PER_TOKEN
 
 
-def common_length(a: str, b: str) -> int:
-    """Count the characters with which two texts begin alike."""
+def text_bytes(raw: Raw | bytes) -> int:
+    """Return about how long a text is in UTF-8, and any other JSON without escaped letters."""
+    data = bytes(raw)
+    num_escaped = data.count(b"\\u")
+    if data[:1] == b'"':
+        return max(0, len(data) - 2 - data.count(b"\\") - 2 * num_escaped)
+    return len(data) - 3 * num_escaped
+
+
+def prompt_bytes(fields: Mapping[str, Raw]) -> int:
+    """Return the bytes of a body's prompt, about."""
+    names = (*ANY.tools, *ANY.instructions, *PROMPTS)
+    return sum(text_bytes(fields[name]) for name in names if name in fields)
+
+
+def common_length(a: AnyStr, b: AnyStr) -> int:
+    """Count the characters, or bytes, with which two texts begin alike."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -121,63 +188,56 @@ def conversation_name(*holders: Mapping[str, Any]) -> str:
     return ""
 
 
-def _parts(body: Mapping[str, Any]) -> Iterator[PromptPart]:
+def role_place(message: Any) -> str:
+    """Return what a message is, for reports."""
+    role = message.get("role", message.get("type")) if isinstance(message, dict) else None
+    return "system" if role in ANY.instruction_roles else f"{role} message"[:40]
+
+
+def blocks_of(content: Any) -> list[Any]:
+    """Return the blocks of a message or a field; the value itself where it has none."""
+    if isinstance(content, dict) and not has_cache_mark(content):
+        content = next((content[n] for n in CONTENTS.values() if n in content), content)
+    return content if isinstance(content, list) and content else [content]
+
+
+def moves_system(head: Mapping[str, Raw], kind: EngineKind) -> bool:
+    """Return True if what renders a request may move later system messages to the front.
+
+    On the Messages API, releases of vLLM before inline system messages do, and SGLang does for a
+    chat template that has no such messages.
+    """
+    if kind not in ("vllm", "sglang"):
+        return False
+    return is_messages_api({n: decode_message(head[n]) for n in ("system", "tools") if n in head})
+
+
+def is_system(message: Raw) -> bool:
+    """Return True for a message with instructions; decodes none that cannot be one."""
+    raw = bytes(message)
+    return any(f'"{role}"'.encode() in raw for role in ANY.instruction_roles) and (
+        role_place(decode_message(message)) == "system"
+    )
+
+
+def _head_parts(head: Mapping[str, Raw]) -> list[tuple[str, Raw]]:
+    parts = []
     for field in ANY.tools:
-        for at, tool in enumerate(_list(body.get(field))):
-            yield PromptPart(f"{field}[{at}]", "tools", tool)
-    for field in ANY.instructions:
-        if body.get(field):
-            yield PromptPart(field, "system", body[field])
-    for field in PROMPTS:
-        value = body.get(field)
-        if isinstance(value, str):
-            yield PromptPart(field, "prompt", value)
-        for at, message in enumerate(_list(value)):
-            role = message.get("role", message.get("type")) if isinstance(message, dict) else None
-            is_system = role in ANY.instruction_roles
-            place = "system" if is_system else f"{role} message"[:40]
-            yield PromptPart(f"{field}[{at}]", place, message)
+        if field in head and bytes(head[field])[:1] == b"[":
+            tools = elements(head[field])
+            parts += [(f"{field}[{at}]", tool) for at, tool in enumerate(tools)]
+    parts += [
+        (f, head[f]) for f in ANY.instructions if f in head and bytes(head[f]) not in _NOTHING
+    ]
+    return parts
 
 
-def _plain(value: Any) -> Any:
-    """Remove breakpoints, and write contents of one text block as a text, which is the same."""
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {name: _plain(part) for name, part in value.items() if name not in CACHE_MARKS}
-    for name in ANY.content:
-        if name in kept:
-            kept[name] = _joined(kept[name])
-    return kept
+def elements(raw: Raw) -> list[Raw]:
+    """Return the bytes of each element of a list."""
+    try:
+        return _ELEMENTS.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # lone surrogates, NaN
+        return [Raw(json.dumps(value).encode()) for value in decode_message(raw)]
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _aligned(new: Any, old: Any) -> Any:
-    """Give the fields of a value the order and the nulls of another one's."""
-    if isinstance(new, list) and isinstance(old, list):
-        both = [_aligned(a, b) for a, b in zip(new, old, strict=False)]
-        return both + new[len(old) :]
-    if not (isinstance(new, dict) and isinstance(old, dict)):
-        return new
-    fields = {
-        name: new.get(name) if name in _GIVEN else _aligned(new.get(name), value)
-        for name, value in old.items()
-        if name in new or value is None
-    }
-    return fields | {n: value for n, value in new.items() if n not in old and value is not None}
-
-
-def _joined(content: Any) -> Any:
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-        block = content[0]
-        if set(block) == {"type", "text"} and isinstance(block["text"], str):
-            return block["text"]
-    return content
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+_ELEMENTS = msgspec.json.Decoder(list[Raw])

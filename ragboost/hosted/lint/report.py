@@ -10,13 +10,21 @@ from rich.table import Table
 
 from ragboost.config import PriceSettings
 from ragboost.errors import RequestError
-from ragboost.hosted.lint.causes import MENDS, Cause, PrefixBreak
+from ragboost.formats.detection import Detection, DetectionCounts
+from ragboost.hosted.lint.causes import MENDS, Cause
+from ragboost.hosted.lint.comparison import PrefixBreak
 from ragboost.hosted.lint.conversations import LastPrompts
-from ragboost.hosted.lint.live import PromptComparison
-from ragboost.hosted.lint.prompt import PROMPTS, PromptParts, conversation_name, estimate_tokens
+from ragboost.hosted.lint.live import HEAD_CAUSES, PromptComparison
+from ragboost.hosted.lint.prompt import (
+    PROMPTS,
+    conversation_name,
+    estimate_tokens,
+    prompt_bytes,
+)
 from ragboost.hosted.lint.varying import LoggedVarying
 from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.jsonl import Line, decode, read_lines
+from ragboost.rewriting.headers import printable
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 from ragboost.rewriting.recorded_request import RecordedRequest
 
@@ -72,6 +80,7 @@ class LintReport:
     num_bad_lines: int = 0
     has_prices: bool = False  # a price was found for some model
     varying: list[str] = field(default_factory=list)  # advice on text before the documents
+    detections: DetectionCounts = field(default_factory=DetectionCounts)  # of their documents
     _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
 
     @property
@@ -108,6 +117,7 @@ class LintReport:
             "bad_lines": self.num_bad_lines,
             "findings": [finding.as_json() for finding in self.findings],
             "varying": self.varying,
+            "detections": self.detections.as_json(),
         }
 
     def table(self) -> Table:
@@ -134,6 +144,7 @@ class LintReport:
             f"{self.requests:,} requests, {self.continued:,} of them continue a conversation; "
             f"about {lost:,} tokens ({share:.1%} of all) could have been read from the cache."
             + "".join([f"\n{advice}." for advice in self.varying])
+            + "".join([f"\n{printable(line)}" for line in self.detections.lines()])
         )
 
 
@@ -158,9 +169,11 @@ def lint_log(
         if isinstance(logged, RecordedRequest):
             report.requests += 1
             report.prompt_tokens += texts.add_recorded(logged)
+            detection = Detection(logged.detection, logged.frame, len(logged.doc_ids))
+            report.detections.add(detection)
         elif logged is not None:
             _compare(logged, prompts, report, prices=prices)
-            texts.add_body(logged.body.raw)
+            report.detections.add(texts.add_body(logged.body.raw))
     report.varying = texts.advice()
     if not report.requests:
         reason = report.bad_lines[0] if report.bad_lines else f"{path} has no lines"
@@ -181,15 +194,17 @@ def _compare(
     *,
     prices: Sequence[PriceSettings],
 ) -> None:
-    parts = PromptParts.of(logged.body.fields)
+    body = logged.body
     report.requests += 1
-    report.prompt_tokens += estimate_tokens(parts.num_bytes)
-    before = prompts.replace(logged.body, name=logged.name, where=logged.where)
-    if before is None:
+    report.prompt_tokens += estimate_tokens(prompt_bytes(body.raw_fields))
+    pair = prompts.replace(body, name=logged.name, where=logged.where)
+    if pair is None:
         return
+    before, new = pair
     report.continued += not before.is_head_only
-    if (found := PromptComparison(before, logged.body).run()) is not None:
-        price = find_price(prices, parts.model)
+    found = PromptComparison(before, new).run()
+    if found is not None and (not before.is_head_only or found.cause in HEAD_CAUSES):
+        price = find_price(prices, str(body.fields.get("model") or ""))
         report.add(before.prompt.where, logged.where, found, price=price)
 
 

@@ -1,11 +1,9 @@
 """Find the text that differs before the documents in a log, as the proxy finds it live."""
 
-from contextlib import suppress
-
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError
-from ragboost.formats import make_formats
+from ragboost.formats import Detection, make_formats
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import parse_request
 from ragboost.rewriting.recorded_request import RecordedRequest
@@ -27,9 +25,16 @@ class LoggedVarying:
             max_entries=_MAX_HEADS
         )
 
-    def add_body(self, raw: bytes) -> None:
-        with suppress(RagBoostError, MalformedBodyError):  # the proxy would forward it as it is
-            self._pieces.observe(parse_request(raw, (), formats=self._formats))
+    def add_body(self, raw: bytes) -> Detection:
+        """Add a request, and return what is seen of its documents."""
+        try:
+            request = parse_request(raw, (), formats=self._formats)
+            self._pieces.observe(request)
+            return request.detection
+        except MalformedBodyError:  # the proxy would forward it as it is
+            return Detection("malformed_body")
+        except RagBoostError:
+            return Detection("refused")
 
     def add_recorded(self, request: RecordedRequest) -> int:
         """Add a line of `proxy.record`; return its prompt tokens."""

@@ -1,6 +1,8 @@
 """LangChain documents in a Booster's order, with `metadata["ragboost"]`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from langchain_core.documents import Document as LangChainDocument
@@ -11,6 +13,7 @@ from ragboost.integrations.placement import Placed, named_document, place
 from ragboost.types import Document
 
 KEY = "ragboost"
+_MAX_SHOWN = 200  # characters of a value
 
 
 def as_document(document: LangChainDocument) -> Document | None:
@@ -36,14 +39,29 @@ def boosted_documents(
 
 
 def extra_body(
-    documents: Sequence[LangChainDocument], *, session_id: str | None = None
+    documents: Sequence[LangChainDocument],
+    *,
+    session_id: str | None = None,
+    show: Sequence[str] = ("title", "source"),
 ) -> dict[str, Any]:
     """Return the `extra_body` of a call: `llm.bind(extra_body=extra_body(documents))`.
 
     The proxy puts the documents, most relevant first, into the last user message, ordered and with
-    hints; those of earlier turns of `session_id` are not sent again.
+    hints; those of earlier turns of `session_id` are not sent again. `show` names the metadata that
+    the model reads above a text, so that it can cite it; longer values than 200 characters are left
+    out. Equal texts with other metadata are two documents.
     """
-    return ragboost_body(map(as_document, documents), session_id=session_id)
+    titled = [_titled(as_document(document), document.metadata, show) for document in documents]
+    return ragboost_body(titled, session_id=session_id)
+
+
+def _titled(
+    document: Document | None, metadata: Mapping[str, Any], show: Sequence[str]
+) -> Document | None:
+    values = [metadata.get(name) for name in show]
+    texts = [" ".join(str(v).split()) for v in values if isinstance(v, str | int | PurePath)]
+    title = ", ".join([text for text in dict.fromkeys(texts) if 0 < len(text) <= _MAX_SHOWN])
+    return replace(document, title=title) if document is not None and title else document
 
 
 def _copy(placed: Placed[LangChainDocument]) -> LangChainDocument:

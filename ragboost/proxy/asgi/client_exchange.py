@@ -1,7 +1,6 @@
 """Hold one client's exchange: its request, body and response, and whether it has left."""
 
 import asyncio
-import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -12,8 +11,6 @@ from urllib.parse import quote
 from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
-from ragboost.config import ProxySettings
-from ragboost.errors import RequestError
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.rewriting.headers import (
     RawHeaders,
@@ -46,6 +43,7 @@ class ClientExchange:
         self.receive = receive
         self.send = send
         self.endpoint = endpoint
+        # Of the request; those of a body that was decoded say what it is now.
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._path = str(scope["path"])
         given_id = get_header(self.headers, REQUEST_ID)
@@ -64,7 +62,7 @@ class ClientExchange:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._watch_connection: Callable[[Callable[[], None] | None], None] | None
-        self._watch_connection = _connection(scope).get("watch")
+        self._watch_connection = connection_of(scope).get("watch")
         self._task: asyncio.Task[Any] | None = None  # to cancel
         self._reader: asyncio.Task[None] | None = None
         self._is_ending = False  # servers report a disconnect after a complete response, too
@@ -183,62 +181,7 @@ class ClientExchange:
             self._task.cancel()
 
 
-class BodyTooLargeError(RequestError):
-    status = 413
-
-
-class BodyTimeoutError(RequestError):
-    status = 408
-
-
-class ClientDisconnectedError(Exception):
-    """The client disconnected while it was sending; there is nobody to respond to."""
-
-
-async def read_body(scope: Scope, receive: Receive, *, settings: ProxySettings) -> bytes:
-    """Receive a whole request body.
-
-    The declared length may be absent or wrong. Raises BodyTooLargeError, BodyTimeoutError, or
-    ClientDisconnectedError.
-    """
-    limit, seconds = settings.max_body_bytes, settings.body_timeout_s
-    declared = get_header(scope["headers"], b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit:
-        raise _too_large(int(declared), limit)
-    if _connection(scope).get("body_timeout_s", math.inf) <= seconds:
-        return await _receive_all(receive, limit)  # the server ends slower ones
-    try:
-        async with asyncio.timeout(seconds):
-            return await _receive_all(receive, limit)
-    except TimeoutError:
-        raise BodyTimeoutError(
-            f"the request body did not arrive within {seconds:g} s (proxy.body_timeout_s)"
-        ) from None
-
-
-async def _receive_all(receive: Receive, limit: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(size, limit)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks) if len(chunks) > 1 else chunk
-
-
-def _connection(scope: Scope) -> Mapping[str, Any]:
+def connection_of(scope: Scope) -> Mapping[str, Any]:
     """Return what the proxy's own server says of the connection; empty on any other."""
     connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION_EXTENSION, {})
     return connection
-
-
-def _too_large(size: int, limit: int) -> BodyTooLargeError:
-    return BodyTooLargeError(
-        f"the request body has at least {size} bytes; the limit is {limit} (proxy.max_body_bytes)"
-    )

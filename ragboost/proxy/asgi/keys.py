@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.watched_file import Refreshable, WatchedFile
-from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.rewriting.headers import CREDENTIALS, RawHeaders, get_header
 
 
 class UnauthorizedError(RequestError):
@@ -51,14 +51,15 @@ class ApiKeys:
         return keys
 
     def check(self, headers: RawHeaders) -> str:
-        """Look for an accepted key in `authorization: Bearer` or `x-api-key`, and return its team.
+        """Look for an accepted key in `authorization: Bearer`, `x-api-key` or `api-key`, and return
+        its team.
 
         A team shares context indexes; it is empty if there is one team.
         """
         if not self._teams:
             return ""
         scheme, _, token = (get_header(headers, b"authorization") or "").partition(" ")
-        candidates = [get_header(headers, b"x-api-key")]
+        candidates = [get_header(headers, name) for name in CREDENTIALS[1:]]
         if scheme.lower() == "bearer":
             candidates.append(token.strip())
         digests = [_digest(key) for key in candidates if key]

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.context import Context
+from ragboost.formats import Detection
 from ragboost.hosted.receipts import PromptCost
 from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
@@ -66,6 +67,12 @@ class Metrics:
         self.backend_up = gauge(
             "ragboost_backend_up", "1 for a healthy backend, 0 for one that is down.", ("backend",)
         )
+        self.backend_cache_absent = gauge(
+            "ragboost_backend_prefix_cache_absent",
+            "1 for a backend that reported no cached token in 60 responses for which cached tokens "
+            "were predicted, else 0.",
+            ("backend",),
+        )
         self.backend_hold_limit = gauge(
             "ragboost_backend_hold_limit_tokens",
             "Prompt tokens being computed by a backend from which the adaptive waiting room holds "
@@ -84,6 +91,12 @@ class Metrics:
         )
         self._bypass = self._counter(
             "ragboost_bypass_total", "Requests forwarded without boosting, by reason.", ("reason",)
+        )
+        self._detections = self._counter(
+            "ragboost_detections_total",
+            "Completions by what was seen of their documents: found, with the kind of their frame, "
+            "or why there is nothing to boost.",
+            ("detection", "frame"),
         )
         self._duration = self._histogram(
             "ragboost_request_duration_seconds",
@@ -125,10 +138,10 @@ class Metrics:
     def _declare_tokens(self) -> None:
         self._documents = self._counter(
             "ragboost_documents_total",
-            "Documents of boosted requests: sent, or dropped as duplicates.",
+            "Documents of boosted requests: sent, dropped as duplicates, or blank (without text).",
             ("result",),
         )
-        for result in ("sent", "dropped"):
+        for result in ("sent", "dropped", "blank"):
             self._documents.inc(0, result)
         self._prompt_tokens = self._counter(
             "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
@@ -268,6 +281,9 @@ class Metrics:
     def count_bypass(self, reason: str) -> None:
         self._bypass.inc(1, reason)
 
+    def count_detection(self, detection: Detection) -> None:
+        self._detections.inc(1, detection.name, detection.frame)
+
     def count_announcement(self, result: str) -> None:
         self._announcements.inc(1, result)
 
@@ -276,6 +292,9 @@ class Metrics:
         self._documents.inc(sent, "sent")
         self._documents.inc(len(context.retrieved) - sent, "dropped")
         self._predicted_tokens.inc(context.predicted_cached_tokens)
+
+    def count_blank(self, num: int) -> None:
+        self._documents.inc(num, "blank")
 
     def count_cache_break(self, cause: str, *, lost_tokens: int) -> None:
         self._cache_breaks.inc(1, cause)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
+from ragboost.formats import Detection
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.types import KEY_OF
@@ -44,6 +45,7 @@ class RecentRequests:
         usage: Usage | None,
         *,
         backend: str,
+        detection: Detection,
         bypass: str | None,
         cache_break: CacheBreak | None = None,
     ) -> None:
@@ -55,8 +57,10 @@ class RecentRequests:
             "model": request.model,
             "backend": backend,
             "status": request.status,
+            "detection": detection.name,
+            "frame": detection.frame or None,
             "bypass": bypass,
-            "cache_break": cache_break.header.decode() if cache_break else None,
+            "cache_break": cache_break.sentence if cache_break else None,
             "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,

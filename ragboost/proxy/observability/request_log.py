@@ -49,6 +49,7 @@ def describe(
     documents = found.documents if found is not None else ()
     doc_tokens = tuple(tokens.count_documents(documents))
     total = round((sum(sizes) or len(request.body.raw)) * ratio)
+    detection = request.detection
     return RecordedRequest(
         t_s=0.0,
         tenant=_hashed(*request.tenant_key),
@@ -59,6 +60,8 @@ def describe(
         doc_ids=tuple([document.key[:_HEX] for document in documents]),
         doc_tokens=doc_tokens,
         tail_tokens=total + (0 if inside else sum(doc_tokens)),
+        detection=detection.name,
+        frame=detection.frame,
     )
 
 

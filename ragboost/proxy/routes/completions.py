@@ -10,12 +10,9 @@ from starlette.types import Receive, Scope, Send
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
 from ragboost.hosted.receipts import PromptCost, find_price, prompt_cost, write_receipt
-from ragboost.proxy.asgi.client_exchange import (
-    ClientDisconnectedError,
-    ClientExchange,
-    read_body,
-)
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.paths import ForwardedPaths
+from ragboost.proxy.asgi.request_body import ClientDisconnectedError, read_body, read_text
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.metrics import HANDED_OVER
 from ragboost.proxy.observability.tracing import Tracing
@@ -25,7 +22,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.proxy.workers.worker_pool import WorkerLostError, WorkerSlot
-from ragboost.rewriting.headers import request_headers
+from ragboost.rewriting.headers import get_header, request_headers
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
@@ -66,7 +63,7 @@ class Passthrough:
 
     async def _answer_or_refuse(self, exchange: ClientExchange) -> None:
         try:
-            if self._keys is not None:
+            if self._keys is not None and not _is_preflight(exchange):
                 exchange.team = self._keys.check(exchange.headers)
             if self._paths is not None:
                 self._paths.check(exchange.target.partition("?")[0])
@@ -80,7 +77,7 @@ class Passthrough:
             exchange.outcome = "client_left"
 
     async def _answer(self, exchange: ClientExchange) -> None:
-        body = await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
+        body = await self._receive(exchange)
         with exchange, self._dispatcher.admission() as admission:
             try:
                 await self._forward(exchange, admission, body)
@@ -88,10 +85,22 @@ class Passthrough:
                 if self._has_notes:
                     exchange.notes.update(admission.notes)
 
+    async def _receive(self, exchange: ClientExchange) -> bytes:
+        return await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
+
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         self._dispatcher.assign(admission)
         upstream = UpstreamRequest(body, request_headers(exchange.headers))
         await relay(exchange, admission, upstream)
+
+
+def _is_preflight(exchange: ClientExchange) -> bool:
+    """Return True for a request that browsers send without a key, and that engines answer so."""
+    names = {name for name, _ in exchange.headers}
+    has_body = b"transfer-encoding" in names or get_header(
+        exchange.headers, b"content-length"
+    ) not in (None, "0")
+    return exchange.method == "OPTIONS" and not has_body
 
 
 class Completions(Passthrough):
@@ -108,6 +117,9 @@ class Completions(Passthrough):
         self._sync = state.sync
         self._log = state.log
         self._announcer = state.announcer
+
+    async def _receive(self, exchange: ClientExchange) -> bytes:
+        return await read_text(exchange, settings=self._settings.proxy)
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         prepare = partial(
@@ -158,6 +170,7 @@ class Completions(Passthrough):
         def write(usage: Usage) -> bytes:
             return write_receipt(
                 usage,
+                detection=upstream.detection,
                 predicted_tokens=admission.cached_tokens,
                 dropped_tokens=upstream.dropped_tokens,
                 bought_tokens=upstream.bought_tokens,
@@ -211,6 +224,7 @@ class Completions(Passthrough):
                 context,
                 usage,
                 backend=backend,
+                detection=upstream.detection,
                 bypass=bypass,
                 cache_break=upstream.cache_break,
             )
@@ -230,11 +244,19 @@ class Completions(Passthrough):
             exchange.notes["cached_tokens"] = usage.cached_tokens
             bought_tokens = usage.bought_tokens(upstream.bought_tokens)
             self._metrics.count_usage(usage, bought_tokens=bought_tokens)
-            await self._learn(upstream.tracked, usage, backend=backend)
+            await self._learn(upstream.tracked, usage, admission)
 
-    async def _learn(self, tracked: TrackedRequest | None, usage: Usage, *, backend: str) -> None:
-        cached_tokens = usage.cached_tokens
-        if tracked is None or cached_tokens is None or not tracked.is_at(backend):
+    async def _learn(
+        self, tracked: TrackedRequest | None, usage: Usage, admission: Admission
+    ) -> None:
+        cached_tokens, backend = usage.cached_tokens, admission.backend
+        if cached_tokens is None:
+            return
+        backend.prefix_cache.note(predicted=admission.cached_tokens, cached=cached_tokens)
+        if tracked is None or not tracked.is_at(backend.name):
+            return
+        if backend.prefix_cache.is_absent:
+            await tracked.forget_all()
             return
         error = self._sync.fidelity.record(
             predicted=tracked.predicted_tokens(cached_tokens),

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from ragboost.config import Settings
 from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH, Reply, decode_reply, encode
 from ragboost.errors import ConfigError, RequestError
-from ragboost.proxy.asgi.client_exchange import read_body
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
+from ragboost.proxy.asgi.request_body import read_body
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 

@@ -116,3 +116,31 @@ class VersionInfo(BaseModel):
     """The version of RAGBoost."""
 
     version: str
+
+
+class ExplainedDocument(BaseModel):
+    """A document that the proxy sees in a request."""
+
+    begins: str = Field(description="Its first words.")
+    tokens: int
+
+
+class RequestExplanation(BaseModel):
+    """What the proxy sees in a request, and what it would send."""
+
+    detection: str = Field(description="`found`, or the reason for which nothing is boosted.")
+    frame: str = Field(description="The marks around the documents; empty if there are none.")
+    documents: list[ExplainedDocument] = Field(description="In the client's order.")
+    order: list[int] = Field(
+        description="The documents sent, by their places in the client's order, if another request "
+        "had brought the same ones in reverse order."
+    )
+    note: str = Field(description="What the model would be told about them.")
+    tokens_before: int = Field(description="Of the texts that may hold documents.")
+    tokens_after: int
+    is_counted: bool = Field(description="By a tokenizer; else estimated.")
+    why: str = Field(description="Why nothing is boosted; empty if something is.")
+    advice: str = Field(description="The smallest change that helps; empty if there is none.")
+    sent: dict[str, Any] | None = Field(
+        description="The body for the backend; null if it is malformed or would be refused."
+    )

@@ -1,15 +1,15 @@
 """A session's messages, and what the engine was sent for them, as bytes for a store."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import msgspec
 
 from ragboost.booster import Turn
 from ragboost.errors import SessionUnreadableError
-from ragboost.rewriting.json_body import Link
+from ragboost.rewriting.json_body import Link, encode_json
 from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
-from ragboost.wires.openai_chat import AnswerMessage
+from ragboost.wires.chat_answers import AnswerMessage
 
 
 class SessionTurn(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class SessionTurn(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, new: Sequence[bytes], answer: AnswerMessage, delta: HistoryDelta) -> Self:
-        return cls([*new, encode_message(answer)], list(delta.sent), delta.turn)
+        return cls([*new, encode_json(answer)], list(delta.sent), delta.turn)
 
     def encode(self) -> bytes:
         return _ENCODER.encode(self)
@@ -39,7 +39,7 @@ _DECODER = msgspec.msgpack.Decoder(SessionTurn)
 def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistory:
     messages: list[bytes] = []
     if system is not None:
-        messages.append(encode_message({"role": "system", "content": system}))
+        messages.append(encode_json({"role": "system", "content": system}))
     try:
         decoded = [_DECODER.decode(turn) for turn in turns]
     except (msgspec.MsgspecError, RecursionError):
@@ -51,7 +51,3 @@ def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistor
         messages.extend(turn.messages)
     deltas = [HistoryDelta(tuple(turn.sent), turn.turn) for turn in decoded]
     return SessionHistory(tuple(messages), Conversation(deltas=deltas))
-
-
-def encode_message(message: Mapping[str, Any]) -> bytes:
-    return msgspec.json.encode(message)

@@ -7,6 +7,7 @@ import msgspec
 
 from ragboost.errors import RequestError
 from ragboost.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.proxy.routes.resent_history import refuse_resent
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
 
 # RAGBoost's own; all other fields of a turn's body are forwarded to the backend.
@@ -25,7 +26,8 @@ def make_turn(raw: bytes, history: Sequence[bytes], *, model: str | None) -> Tur
     """Append a turn to its session's history, whose `model` is used if the body names none.
 
     The body has `query` or `messages`, optionally `documents` or a `ragboost` object; its other
-    fields are kept. A RequestError names the field that is wrong.
+    fields are kept. A RequestError names the field that is wrong, a SessionConflictError the
+    messages that the session has already.
     """
     try:
         payload = JsonBody(raw)
@@ -33,6 +35,7 @@ def make_turn(raw: bytes, history: Sequence[bytes], *, model: str | None) -> Tur
         raise RequestError(f"the body must be a JSON object: {error}") from None
     body = payload.fields
     new = _new_messages(payload)
+    refuse_resent(body.get("messages") or (), history)
     fields: dict[str, Any] = {
         name: msgspec.Raw(payload.field_bytes(name)) for name in body if name not in _TURN_FIELDS
     }

@@ -23,12 +23,10 @@ from ragboost.errors import (
     SessionNotFoundError,
     SessionStoreError,
 )
-from ragboost.proxy.asgi.client_exchange import (
-    BodyTooLargeError,
-    ClientExchange,
-    read_body,
-)
+from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.asgi.content_coding import BodyTooLargeError
 from ragboost.proxy.asgi.errors import invalid_request
+from ragboost.proxy.asgi.request_body import read_text
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (
@@ -46,8 +44,9 @@ from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import user_of
+from ragboost.rewriting.parsed_request import run_bytes
 from ragboost.sessions import ChatSession, ChatSessionStore
-from ragboost.wires.openai_chat import AnswerMessage
+from ragboost.wires.chat_answers import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"
@@ -73,7 +72,7 @@ class SessionRoutes:
                 self.create_session,
                 method="POST",
                 status_code=201,
-                errors=(400, 401, 408, 413),
+                errors=(400, 401, 408, 413, 415),
                 openapi_extra={"requestBody": {"content": new}},
             ),
             route(_PATH, self.list_sessions, errors=(400, 401, 404)),
@@ -164,7 +163,7 @@ class _Guarded(Passthrough):
         self._app = app
 
     async def _answer(self, exchange: ClientExchange) -> None:
-        body = await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
+        body = await read_text(exchange, settings=self._settings.proxy)
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -205,7 +204,8 @@ class SessionTurns(Completions):
                     f"session {session_id} has just changed; retry", param="session_id"
                 )
             history = read_history(turns, system=session.system)
-            request = make_turn(body, history.messages, model=session.model)
+            make = partial(make_turn, body, history.messages, model=session.model)
+            request = await run_bytes(make, len(body) + sum(map(len, history.messages)))
             upstream = await self._prepare(exchange, admission, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 

@@ -123,11 +123,14 @@ class StatusRoutes:
         metrics.sessions.set(len(state.boosting.conversations))
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.queue_depth.set(state.dispatcher.num_waiting)
-        for gauge in (metrics.backend_up, metrics.backend_running, metrics.backend_hold_limit):
+        gauges = (metrics.backend_up, metrics.backend_running, metrics.backend_hold_limit)
+        for gauge in (*gauges, metrics.backend_cache_absent):
             gauge.clear()  # of backends that were removed
         for backend in state.backends.all:
             metrics.backend_up.labels(backend.name).set(backend.is_healthy)
             metrics.backend_running.labels(backend.name).set(backend.load.running)
+            is_absent = backend.prefix_cache.is_absent
+            metrics.backend_cache_absent.labels(backend.name).set(is_absent)
         for name, tokens in state.dispatcher.hold_limits.items():
             metrics.backend_hold_limit.labels(name).set(tokens)
         return metrics.render()

@@ -60,7 +60,7 @@ class Admission:
         self.cached_by_backend: Sequence[float] | npt.NDArray[np.float64] = ()
         self.announce: Callable[[Admission], None] | None = None  # called once, if it has to wait
         # Its place.
-        self.cached_tokens = 0  # tokens of it that the backend's prefix cache should hold
+        self._cached_tokens = 0
         self.planned: Order | None = None  # the order of its documents, if it was planned
         self.is_running = False  # it has been sent, or is about to be
         self.is_prefilling = False  # it is running, and its response has not begun
@@ -88,6 +88,16 @@ class Admission:
     def backend(self) -> Backend:
         assert self._backend is not None, "the request is not assigned yet"
         return self._backend
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of it that the backend's prefix cache should hold; 0 for one that has none."""
+        is_absent = self._backend is not None and self._backend.prefix_cache.is_absent
+        return 0 if is_absent else self._cached_tokens
+
+    @cached_tokens.setter
+    def cached_tokens(self, tokens: int) -> None:
+        self._cached_tokens = tokens
 
     @property
     def leading(self) -> Request | None:

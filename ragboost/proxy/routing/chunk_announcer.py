@@ -18,7 +18,7 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.headers import CREDENTIALS, RawHeaders
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, run_bytes
 from ragboost.rewriting.rewriter import Rewriting
 
@@ -26,7 +26,6 @@ _MAX_IN_FLIGHT = 8  # for each backend; further ones are dropped
 # Of bodies, for all backends: they are rendered beside requests, and kept until they are sent.
 _MAX_IN_FLIGHT_BYTES = 8 << 20
 _TIMEOUT_S = 2.0
-_CREDENTIALS = (b"authorization", b"x-api-key")
 _PATHS: Mapping[str, str] = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 
 
@@ -80,7 +79,7 @@ class ChunkAnnouncer:
             body = await run_bytes(partial(self._body, request), len(raw))
             if body is None or not path:
                 return
-            credentials = [header for header in headers if header[0] in _CREDENTIALS]
+            credentials = [header for header in headers if header[0] in CREDENTIALS]
             status, _ = await backend.ask(
                 f"/chunk_prefetch{path}", body=body, headers=credentials, timeout_s=_TIMEOUT_S
             )

@@ -18,15 +18,15 @@ from ragboost.errors import (
     StaleConnectionError,
     UnreadRequestError,
 )
+from ragboost.proxy.upstream.cache_witness import CacheWitness
 from ragboost.proxy.upstream.client import ConnectionPool, UpstreamResponse
-from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.headers import CREDENTIALS, RawHeaders
 
 _READY_TIMEOUT_S = 2.0
 _MAX_FETCHED_BYTES = 4 * 1024 * 1024
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
 _IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE")  # RFC 9110 section 9.2.2
 _RANK_HEADER = b"x-data-parallel-rank"
-_KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
 class Load(msgspec.Struct, array_like=True):
@@ -73,6 +73,7 @@ class Backend:
         self.problem: str | None = None
         self.number = 0  # position among `Backends.all`
         self.num_failures = 0
+        self.prefix_cache = CacheWitness(self.name)
         api_key = (replica and replica.api_key) or settings.api_key
         self.has_own_key = bool(replica and replica.api_key)
         # For the requests from now on; None: the client's is forwarded.
@@ -209,12 +210,12 @@ class Backend:
         if self.api_key is None and not self.hides_client_keys:
             is_given = self._login is None or any(name == b"authorization" for name, _ in headers)
             return headers if is_given else [*headers, (b"authorization", self._login or b"")]
-        kept = [header for header in headers if header[0] not in _KEY_HEADERS]
+        kept = [header for header in headers if header[0] not in CREDENTIALS]
         if self.api_key is not None:
             key = self.api_key.encode()
             kept.append((b"authorization", b"Bearer " + key))
-            if any(name == b"x-api-key" for name, _ in headers):
-                kept.append((b"x-api-key", key))
+            given = {name for name, _ in headers}
+            kept.extend([(name, key) for name in CREDENTIALS[1:] if name in given])
         return kept
 
     def _target(self, target: str) -> str:

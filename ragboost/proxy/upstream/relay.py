@@ -12,10 +12,12 @@ from typing import Protocol
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
+from ragboost.formats import Detection
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
+from ragboost.proxy.upstream.locations import LOCATIONS, client_location
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.rewriting.parsed_request import Bypass
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 RECEIPT = b"x-ragboost-receipt"
 _EVENT_STREAM = "text/event-stream"
 _NO_DELTA = HistoryDelta()
+_UNREAD = Detection("malformed_body")
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class UpstreamRequest:
     body: bytes
     headers: RawHeaders = ()  # without the request id
     model: str = ""  # named by the client
+    detection: Detection = _UNREAD  # what was seen of its documents
     bypass: Bypass | None = None  # why nothing was boosted
     context: Context | None = None  # of the boosted documents
     num_documents: int = 0  # in this turn's part of the payload
@@ -68,6 +72,8 @@ class UpstreamRequest:
             (b"x-ragboost-documents-dropped", b"%d" % self.num_dropped),
             (b"x-ragboost-overhead-ms", b"%.3f" % (self.seconds * 1000)),
         ]
+        if self.detection.frame:
+            headers.append((b"x-ragboost-frame", self.detection.frame.encode()))
         if self.bypass is not None:
             headers.append((b"x-ragboost-bypass", self.bypass.reason.encode()))
         if self.cache_break is not None:
@@ -79,6 +85,8 @@ class UpstreamRequest:
         return {
             "documents": self.num_documents,
             "documents_dropped": self.num_dropped,
+            "detection": self.detection.name,
+            "frame": self.detection.frame or None,
             "bypass": self.bypass.reason if self.bypass else None,
             "cache_break": str(self.cache_break.cause) if self.cache_break else None,
             "overhead_ms": round((self.seconds or 0.0) * 1000, 3),
@@ -159,7 +167,13 @@ async def _send_head(
     *,
     is_stream: bool,
 ) -> None:
-    headers = response_headers(response.headers)
+    mount = exchange.scope.get("root_path", "")
+    headers = [
+        (name, client_location(value, backend_url=slot.backend.url, mount=mount))
+        if name in LOCATIONS
+        else (name, value)
+        for name, value in response_headers(response.headers)
+    ]
     if reader is not None and reader.start(is_stream=is_stream):
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:

@@ -1,12 +1,14 @@
 """Read the usage and the assistant's messages of a response while it is relayed."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from ragboost.wires.openai_chat import AnswerDeltas, AnswerMessage, read_answers
+from ragboost.rewriting.json_body import decode_json
+from ragboost.wires.chat_answers import AnswerDeltas, AnswerMessage, read_answers
+from ragboost.wires.registry import ANY
 from ragboost.wires.usage import (
     OURS_START,
     USAGE_START,
@@ -24,6 +26,14 @@ _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
 _DONE = b"data: [DONE]"
 _DECODER = msgspec.json.Decoder()
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# What a usage event consists of.
+_USAGE_EVENT = frozenset(
+    [
+        *("choices", "created", "id", "model", "object"),
+        *("obfuscation", "service_tier", "system_fingerprint", *ANY.usage),
+    ]
+)
 
 
 class ResponseReader:
@@ -131,7 +141,7 @@ class ResponseReader:
         if not may_have_usage and self._on_messages is None:
             return event
         data = _data(event)
-        answer = _decode(data)
+        answer = _decode(data) if self._deltas is None else decode_json(data)
         if answer is None:
             text = data.strip()
             if text == b"[DONE]":
@@ -145,7 +155,7 @@ class ResponseReader:
         if usage is not None:
             self.usage = merge_usage(self.usage, usage)
             if self._strips_usage and is_usage_event(answer):
-                return b""
+                return _without_usage(event, data, answer)
         return self._with_receipt(event, answer) if may_have_usage else event
 
     def _with_receipt(self, event: bytes, answer: Any) -> bytes:
@@ -167,7 +177,10 @@ class ResponseReader:
         return edited if _decode(receipt).items() <= written.items() else event
 
     def _read_json(self) -> None:
-        answer = _decode(b"".join(self._chunks)) if self._is_readable else None
+        answer = None
+        if self._is_readable:
+            decode = _decode if self._on_messages is None else decode_json
+            answer = decode(b"".join(self._chunks))
         messages: list[AnswerMessage] = []
         if isinstance(answer, dict):
             self.usage = read_usage(answer)
@@ -186,6 +199,19 @@ class ResponseReader:
 
 def _data(event: bytes) -> bytes:
     return b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")])
+
+
+def _without_usage(event: bytes, data: bytes, answer: Mapping[str, Any]) -> bytes:
+    """Return a usage event with what else the backend says in it; empty if that is nothing."""
+    if not any(value for name, value in answer.items() if name not in _USAGE_EVENT):
+        return b""
+    try:
+        fields = _FIELDS.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return event
+    kept = {name: value for name, value in fields.items() if name not in ANY.usage}
+    end = event[len(event.rstrip()) :] or b"\n\n"
+    return b"data: " + msgspec.json.encode(kept) + end
 
 
 def _decode(data: bytes) -> Any:

@@ -19,8 +19,19 @@ from tests.fuzz.texts.layouts import LAYOUTS, Layout
 from tests.fuzz.texts.oracle import Text
 from tests.fuzz.texts.templates import HEADS, TAILS, Template
 
-PLACES = ("system", "user", "parts", "tool", "prompt", "anthropic", "both", "pasted", "plain")
-_WEIGHTS = (4, 5, 1, 3, 1, 1, 1, 1, 1)
+_PLACES = {
+    "system": 4,
+    "user": 5,
+    "parts": 1,
+    "tool": 3,
+    "prompt": 1,
+    "anthropic": 1,
+    "both": 1,
+    "object": 1,
+    "field": 1,
+    "pasted": 1,
+    "plain": 1,
+}
 _POOL = 9
 _MAX_TURNS = 4
 
@@ -44,6 +55,7 @@ class TextRequest:
         body: its JSON.
         about: tenant, layout, place and template, for reports.
         outside: texts of the body that are not in messages, by field.
+        elements: of the `documents` field.
         messages: of the body.
         sent: what the first messages must be sent as: the backend received them so before.
     """
@@ -56,6 +68,7 @@ class TextRequest:
     outside: dict[str, Text]
     messages: tuple[TextMessage, ...]
     sent: tuple[str, ...] = ()
+    elements: tuple[Any, ...] = ()
 
     @property
     def texts(self) -> list[Text]:
@@ -96,8 +109,8 @@ class Application:
         self._rng = rng
         self.tenant = tenant
         self.layout = layout or rng.choice(LAYOUTS)
-        self.place = place or rng.choices(PLACES, _WEIGHTS)[0]
-        self._contents = Contents(rng, f"{tenant}{number}")
+        self.place = place or rng.choices([*_PLACES], [*_PLACES.values()])[0]
+        self._contents = Contents(rng, f"{tenant}{number}", has_lists=not self.layout.is_bare)
         is_bare = self.place == "tool" and (self.layout.is_json or rng.random() < 0.6)
         self._template = Template("", "") if is_bare else self._draw_template()
         self._pool = [self._contents.draw(at) for at in range(_POOL)]
@@ -109,7 +122,8 @@ class Application:
         """Write the next request: of a conversation that goes on, or of a new one."""
         rng = self._rng
         self.num_asked += 1
-        open_talks = [talk for talk in self._talks if talk.num_turns < _MAX_TURNS]
+        most = 0 if self.place in ("object", "field") else _MAX_TURNS  # without a name: alone
+        open_talks = [talk for talk in self._talks if talk.num_turns < most]
         talk = rng.choice(open_talks) if open_talks and rng.random() < 0.5 else Talk()
         if talk not in self._talks:
             self._talks.append(talk)
@@ -156,6 +170,11 @@ class Application:
             path = MESSAGES
             outside["system"] = self._listed(documents, "as asked below")
             history.append(_message("user", Text(question)))
+        elif self.place in ("object", "field"):
+            given = tuple(document for document in documents if document.text.strip())
+            rendered = given if self.place == "object" else ()
+            history.append(_message("user", Text(question, documents=rendered)))
+            documents = given
         elif self.place in ("system", "both"):
             system = _message("system", self._listed(documents, "as asked below"))
             asked = Text(question)
@@ -166,7 +185,7 @@ class Application:
         else:
             history += self._new_messages(documents, question)
         talk.pending = tuple(history)
-        return self._request(talk, outside, path=path, number=number)
+        return self._request(talk, outside, documents, path=path, number=number)
 
     def _new_messages(self, documents: Sequence[Doc], question: str) -> list[TextMessage]:
         if self.place == "tool":
@@ -176,7 +195,7 @@ class Application:
         if self.place == "pasted":
             return self._pasted(question)
         if self.place == "plain":
-            return [_message("user", Text(f"{documents[0].text}\n\n{question}"))]
+            return [_message("user", Text(f"{self._contents.prose()}\n\n{question}"))]
         return [_message("user", self._listed(documents, question))]
 
     def _pasted(self, question: str) -> list[TextMessage]:
@@ -193,9 +212,20 @@ class Application:
         ]
 
     def _request(
-        self, talk: Talk, outside: dict[str, Text], *, path: str, number: int
+        self,
+        talk: Talk,
+        outside: dict[str, Text],
+        documents: Sequence[Doc],
+        *,
+        path: str,
+        number: int,
     ) -> TextRequest:
         fields: dict[str, Any] = {"model": "m", "max_tokens": 8}
+        elements = [{"id": d.id, "title": d.title, "text": d.text} for d in documents]
+        if self.place == "object" and elements:
+            fields["ragboost"] = {"documents": elements}
+        if self.place == "field":
+            fields["documents"] = elements
         fields |= {name: text.written for name, text in outside.items()}
         body = json.dumps(fields)
         if path != COMPLETIONS:
@@ -209,8 +239,17 @@ class Application:
         key = (b"authorization", f"Bearer {self.tenant}".encode())
         headers = (key, (NUMBER_HEADER.encode(), str(number).encode()))
         about = f"{self.tenant}, {self.layout.name!r}, {self.place}, {self._template}"
-        messages = talk.pending
-        return TextRequest(number, path, headers, body, about, outside, messages, talk.sent[:kept])
+        return TextRequest(
+            number,
+            path,
+            headers,
+            body,
+            about,
+            outside,
+            talk.pending,
+            talk.sent[:kept],
+            tuple(fields.get("documents", ())),
+        )
 
 
 ANSWER = "It is so."

@@ -49,6 +49,7 @@ MARKS = (
     "[Same as tool result # above.]",
     "Document 78a4a727: ~",
 )
+_SINGLE_MARKS = tuple(mark for mark in MARKS if mark.count("~") < 2)  # that are no list
 _SPACES = (
     "\u200f",
     "\u202e~\u202c",
@@ -69,17 +70,19 @@ class Contents:
     Args:
         rng: the only source of chance.
         owner: name in the documents' markers.
+        has_lists: some documents are lists of small documents.
     """
 
-    def __init__(self, rng: random.Random, owner: str) -> None:
+    def __init__(self, rng: random.Random, owner: str, *, has_lists: bool = True) -> None:
         self._rng = rng
         self._owner = owner
+        self._has_lists = has_lists
         self._texts: list[str] = []
         self._kinds: Sequence[tuple[float, Callable[[], str]]] = (
             (0.20, self._plain),
             (0.26, self._marked),
             (0.10, self._faq),
-            (0.12, self._list),
+            (0.12 * has_lists, self._list),
             (0.10, self._file),
             (0.10, self._relative),
             (0.06, self._odd),
@@ -100,6 +103,10 @@ class Contents:
         name = rng.choice(_ODD_NAMES) if odd else f"{number}-{rng.choice(_NAMES)}"
         return Doc(self._owner, number, name, f"{rng.choice(_TITLES)} ({number})", text)
 
+    def prose(self) -> str:
+        """Return a text that holds no list."""
+        return self._rng.choice((self._plain, self._faq))()
+
     def sentence(self) -> str:
         """Return a sentence of ordinary words."""
         return f"{' '.join(self._rng.choices(_WORDS, k=self._rng.randint(6, 14))).capitalize()}."
@@ -112,7 +119,7 @@ class Contents:
     def mark(self) -> str:
         """Return a mark of any frame, with its holes filled."""
         rng = self._rng
-        text = rng.choice(MARKS)
+        text = rng.choice(MARKS if self._has_lists else _SINGLE_MARKS)
         while "~" in text:
             text = text.replace("~", " ".join(rng.choices(_WORDS, k=rng.choice((1, 3, 6)))), 1)
         return text.replace("#", str(rng.randint(0, 6))) if "##" not in text else text
@@ -160,7 +167,9 @@ class Contents:
     def _file(self) -> str:
         """Return a pasted file: code, XML, JSON, a log, a table, a patch."""
         return write_file(
-            self._rng, [self.sentence() for _ in range(self._rng.randint(3, 6))], is_inner=True
+            self._rng,
+            [self.sentence() for _ in range(self._rng.randint(3, 6))],
+            is_inner=self._has_lists,
         )
 
     def _relative(self) -> str:

@@ -124,7 +124,8 @@ def _choose(rng: random.Random, applications: list[Application], number: int) ->
 def _outcome(request: TextRequest, body: bytes, reply: Reply) -> str:
     """Name what the proxy did, for the report."""
     if not any(text.layout for text in request.texts):
-        return "texts without documents"
+        is_given = request.elements or any(text.documents for text in request.texts)
+        return "documents beside texts" if is_given else "texts without documents"
     is_found = dict(reply.headers).get(b"x-ragboost-documents", b"0") != b"0"
     is_same = _texts_of(body) == [text.written for text in request.texts]
     return f"texts {'found' if is_found else 'not found'}, {'same' if is_same else 'rewritten'}"
@@ -155,13 +156,16 @@ def _check_body(request: TextRequest, body: bytes) -> Iterator[tuple[str, str]]:
     if len(texts) != len(received):
         yield "changed", f"{len(received)} texts of {len(texts)}"
         return
-    reader = Reader(any(text.layout for text in texts))
+    reader = Reader(bool(request.elements) or any(text.documents for text in texts))
     for text, now in zip(texts, received, strict=True):
         yield from reader.check(text, now)
 
 
 def _check_fields(request: TextRequest, decoded: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Compare all but the texts: fields, roles, calls, the number of messages and parts."""
+    listed = {json.dumps(element) for element in decoded.get("documents", ())}
+    if listed != {json.dumps(element) for element in request.elements}:
+        yield "changed", f"documents: {listed}"
     now, mine = _without_texts(decoded), _without_texts(json.loads(request.body))
     if now != mine:
         yield "changed", difference(json.dumps(mine), json.dumps(now))
@@ -173,6 +177,7 @@ def _without_texts(value: Any) -> Any:
         return {
             name: "" if name in is_text and isinstance(item, str) else _without_texts(item)
             for name, item in value.items()
+            if name not in ("documents", "ragboost")
         }
     return [_without_texts(item) for item in value] if isinstance(value, list) else value
 

@@ -53,6 +53,11 @@ class Layout:
         """The units count."""
         return "n" in _HOLE.findall(self.unit)
 
+    @property
+    def is_bare(self) -> bool:
+        """Documents have no marks: a list in one of them is a list of the text."""
+        return self.unit == "§text" and self.between.isspace()
+
     def parts(self, document: Doc, place: int) -> tuple[Part, ...]:
         """Return a document's unit at a place (from 0), in parts."""
         return tuple(self._parts(document, str(self.first + place)))

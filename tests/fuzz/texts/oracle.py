@@ -5,13 +5,16 @@ if it is the client's own frame with whole documents in some order: marks in the
 with their documents, numbers renamed at most, nothing else moved. Shares no code with the proxy.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tests.fuzz.corpus import Doc
+from tests.fuzz.texts.json_lists import is_same_data
 from tests.fuzz.texts.layouts import Layout, Part
 
 # The sentences that the documentation quotes: what the proxy may write into a text.
@@ -25,6 +28,8 @@ _NOTES = (
 _CITATION = re.compile(r"Cite documents by their numbers: ([^\n]*)")
 _NUMBER = re.compile(r"[0-9A-Za-z]{1,16}")
 _MAX_NOTES = 3
+_MAX_SPACE = 6  # white space on each side of a note that may come with it
+_LONGEST_LABEL = 120
 _LONG = 40  # a text that does not stand in another by chance
 
 KINDS = (
@@ -45,7 +50,8 @@ class Text:
         head: what stands before the list, or the whole text.
         tail: what stands behind it.
         layout: of the list; None without one.
-        documents: of the list.
+        documents: of the list; without a layout, those of a `ragboost` object, which the proxy
+            renders into this text.
         cites: the texts around let the model cite by number.
         is_pasted: a file with records, in a message of the user.
     """
@@ -84,6 +90,9 @@ class Reader:
 
     def check(self, text: Text, received: str) -> Iterator[TextFault]:
         """Yield the faults of one text."""
+        if text.layout is None and text.documents:
+            yield from _check_rendered(text, received)
+            return
         if text.layout is None:
             may_note = self.has_documents and is_noted(text.written, received)
             if received != text.written and not may_note:
@@ -92,15 +101,27 @@ class Reader:
         reading = None
         if received != text.written:
             reading = _Reading(text, text.layout, received, tuple(self.earlier))
-            if not reading.matches():
+            if not reading.matches() and not self._is_same_data(text, received):
                 yield _classified(text, text.layout, received)
-            elif reading.has_note_inside:
-                yield TextFault("note", both(text.written, received))
             elif fault := reading.wrong_citation():
                 yield TextFault("citation", f"{fault}: {both(text.written, received)}")
         for place, document in enumerate(text.documents):
             if reading is None or place not in reading.replaced:
                 self.earlier.append(document.text)
+
+    def _is_same_data(self, text: Text, received: str) -> bool:
+        """Compare a text that is JSON as data."""
+        layout = text.layout
+        if layout is None or not layout.is_json or text.head or text.tail:
+            return False
+
+        def is_reference(old: str, new: str) -> bool:
+            found, core = _REFERENCE.fullmatch(new.strip()), old.strip()
+            there = (*self.earlier, *(document.text for document in text.documents))
+            is_there = sum(core == each.strip() for each in there) > 1
+            return bool(found and is_there and _begins(core, found[2]))
+
+        return is_same_data(text.written, received, is_reference=is_reference)
 
 
 class _Reading:
@@ -108,7 +129,6 @@ class _Reading:
 
     Attributes:
         replaced: places (of the client) of the documents that a reference stands for.
-        has_note_inside: a note stands between the documents.
         labels: what stands for the number at each place, with the document there.
     """
 
@@ -122,16 +142,12 @@ class _Reading:
             for document in documents
         ]
         self.replaced: set[int] = set()
-        self.has_note_inside = False
         self.labels: list[tuple[str, int]] = []
 
     def matches(self) -> bool:
         """Find an order; the beginning up to the first document must be the client's."""
         if not self._received.startswith(f"{self._text.head}{self._layout.before}"):
             return False
-        if self._place(0, self._start, ()):
-            return True
-        self.has_note_inside = True
         return self._place(0, self._start, ())
 
     def _place(self, place: int, at: int, used: tuple[tuple[int, bool, str], ...]) -> bool:
@@ -141,45 +157,30 @@ class _Reading:
             self.replaced = {document for document, is_reference, _ in used if is_reference}
             self.labels = [(label, document) for document, _, label in used]
             return True
-        starts = [at] if place == 0 else self._next_starts(at)
-        for start in starts:
-            for document in sorted(range(len(documents)), key=lambda each: each != place):
-                if document in taken:
-                    continue
-                shown = [documents[each].text for each, is_reference, _ in used if not is_reference]
-                parts = self._units[document][place]
-                for end, is_reference, label in self._unit(
-                    parts, document, place, start, shown, ""
-                ):
-                    if self._place(place + 1, end, (*used, (document, is_reference, label))):
-                        return True
+        between = self._layout.between if place else ""
+        if not self._received.startswith(between, at):
+            return False
+        for document in sorted(range(len(documents)), key=lambda each: each != place):
+            if document in taken:
+                continue
+            shown = [documents[each].text for each, is_reference, _ in used if not is_reference]
+            parts = self._units[document][place]
+            start = at + len(between)
+            for end, is_reference, label in self._unit(parts, document, place, start, shown, ""):
+                if self._place(place + 1, end, (*used, (document, is_reference, label))):
+                    return True
         return False
 
     def _are_repeated(self, taken: set[int]) -> bool:
         """Say if all documents that are left out are repeated, with their names, by others."""
-        documents, layout = self._text.documents, self._layout
+        there = [self._shown(place) for place in taken]
+        missing = set(range(len(self._text.documents))) - taken
+        return all(self._shown(place) in there for place in missing)
 
-        def shown(place: int) -> list[str]:
-            parts = layout.parts(documents[place], place)
-            return [part.text.strip() for part in parts if part.kind != "n"]
-
-        there = [shown(place) for place in taken]
-        return all(shown(at) in there for at in range(len(documents)) if at not in taken)
-
-    def _next_starts(self, at: int) -> Iterator[int]:
-        """Yield where the next document may begin, behind the mark between two."""
-        between = self._layout.between
-        if self._received.startswith(between, at):
-            yield at + len(between)
-        if not self.has_note_inside:
-            return
-        for pattern in _NOTES:
-            if found := pattern.search(self._received, at):
-                for start, end in _stretches(self._received, found.start(), found.end()):
-                    gap = self._received[at:start]
-                    rest = between[len(gap) :]
-                    if between.startswith(gap) and self._received.startswith(rest, end):
-                        yield end + len(rest)
+    def _shown(self, place: int) -> list[str]:
+        """Return what the unit of a document says, apart from its number."""
+        parts = self._units[place][place]
+        return [part.text.strip() for part in parts if part.kind != "n"]
 
     def _unit(
         self,
@@ -226,7 +227,7 @@ class _Reading:
         text, other = (self._text.documents[each].text for each in (document, place))
         encode, core = self._layout.encode, text.strip()
         for lead in dict.fromkeys((_lead(text), _lead(other))):
-            for trail in dict.fromkeys((_trail(text), _trail(other))):
+            for trail in dict.fromkeys((_trail(text), _trail(other), "")):
                 written = encode(f"{lead}{core}{trail}")
                 if self._received.startswith(written, at):
                     yield at + len(written), False
@@ -241,7 +242,9 @@ class _Reading:
 
     def _ends(self, at: int) -> bool:
         tail = f"{self._layout.after}{self._text.tail}"
-        return is_noted(tail, self._received[at:])
+        rest = self._received[at:]
+        # White space at the end of the last document may stand behind a note.
+        return is_noted(tail, rest) or is_noted(tail.lstrip(), rest.lstrip())
 
     def wrong_citation(self) -> str | None:
         """Describe a number that names another document than the client's, without a note."""
@@ -250,12 +253,19 @@ class _Reading:
         note = _CITATION.findall(self._received[self._start :])
         listed = note[-1] if note else ""
         for label, document in self.labels:
-            own = str(self._layout.first + document)
-            if label == own and not re.search(rf"(?<!\w){re.escape(label)}\W+is\W", listed):
+            if not listed and label == str(self._layout.first + document):
                 continue
-            pair = rf"{re.escape(label)}\W+is\W+(?:[^\d\s,]+\W*)?{own}(?!\d)"
-            if not re.search(pair, listed):
-                return f"{label} stands for {own}, and is not noted: {listed!r}"
+            # Of equal documents any number will do.
+            numbers = [
+                self._layout.first + place
+                for place in range(len(self._text.documents))
+                if self._shown(place) == self._shown(document)
+            ]
+            pairs = (
+                rf"{re.escape(label)}\W+is\W+(?:[^\d\s,]+\W*)?({'|'.join(map(str, numbers))})(?!\d)"
+            )
+            if not re.search(pairs, listed):
+                return f"{label} stands for {numbers}, and is not noted: {listed!r}"
         return None
 
 
@@ -287,11 +297,11 @@ def _is_noted(written: str, received: str, most: int) -> bool:
 
 
 def _stretches(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield a note with some or all of the line ends around it."""
+    """Yield a note with some or all of the white space around it."""
     first, last = start, end
-    while first > 0 and text[first - 1] in "\r\n" and start - first < 4:
+    while first > 0 and text[first - 1] in " \r\n" and start - first < _MAX_SPACE:
         first -= 1
-    while last < len(text) and text[last] in "\r\n" and last - end < 4:
+    while last < len(text) and text[last] in " \r\n" and last - end < _MAX_SPACE:
         last += 1
     for begin in range(start, first - 1, -1):
         for stop in range(last, end - 1, -1):
@@ -307,13 +317,32 @@ def _trail(text: str) -> str:
 
 
 def _begins(text: str, quoted: str) -> bool:
+    with suppress(ValueError):  # a quotation inside a JSON string
+        quoted = json.loads(f'"{quoted}"')
     squeezed = "".join(quoted.replace("\\n", " ").replace("\\", "").split())
     return "".join(text.replace("\\n", " ").replace("\\", "").split()).startswith(squeezed)
+
+
+def _check_rendered(text: Text, received: str) -> Iterator[TextFault]:
+    """Find each document whole in the text, and nothing else of any length."""
+    rest = received
+    for core in sorted((d.text.strip() for d in text.documents), key=len, reverse=True):
+        if core not in received:
+            yield TextFault("cut", f"{core[:80]!r}: {both(text.head, received)}")
+        rest = rest.replace(core, "", 1)
+    if text.head not in rest:
+        yield TextFault("changed", both(text.head, received))
+    for line in rest.replace(text.head, "", 1).splitlines():
+        is_ours = any(p.search(line) for p in (*_NOTES, _REFERENCE))
+        if len(line) > _LONGEST_LABEL and not is_ours:
+            yield TextFault("mixed", f"{line!r}: {both(text.head, received)}")
 
 
 def _classified(text: Text, layout: Layout, received: str) -> TextFault:
     """Say what is wrong with a text that is not the client's frame."""
     detail = both(text.written, received)
+    if _has_note_inside(text, layout, received):
+        return TextFault("note", detail)
     for document in text.documents:
         whole = layout.encode(document.text.strip())
         if received.count(whole) < text.written.count(whole):
@@ -323,6 +352,34 @@ def _classified(text: Text, layout: Layout, received: str) -> TextFault:
         if len(whole) > _LONG and received.count(whole) > text.written.count(whole):
             return TextFault("doubled", f"document {document.number}: {detail}")
     return TextFault("mixed", detail)
+
+
+def _has_note_inside(text: Text, layout: Layout, received: str) -> bool:
+    """Say if all is right, white space aside, once the notes between documents are taken out."""
+    rest = received
+    for pattern in _NOTES:
+        for found in pattern.finditer(received):
+            if rest.count(found[0]) > text.written.count(found[0]):
+                rest = rest.replace(found[0], "", 1)
+    if rest == received:
+        return False
+    documents = tuple(
+        replace(each, text=_bare(each.text), id=_bare(str(each.id)), title=_bare(each.title or ""))
+        for each in text.documents
+    )
+    bare = replace(text, head=_bare(text.head), tail=_bare(text.tail), documents=documents)
+    frame = replace(
+        layout,
+        unit=_bare(layout.unit),
+        between=_bare(layout.between),
+        before=_bare(layout.before),
+        after=_bare(layout.after),
+    )
+    return _Reading(bare, frame, _bare(rest), ()).matches()
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())
 
 
 def both(before: str, now: str) -> str:

@@ -1,12 +1,19 @@
 """Random texts break no rule, and the oracle for texts sees every kind of broken rule."""
 
+import json
 import logging
+import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.fuzz.backend import Answer, Backend
 from tests.fuzz.corpus import Doc
-from tests.fuzz.driver import Report
-from tests.fuzz.texts.driver import TEXT_WORLDS, TextEpisode
+from tests.fuzz.driver import Report, in_process
+from tests.fuzz.payload import Payload
+from tests.fuzz.texts.applications import ANSWER, Application
+from tests.fuzz.texts.driver import TENANTS, TEXT_WORLDS, TextEpisode
 from tests.fuzz.texts.layouts import LAYOUTS, Layout
 from tests.fuzz.texts.oracle import Reader, Text
 
@@ -14,7 +21,6 @@ SEED = 2026
 SIZE = 500
 
 
-@pytest.mark.xfail(reason="issue 40, section 0: documents that quote marks are cut", strict=True)
 @pytest.mark.parametrize("number", range(len(TEXT_WORLDS)))
 def test_random_texts_break_no_rule(number: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "ragboost")
@@ -109,6 +115,17 @@ def test_a_name_stays_with_its_document() -> None:
     assert faults(written, received.replace("x", "rent.md")) == {"mixed"}
 
 
+def test_a_json_text_is_compared_as_data() -> None:
+    written = Text("", "", BY_NAME["JSON results"], (LEASE, RENT, LEASE))
+    assert faults(written, json.dumps(json.loads(written.written), indent=1)) == set()
+    quoted = 'Please refer to the document that begins with \\"Maria signed\\" in the previous'
+    head, _, last = written.written.rpartition(LEASE.text)
+    received = f"{head}{quoted} conversation.{last}"
+    assert faults(written, json.dumps(json.loads(received), indent=1)) == set()
+    assert faults(written, received.replace("Maria signed", "Bob signed")) == {"cut"}
+    assert faults(written, received[:-1]) == {"cut"}
+
+
 def test_a_repeated_document_may_be_left_out_and_no_other_doubled() -> None:
     written = text("<doc>", LEASE, RENT, LEASE)
     assert faults(written, listed(BY_NAME["<doc>"], LEASE, RENT)) == set()
@@ -127,3 +144,24 @@ def test_a_record_that_is_lost_from_a_pasted_file_is_seen() -> None:
     assert faults(pasted, pasted.head.replace("<doc>a</doc>\n</add>", "</add>")) == {"lost"}
     moved = pasted.head.replace("<doc>a</doc>\n<doc>b</doc>", "<doc>b</doc>\n<doc>a</doc>")
     assert faults(pasted, moved) == {"pasted"}
+
+
+async def test_what_one_tenant_has_sent_moves_nothing_of_another(tmp_path: Path) -> None:
+    backend = Backend()
+    settings = TEXT_WORLDS[0].settings([await backend.listen()], tmp_path, redis_url=None)
+    rng = random.Random(1)
+    application = Application(
+        rng, TENANTS[0], number=1, layout=BY_NAME["blank lines"], place="user"
+    )
+    async with in_process(settings, backend) as call:
+        for number in range(1, 13):
+            request = application.ask(number)
+            if number == 12:  # the same template and documents, but a tenant that is new
+                key = (b"authorization", f"Bearer {TENANTS[1]}".encode())
+                request = replace(request, headers=(key, *request.headers[1:]))
+            backend.expect(number, Answer(ANSWER))
+            await call(request)
+            received = backend.forget(number)[-1]
+            application.received(Payload(received.decode()).messages)
+    await backend.close()
+    assert json.loads(received)["messages"] == json.loads(request.body)["messages"]

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message
 
 from ragboost.config import ProxySettings
-from ragboost.proxy.asgi.client_exchange import BodyTimeoutError, read_body
+from ragboost.proxy.asgi.request_body import BodyTimeoutError, read_body
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer

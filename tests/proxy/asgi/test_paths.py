@@ -1,13 +1,18 @@
 """Clients reach the backend's paths for inference, not those for its administration."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
+from ragboost.proxy.app import create_app
 from tests.fakes import FakeEngine
-from tests.fakes.proxy import ProxyServer
+from tests.fakes.proxy import ProxyServer, proxy_settings
 
 Start = Callable[..., ProxyServer]
 
@@ -49,8 +54,6 @@ ADMINISTRATION = (
 )
 TRICKS = (
     "//sleep",
-    "/v1//models",
-    "//v1/models",
     "/v1/models/../../sleep",
     "/v1/models/..%2f..%2fsleep",
     "/v1/models/%2e%2e/%2e%2e/sleep",
@@ -114,6 +117,55 @@ def test_a_base_url_without_v1_or_with_two_is_named(
         assert b"403 Forbidden" in (answer := send(guarded, path))
         assert problem in answer
     assert engine.requests == []
+
+
+@pytest.mark.parametrize("forwarded", [(), ("/",)])
+def test_two_slashes_in_a_row_are_named(
+    start_proxy: Start, engine: FakeEngine, forwarded: Sequence[str]
+) -> None:
+    proxy = start_proxy(proxy={"forwarded_paths": forwarded})
+    paths = ["//v1/chat/completions", "/v1//chat/completions", "/v1/chat/completions//"]
+    for path in [*paths, *([] if forwarded else ["//v1/models", "/v1%2f%2fmodels"])]:
+        answer = send(proxy, path)
+        assert b"403 Forbidden" in answer
+        assert b"two slashes in a row (//)" in answer, path
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+def test_a_slash_at_the_end_of_a_completion_is_the_same_route(
+    guarded: ProxyServer, engine: FakeEngine, path: str
+) -> None:
+    question = [{"role": "user", "content": "why?"}]
+    body: dict[str, Any] = (
+        {"prompt": "why?"} if path == "/v1/completions" else {"messages": question}
+    )
+    body |= {"model": "m", "ragboost": {"documents": ["one", "two"]}}
+    headers = {"authorization": "Bearer k"}
+    answer = httpx.post(f"{guarded.url}{path}/?a=b", json=body, headers=headers)
+    assert (answer.status_code, answer.headers["x-ragboost-documents"]) == (200, "2")
+    assert engine.requests[-1].path == f"{path}?a=b"
+
+
+def test_a_slash_at_the_end_of_any_own_route_is_the_same_route(
+    guarded: ProxyServer, engine: FakeEngine
+) -> None:
+    with httpx.Client(base_url=guarded.url, headers={"authorization": "Bearer k"}) as client:
+        for path in ("/health/", "/ready/", "/version/", "/metrics/", "/dashboard/"):
+            assert client.get(path).status_code == 200, path
+        assert client.head("/health/").status_code == 200
+        session = client.post("/v1/sessions/", json={"model": "m"}).json()["id"]
+        turn = client.post(f"/v1/sessions/{session}/chat/completions/", json={"query": "why?"})
+        assert turn.status_code == 200
+        assert client.get(f"/v1/sessions/{session}/").json()["num_turns"] == 1
+        assert client.delete(f"/v1/sessions/{session}/").status_code == 200
+    assert [received.path for received in engine.requests] == ["/v1/chat/completions"]
+
+
+def test_a_mounted_proxy_has_its_routes_with_a_slash_too(engine: FakeEngine) -> None:
+    app = Starlette(routes=[Mount("/rag", create_app(proxy_settings(engine.url)))])
+    with TestClient(app) as client:
+        assert client.get("/rag/health/").status_code == 200
 
 
 def test_the_operator_may_allow_further_paths(start_proxy: Start, engine: FakeEngine) -> None:

@@ -1,6 +1,7 @@
 """The chat-session API: new turns in, whole histories out, nothing kept of failed turns."""
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -227,7 +228,7 @@ def test_sessions_are_listed_newest_first_in_pages_and_deleted(client: httpx.Cli
         ({"query": ""}, "query"),
         ({"query": 7}, "query"),
         ({"query": "q", "messages": []}, "query"),
-        ({"query": "q", "documents": [{"text": ""}]}, "documents[0].text"),
+        ({"query": "q", "documents": [{"text": 5}]}, "documents[0].text"),
         ({"query": "q", "documents": "d"}, "documents"),
         ({"query": "q", "documents": [], "ragboost": {}}, "documents"),
         ({"query": "q", "ragboost": {"session_id": "s"}}, "ragboost.session_id"),
@@ -328,3 +329,76 @@ def test_no_document_is_lost_or_sent_twice_whatever_fails(turns: list[Any]) -> N
             if last is not None:
                 check_extends(received, last)
             last = received if action != "fail" else last
+
+
+def answer_once(engine: FakeEngine, message: dict[str, Any], *, is_stream: bool) -> None:
+    """Let the engine give an answer of its own to the next turn."""
+    choice = {"index": 0, "delta" if is_stream else "message": message}
+    body = json.dumps({"id": "c", "choices": [choice]}).encode()
+    kind = "application/json"
+    if is_stream:
+        body, kind = b"data: " + body + b"\n\ndata: [DONE]\n\n", "text/event-stream"
+    engine.misbehave(status=200, body=body, headers={"content-type": kind})
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_answer_is_sent_back_with_all_that_the_backend_said(
+    client: httpx.Client, engine: FakeEngine, is_stream: bool
+) -> None:
+    session = create(client)
+    message = {
+        "role": "assistant",
+        "content": "Yes.",
+        "reasoning_content": "because",
+        "reasoning_details": [{"type": "reasoning.text", "text": "b", "signature": "S"}],
+        "extra_content": {"google": {"thought_signature": "S"}},
+        "x_unknown": [1.5, {"a": "b"}],
+    }
+    answer_once(engine, message, is_stream=is_stream)
+    ask(client, session, "one?", stream=is_stream)
+    engine.behave()
+    ask(client, session, "two?")
+    assert engine.completions[-1].json["messages"][1] == message
+    assert messages(client, session)[1] == message
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_client_that_sends_the_history_again_is_told_so(
+    client: httpx.Client, engine: FakeEngine, system: str | None
+) -> None:
+    session = create(client, system=system)
+    path = f"/v1/sessions/{session}/chat/completions"
+    ask(client, session, "one?", documents=[document(1), document(2)])
+    ask(client, session, "two?")
+    history = messages(client, session)
+    new = {"role": "user", "content": [{"type": "text", "text": "three?"}]}
+    edited = [{**m, "content": "edited"} if m["role"] == "assistant" else m for m in history]
+    respelled = [
+        {**m, "content": [{"type": "text", "text": m["content"]}], "name": "x"} for m in history
+    ]
+    for resent in (history, edited, respelled, history[-1:], history[-2:], history[-3:]):
+        answer = client.post(path, json={"messages": [*resent, new]})
+        assert answer.status_code == 409
+        assert f"send messages[{len(resent)}:] only" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "messages"
+    assert client.post(path, json={"messages": history}).status_code == 409
+    assert messages(client, session) == history
+    assert len(engine.completions) == 2
+    assert client.post(path, json={"messages": [new]}).status_code == 200
+
+
+def test_examples_and_questions_asked_again_are_no_resent_history(
+    client: httpx.Client, engine: FakeEngine
+) -> None:
+    session = create(client)
+    path = f"/v1/sessions/{session}/chat/completions"
+    examples = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "2"},
+    ]
+    for question in ("2+2?", "2+2?", "3+3?"):
+        turn = [*examples, {"role": "user", "content": question}]
+        assert client.post(path, json={"messages": turn}).status_code == 200
+    odd = {"role": "assistant", "content": 5, "tool_calls": {"id": 1}}
+    assert client.post(path, json={"messages": [odd, examples[1]]}).status_code == 200

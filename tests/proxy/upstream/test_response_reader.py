@@ -7,6 +7,7 @@ import pytest
 
 from ragboost.proxy.upstream import response_reader as module
 from ragboost.proxy.upstream.response_reader import ResponseReader
+from ragboost.rewriting.json_body import encode_json
 from ragboost.wires.usage import Usage
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}
@@ -84,12 +85,18 @@ def test_every_choice_is_read() -> None:
     assert [message["content"] for message in found[0]] == ["0", "1"]
 
 
-def test_a_message_keeps_content_and_tool_calls_only() -> None:
-    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]}
-    data = json.dumps({"choices": [{"message": message}]}).encode()
-    assert read_messages(data, is_stream=False) == [
-        [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
-    ]
+def test_a_message_keeps_every_field_and_every_number_as_it_was_written() -> None:
+    raw = (
+        b'{"role":"assistant","content":null,"refusal":null,"reasoning":"\\ud83d",'
+        b'"x":[1.0,1e400,12345678901234567890123,' + b"9" * 5000 + b"]}"
+    )
+    [[message]] = read_messages(b'{"choices":[{"message":%b}]}' % raw, is_stream=False)
+    assert encode_json(message).replace(b" ", b"") == raw
+    [[message]] = read_messages(
+        b'data: {"choices":[{"delta":%b}]}\n\ndata: [DONE]\n\n' % raw, is_stream=True
+    )
+    assert message["reasoning"] == "\ud83d"
+    assert raw[raw.index(b"[") :] in encode_json(message).replace(b" ", b"") + b"}"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +190,21 @@ def test_only_the_usage_event_that_the_proxy_asked_for_is_stripped(step: int) ->
     data = words + stream({"choices": [], **OPENAI}) + last
     assert read_usage_of(data, step=step, strips_usage=True) == (Usage(9, 4), words + last)
     assert read_usage_of(data, step=step) == (Usage(9, 4), data)
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("step", [1, 1 << 20])
+def test_what_else_stands_in_a_usage_event_is_kept(step: int, end: str) -> None:
+    ours = '"choices": [], "usage": {"prompt_tokens": 9}, "id": "c", "service_tier": null'
+    more = '"timings": {"ms": 1.0}, "prompt_filter_results": [{"n": 12345678901234567890123}]'
+    event = f"data: {{{more}, {ours}}}{end}"
+    sent = read_usage_of(event.encode(), step=step, strips_usage=True)[1].decode()
+    kept = f'{{{more}, "choices": [], "id": "c", "service_tier": null}}'
+    assert json.loads(sent.removeprefix("data: ")) == json.loads(kept)
+    assert '{"ms": 1.0}' in sent
+    assert sent.endswith("}" + end)
+    plain = f'data: {{{ours}, "timings": null, "citations": []}}{end}'
+    assert read_usage_of(plain.encode(), step=step, strips_usage=True)[1] == b""
 
 
 def test_an_event_that_is_too_long_is_passed_on_unread(monkeypatch: pytest.MonkeyPatch) -> None:

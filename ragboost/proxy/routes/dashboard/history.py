@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
+from ragboost.formats.detection import ADVICE
 from ragboost.hosted.lint.causes import MENDS, Cause
 from ragboost.proxy.observability.metrics import HANDED_OVER
 
@@ -58,6 +59,17 @@ def read_cache_breaks(samples: Samples) -> dict[str, dict[str, float | str]]:
             figures.append((lost, cause, num))
     figures.sort(key=lambda figure: -figure[0])
     return {str(c): {"count": n, "lost_tokens": lost, "mend": MENDS[c]} for lost, c, n in figures}
+
+
+def read_detections(samples: Samples) -> list[dict[str, float | str]]:
+    """Return number and advice of each detection and frame, the most frequent first."""
+    counts: defaultdict[tuple[str, str], float] = defaultdict(float)  # of several workers
+    for sample in samples.get("ragboost_detections_total", ()):
+        counts[sample.labels["detection"], sample.labels["frame"]] += sample.value
+    return [
+        {"detection": name, "frame": frame, "requests": num, "advice": ADVICE.get(name, "")}
+        for (name, frame), num in sorted(counts.items(), key=lambda item: -item[1])
+    ]
 
 
 def read_totals(samples: Samples) -> dict[str, float]:

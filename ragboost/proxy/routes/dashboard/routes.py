@@ -23,6 +23,7 @@ from ragboost.proxy.routes.dashboard.history import (
     TotalsHistory,
     read_arms,
     read_cache_breaks,
+    read_detections,
     read_errors,
     read_samples,
     read_totals,
@@ -95,6 +96,7 @@ class Dashboard:
             "ttft": read_ttft(samples),
             "arms": read_arms(samples),
             "cache_breaks": read_cache_breaks(samples),
+            "detections": read_detections(samples),
             "fidelity": self._fidelity(),
             "history": self.history.as_json(),
             "backends": self._backends(),
@@ -127,6 +129,7 @@ class Dashboard:
                 "running": backend.load.running,
                 "prefill_tokens": backend.load.prefill_tokens,
                 "hold_limit_tokens": limits.get(backend.name),
+                "has_no_prefix_cache": backend.prefix_cache.is_absent,
                 "kv_events": states.get(backend.name, []),
             }
             for backend in self._state.backends.all

@@ -1,0 +1,55 @@
+"""`POST /ragboost/explain`: what the proxy sees in a request, and what it would send.
+
+The request is that of a completion, body and API key, and reaches no backend.
+"""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.asgi.request_body import read_text
+from ragboost.proxy.routes.schemas import RequestExplanation
+from ragboost.proxy.routes.typed_route import TypedRoute
+from ragboost.proxy.state import ProxyState
+from ragboost.rewriting.explanation import Explainer
+
+EXPLAIN_PATH = "/ragboost/explain"
+_BODY = {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionBody"}}}
+
+
+def explain_route(state: ProxyState) -> TypedRoute:
+    settings = state.settings
+    explainer = Explainer(
+        settings,
+        formats=state.boosting.formats,
+        tokens_per_byte=state.boosting.tenants.tokens_per_byte,
+    )
+    turn = asyncio.Lock()  # one at a time: completions need the threads
+
+    async def explain(request: Request) -> Response:
+        """Say what the proxy sees in the body of a completion, and what it would send.
+
+        Sends nothing to a backend and changes nothing: no index, no conversation, nothing learnt.
+        """
+        headers = request.scope["headers"]
+        team = state.keys.check(headers)
+        exchange = ClientExchange(request.scope, request.receive, request._send, endpoint="explain")
+        body = await read_text(exchange, settings=settings.proxy)
+        async with turn:
+            text = await asyncio.to_thread(
+                lambda: explainer.explain(body, headers, team=team).as_json().encode()
+            )
+        return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+
+    return TypedRoute(
+        EXPLAIN_PATH,
+        explain,
+        method="POST",
+        tag="operations",
+        errors=(401, 408, 413, 415),
+        response_class=Response,
+        responses={200: {"model": RequestExplanation}},
+        openapi_extra={"requestBody": {"content": _BODY, "required": True}},
+    )
