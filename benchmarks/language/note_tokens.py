@@ -9,8 +9,7 @@ less the client's, all included. None: the documents are not found.
 """
 
 import random
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.command import make_parser, model_directory, report, show_rows
+from benchmarks.language.cases import CountTokens
 from benchmarks.language.rewritten import Body, Pair, rewrite
 from ragboost.config.model_directory import model_name
 from tests.fuzz.corpus import Doc
@@ -36,19 +36,30 @@ _THINGS = ("lease", "ledger", "key", "map", "seal", "bell", "net", "lamp", "char
 _PLACES = ("harbour", "mill", "tower", "school", "market", "bridge", "inn", "farm", "yard", "lock")
 
 
-def measure(args: Namespace) -> list[dict[str, Any]]:
-    """Return the added tokens a document for each layout, text around it, and model."""
-    tokenizers = {Path(model_name(m)).name: AutoTokenizer.from_pretrained(m) for m in args.model}
+def measure(
+    counts: Mapping[str, CountTokens],
+    *,
+    documents: int,
+    requests: int,
+    before: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Return the added tokens a document for each layout, text around it, and model.
+
+    Args:
+        counts: by the name of a model.
+        documents: of a request.
+        requests: of each layout.
+    """
     layouts = {layout.name: layout for layout in LAYOUTS}
     rows = []
     for name in _NAMES:
         for kind, head in _HEADS.items():
-            pairs = _pairs(layouts[name], head, args)
+            pairs = _pairs(layouts[name], head, documents=documents, requests=requests)
             row: dict[str, Any] = {"layout": name, "text": kind}
-            for label, checkout in _products(args.before):
+            for label, checkout in _products(before):
                 written = rewrite(pairs, checkout=checkout)
-                for model, tokenizer in tokenizers.items():
-                    row[f"{model}_{label}"] = _added(pairs, written, args.documents, tokenizer)
+                for model, count in counts.items():
+                    row[f"{model}_{label}"] = _added(pairs, written, documents, count)
             rows.append(row)
     return rows
 
@@ -57,15 +68,15 @@ def _products(before: Path | None) -> list[tuple[str, Path | None]]:
     return [*([("before", before)] if before else ()), ("after", None)]
 
 
-def _pairs(layout: Layout, head: str, args: Namespace) -> list[Pair]:
+def _pairs(layout: Layout, head: str, *, documents: int, requests: int) -> list[Pair]:
     rng, pairs = random.Random(layout.name), []
-    for _ in range(args.requests):
-        documents = [_document(rng, at) for at in range(args.documents)]
-        cached = list(documents)
-        while any(a is b for a, b in zip(cached, documents, strict=True)):
+    for _ in range(requests):
+        given = [_document(rng, at) for at in range(documents)]
+        cached = list(given)
+        while any(a is b for a, b in zip(cached, given, strict=True)):
             rng.shuffle(cached)
         tail = _TAIL.format(rng.choice(_THINGS), rng.choice(_PLACES))
-        earlier, body = (_body(head + layout.write(d) + tail) for d in (cached, documents))
+        earlier, body = (_body(head + layout.write(listed) + tail) for listed in (cached, given))
         pairs.append((earlier, body))
     return pairs
 
@@ -84,15 +95,20 @@ def _body(text: str) -> Body:
 
 
 def _added(
-    pairs: Sequence[Pair], written: Sequence[Body], num: int, tokenizer: Callable[[str], Any]
+    pairs: Sequence[Pair], written: Sequence[Body], num: int, count: CountTokens
 ) -> float | None:
-    def count(body: Body) -> int:
-        return len(tokenizer(body["messages"][0]["content"])["input_ids"])
+    texts = [(_text(new), _text(body)) for (_, body), new in zip(pairs, written, strict=True)]
+    moved = [(count(new) - count(text)) / num for new, text in texts if new != text]
+    return round(fmean(moved), 2) if moved else None
 
-    moved = [(p[1], new) for p, new in zip(pairs, written, strict=True) if p[1] != new]
-    if not moved:
-        return None
-    return round(fmean((count(new) - count(body)) / num for body, new in moved), 2)
+
+def _text(body: Body) -> str:
+    return str(body["messages"][0]["content"])
+
+
+def _counter(model: Path) -> CountTokens:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
 def main() -> None:
@@ -102,7 +118,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20, help="of each layout")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of an earlier product")
     args = parser.parse_args()
-    report(measure(args), args, show_rows)
+    counts = {Path(model_name(model)).name: _counter(model) for model in args.model}
+    size = {"documents": args.documents, "requests": args.requests}
+    report(measure(counts, **size, before=args.before), args, show_rows)
 
 
 if __name__ == "__main__":
