@@ -5,11 +5,14 @@
 
 Documents of two sentences, each written at another place than the client's, where the client's
 text asks for citations by number and where it does not. Tokens a document: the product's request
-less the client's, all included. None: the documents are not found.
+less the client's, all included. None: the documents are not found. Then forty requests with some
+of ten documents, one after the other: tokens of the prompts, and those of them that an unbounded
+prefix cache with blocks of 16 tokens does not hold.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,11 +21,13 @@ from transformers import AutoTokenizer
 
 from benchmarks.command import make_parser, model_directory, report, show_rows
 from benchmarks.language.cases import CountTokens
-from benchmarks.language.rewritten import Body, Pair, rewrite
+from benchmarks.language.rewritten import Body, rewrite, rewrite_all
 from ragboost.config.model_directory import model_name
 from tests.fuzz.corpus import Doc
 from tests.fuzz.texts.layouts import LAYOUTS, Layout
 
+Encode = Callable[[str], Sequence[int]]
+Pair = tuple[Body, Body]  # one that is cached, and the one to write
 _NAMES = (
     *("<document>", "Open WebUI", "[1], blank lines", "wrapped [1]", "Document 1:"),
     *("AnythingLLM", "RAGFlow", "JSON objects", "Source/Content"),
@@ -31,6 +36,7 @@ _HEADS = {
     "cites": "Answer from these documents, and cite their numbers.\n\n",
     "plain": "Answer from these documents.\n\n",
 }
+_POOL, _REQUESTS, _BLOCK = 10, 40, 16  # of the sequence
 _TAIL = "\n\nQuestion: Who keeps the {} at the {}?"
 _THINGS = ("lease", "ledger", "key", "map", "seal", "bell", "net", "lamp", "chart", "rope")
 _PLACES = ("harbour", "mill", "tower", "school", "market", "bridge", "inn", "farm", "yard", "lock")
@@ -106,9 +112,56 @@ def _text(body: Body) -> str:
     return str(body["messages"][0]["content"])
 
 
-def _counter(model: Path) -> CountTokens:
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+def compute(
+    encoders: Mapping[str, Encode], *, documents: int, before: Path | None = None
+) -> list[dict[str, Any]]:
+    """Return the tokens of prompts, and those of them that a prefix cache does not hold, for each
+    layout and model: the client's requests, and as a product writes them."""
+    layouts = {layout.name: layout for layout in LAYOUTS}
+    rows = []
+    for name in _NAMES:
+        bodies = _sequence(layouts[name], documents=documents)
+        sent = {"client": bodies}
+        for label, checkout in _products(before):
+            (sent[label],) = rewrite_all([bodies], checkout=checkout)
+        for model, encode in encoders.items():
+            row: dict[str, Any] = {"layout": name, "model": model}
+            for label, written in sent.items():
+                prompts = [encode(_text(body)) for body in written]
+                row[f"{label}_prompt"] = sum(map(len, prompts))
+                row[f"{label}_computed"] = _computed(prompts)
+            rows.append(row)
+    return rows
+
+
+def _sequence(layout: Layout, *, documents: int) -> list[Body]:
+    rng = random.Random(layout.name)
+    pool = [_document(rng, at) for at in range(_POOL)]
+    bodies = []
+    for _ in range(_REQUESTS):
+        given = rng.sample(pool, documents)
+        tail = _TAIL.format(rng.choice(_THINGS), rng.choice(_PLACES))
+        bodies.append(_body(_HEADS["cites"] + layout.write(given) + tail))
+    return bodies
+
+
+def _computed(prompts: Iterable[Sequence[int]]) -> int:
+    """Return the tokens beyond the longest prefix, in whole blocks, that an earlier prompt had."""
+    cached: set[tuple[int, ...]] = set()
+    num = 0
+    for prompt in prompts:
+        blocks = [tuple(prompt[:end]) for end in range(_BLOCK, len(prompt) + 1, _BLOCK)]
+        num += len(prompt) - _BLOCK * sum(block in cached for block in blocks)
+        cached.update(blocks)
+    return num
+
+
+def _counter(encode: Encode) -> CountTokens:
+    return lambda text: len(encode(text))
+
+
+def _encoder(model: Path) -> Encode:
+    return partial(AutoTokenizer.from_pretrained(model).encode, add_special_tokens=False)
 
 
 def main() -> None:
@@ -118,9 +171,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20, help="of each layout")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of an earlier product")
     args = parser.parse_args()
-    counts = {Path(model_name(model)).name: _counter(model) for model in args.model}
-    size = {"documents": args.documents, "requests": args.requests}
-    report(measure(counts, **size, before=args.before), args, show_rows)
+    encoders = {Path(model_name(model)).name: _encoder(model) for model in args.model}
+    result = {
+        "added": measure(
+            {name: _counter(encode) for name, encode in encoders.items()},
+            documents=args.documents,
+            requests=args.requests,
+            before=args.before,
+        ),
+        "sequence": compute(encoders, documents=args.documents, before=args.before),
+    }
+    report(result, args, lambda tables: [show_rows(rows, name) for name, rows in tables.items()])
 
 
 if __name__ == "__main__":
