@@ -267,7 +267,7 @@ class Rewriting:
                 prompt_prefix=self.prompt_prefix,
                 planned=self._planned,
                 recompute_ratio=self._ratio,
-                note=self._note,
+                note=None if self._shape.is_ours else self._note,
             )
         except RagBoostError as error:
             if self._shape.is_ours and isinstance(error, RequestError):
