@@ -87,7 +87,7 @@ class ClusterProcess:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill the process; workers of a replica notice, and end."""
+        """Kill the process."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -118,7 +118,6 @@ class Cluster:
     Args:
         engine: returns the command of an engine for its number and port.
         balancer: one of `BALANCERS`, or None for no balancer.
-        workers: of each replica.
         engine_env: further environment variables of the engines.
         replica_env: likewise of the replicas.
 
@@ -134,7 +133,6 @@ class Cluster:
         engine: Callable[[int, int], Sequence[str]],
         *,
         balancer: str | None,
-        workers: int = 1,
         engine_env: Mapping[str, str] | None = None,
         replica_env: Mapping[str, str] | None = None,
     ) -> None:
@@ -169,7 +167,7 @@ class Cluster:
         self.replicas = [
             ClusterProcess(
                 f"replica-{at}",
-                [*python, "serve", "--port", str(port), "--workers", str(workers), *backends],
+                [*python, "serve", "--port", str(port), *backends],
                 port,
                 folder,
                 env=env,

@@ -23,7 +23,6 @@ from pydantic.fields import FieldInfo
 
 from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
-from ragboost.proxy.workers.identity import WorkerIdentity
 from scripts.openapi_page import openapi_page
 from scripts.proxy_openapi import proxy_document
 
@@ -95,14 +94,12 @@ def _choices(info: FieldInfo) -> str:
 def metrics_page() -> str:
     """Return the page of the proxy's metrics with types and labels."""
     settings = Settings.model_validate({"session": {"store": "redis", "url": "redis://host"}})
-    identity, _ = WorkerIdentity.of_all(2, "")
-    registry = create_app(settings, identity=identity).state.metrics.registry
+    registry = create_app(settings).state.metrics.registry
     lines = [
         "# Metrics",
         "",
         "At `/metrics`, in Prometheus' text format. Labels never hold document, session or request "
-        "ids. `ragboost_workers_*` and `ragboost_worker_*` are there with several workers, "
-        "`ragboost_replica_*` with Redis.",
+        "ids. `ragboost_replica_*` are there with Redis.",
         "",
         "| metric | type | labels | |",
         "|---|---|---|---|",

@@ -100,7 +100,7 @@ def test_an_unknown_section_is_an_error(text: str) -> None:
     ("text", "message"),
     [
         ("proxy = 5\n", r"proxy: must be a table, got 5 \(from ragboost\.toml\)"),
-        ('[formats]\nnumbers = []\ndelimiters = "x"\n', r"formats\.delimiters: must be a list"),
+        ('[formats]\nnumbers = []\nframes = "x"\n', r"formats\.frames: must be a list"),
         ('[[backends]]\nurl = "http://a"\nuri = 1\n', r"backends\.0\.uri: unknown setting"),
         ('[proxy]\nforwarded_paths = ["sleep"]\n', r"must begin with /.*, got 'sleep'"),
         ('[proxy]\nallowed_hosts = ["https://a"]\n', "without scheme, port or .*'https://a'"),
@@ -193,19 +193,20 @@ def test_repr_shows_what_was_changed() -> None:
     assert "redis://host:1" in repr(engine)
 
 
-def test_delimiters_are_a_list_of_tables() -> None:
-    _toml('[[formats.delimiters]]\nname = "kb"\nstart = "<<"\nend = ">>"\n')
+@pytest.mark.parametrize("name", ["frames", "delimiters"])  # the older name is read, too
+def test_frames_are_a_list_of_tables(name: str) -> None:
+    _toml(f'[[formats.{name}]]\nname = "kb"\nstart = "<<"\nend = ">>"\n')
 
-    (delimiters,) = load_settings().formats.delimiters
+    (frame,) = load_settings().formats.frames
 
-    assert (delimiters.name, delimiters.start, delimiters.end) == ("kb", "<<", ">>")
-    assert delimiters.separator is None
+    assert (frame.name, frame.start, frame.end) == ("kb", "<<", ">>")
+    assert frame.separator is None
 
 
-def test_delimiters_with_an_unknown_key_are_refused() -> None:
-    _toml('[[formats.delimiters]]\nname = "kb"\nstart = "<<"\nend = ">>"\nstop = ">>"\n')
+def test_frames_with_an_unknown_key_are_refused() -> None:
+    _toml('[[formats.frames]]\nname = "kb"\nstart = "<<"\nend = ">>"\nstop = ">>"\n')
 
-    with pytest.raises(ConfigError, match=r"formats\.delimiters\.0\.stop: unknown setting"):
+    with pytest.raises(ConfigError, match=r"formats\.frames\.0\.stop: unknown setting"):
         load_settings()
 
 

@@ -51,7 +51,7 @@ ROOMS = [
 ]
 # Rooms within a package, in the same way; files beside them may import all of them.
 INNER_ROOMS = {
-    "proxy": ["asgi", "observability", "upstream", "workers", "routing", "routes"],
+    "proxy": ["asgi", "observability", "upstream", "replicas", "routing", "routes"],
     "engine": ["runtime", "text", "http"],
     "chunk_cache": [
         "eviction",

@@ -10,7 +10,6 @@ grows to `--contexts` contexts. Hit rates come from the prefix-cache simulator.
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,14 +21,11 @@ from benchmarks.ordering.plan import add_workload_arguments, show_hit_rates, wor
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering import (
-    CorpusPrior,
     OrderPolicy,
     RequestWindow,
     make_order_policy,
     order_documents,
 )
-from ragboost.retrieval import BM25Retriever, Corpus
-from ragboost.retrieval.warm import imagine_contexts
 from ragboost.simulate import simulate
 
 Tail = Literal["relevance", "popularity"]
@@ -48,13 +44,6 @@ def main() -> None:
     )
     parser.add_argument("--window", type=int, default=1, help="requests planned together")
     parser.add_argument(
-        "--warm",
-        type=int,
-        default=0,
-        metavar="N",
-        help="give the popularity tail what BM25 finds for N documents of the data's corpus",
-    )
-    parser.add_argument(
         "--unbounded", action="store_true", help="simulate the unbounded cache only"
     )
     args = parser.parse_args()
@@ -62,17 +51,9 @@ def main() -> None:
         workload_of(args),
         tail=args.tail,
         window=args.window,
-        prior=warm(args.data, k=args.k, limit=args.warm) if args.warm else None,
         unbounded=args.unbounded,
     )
     report(result, args, show)
-
-
-def warm(folder: Path, *, k: int, limit: int) -> CorpusPrior:
-    """Return the prior of a corpus whose documents are named by their ids."""
-    documents = Corpus.read(next(iter(sorted(folder.glob("corpus.jsonl*")))))
-    contexts = imagine_contexts(documents, BM25Retriever(documents), k=k, limit=limit)
-    return CorpusPrior([[str(document.id)] for document in documents], contexts)
 
 
 def measure(
@@ -80,7 +61,6 @@ def measure(
     *,
     tail: Tail,
     window: int = 1,
-    prior: CorpusPrior | None = None,
     unbounded: bool = False,
 ) -> dict[str, Any]:
     """Replay the requests once per cache capacity, with an index of that capacity.
@@ -91,9 +71,7 @@ def measure(
     rates: dict[str, float] = {}
     reordered: dict[str, float] = {}  # share of the requests, each of which carries an order hint
     for name, capacity in capacities.items():
-        orders, micros, cpu_micros = replay(
-            workload, capacity, tail=tail, window=window, prior=prior
-        )
+        orders, micros, cpu_micros = replay(workload, capacity, tail=tail, window=window)
         rates[name] = round(simulate(orders, workload.tokens, capacity_tokens=capacity).hit_rate, 4)
         if window == 1:
             moved = [list(a) != b for a, b in zip(orders, workload.contexts, strict=True)]
@@ -118,12 +96,11 @@ def replay(
     *,
     tail: Tail,
     window: int,
-    prior: CorpusPrior | None = None,
 ) -> tuple[Orders, Micros, Micros]:
     """Return the orders, and microseconds of wall and processor time per request."""
     index = ContextIndex(capacity_tokens=capacity, max_nodes=2 * len(workload.contexts) + 1)
     settings = OrderingSettings(tail=tail)
-    policy = make_order_policy(settings, prior)
+    policy = make_order_policy(settings)
     waiting = RequestWindow(index)
     orders: Orders = []
     nanos, cpu_nanos = [], []

@@ -2,16 +2,12 @@
 
     python -m benchmarks.proxy --json
     python -m benchmarks.proxy --only ragboost --only nginx --body 45k
-    python -m benchmarks.proxy --only ragboost --workers 2 --body 45k
 
 All targets are processes in front of the same mock backend and receive the same bytes; `direct` is
 the backend itself. Rounds are interleaved and medians reported, so ratios between targets are more
 reliable than absolute microseconds. `ragboost-object` is the same RAGBoost process with documents
-in a `ragboost` object. With `--workers N` a second RAGBoost has N workers on N CPUs, the last of
-which is that of backend and clients if there are no more: `rps` then needs N + 1 CPUs to mean
-anything, and `cpu_us` says what the workers add to the cost of a request. Times are microseconds
-per request. Targets that are not installed are listed in `left_out`; `scripts/peers/setup.sh`
-installs the peers.
+in a `ragboost` object. Times are microseconds per request. Targets that are not installed are
+listed in `left_out`; `scripts/peers/setup.sh` installs the peers.
 """
 
 import argparse
@@ -44,13 +40,10 @@ def main() -> None:
         "--only", action="append", choices=tuple(known_peers()), help="targets to run"
     )
     parser.add_argument("--body", action="append", choices=tuple(BODIES), help="bodies to send")
-    parser.add_argument("--workers", type=int, default=0, help="also with so many workers")
     args = parser.parse_args()
     exit_on_sigterm()
     names = args.only or list(known_peers())
-    if args.workers:
-        names.append(f"ragboost-{args.workers}-workers")
-    with running(names, log=_log, workers=args.workers) as targets:
+    with running(names, log=_log) as targets:
         os.sched_setaffinity(0, {last_cpu()})
         measured = _measure(targets, args)
     result = {"targets": measured, "left_out": [name for name in names if name not in measured]}

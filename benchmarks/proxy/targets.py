@@ -2,7 +2,7 @@
 
 Peers are installed in environments of their own by `scripts/peers/setup.sh`; a peer that is missing
 or does not start is skipped. All traffic is on loopback. Every server is one process tree pinned to
-the first CPU, and one with workers to the first CPUs; the backend and the clients share the last.
+the first CPU; the backend and the clients share the last.
 """
 
 import contextlib
@@ -54,22 +54,17 @@ class Peer:
 
     program: Path | None  # None: not installed
     command: Callable[[int, str, Path], Sequence[str]]  # port, backend's URL, folder of its files
-    num_cpus: int = 1  # that it may use, from the first one on
 
     def start(self, port: int, backend: str, folder: Path) -> subprocess.Popen[bytes]:
         """Start the server without waiting until it listens."""
         command = [str(self.program), *self.command(port, backend, folder)]
-        process = spawn(command, log=folder / "log", cpu=first_cpu(), env=_OFFLINE)
-        os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[: self.num_cpus])
-        return process
+        return spawn(command, log=folder / "log", cpu=first_cpu(), env=_OFFLINE)
 
 
-def known_peers(folder: Path = PEERS, *, workers: int = 0) -> dict[str, Peer]:
-    """Return all servers to compare, by name; with `workers`, RAGBoost with so many as well."""
-    several = {} if not workers else {f"ragboost-{workers}-workers": _ragboost_workers(workers)}
+def known_peers(folder: Path = PEERS) -> dict[str, Peer]:
+    """Return all servers to compare, by name."""
     return {
         "ragboost": Peer(Path(sys.executable), _ragboost),
-        **several,
         "nginx": Peer(_nginx_program(folder), _nginx),
         "sglang-router": Peer(_installed(folder, "sglang-router", "sglang-router"), _sglang_router),
         "vllm-router": Peer(_installed(folder, "vllm-router", "vllm-router"), _vllm_router),
@@ -79,9 +74,7 @@ def known_peers(folder: Path = PEERS, *, workers: int = 0) -> dict[str, Peer]:
 
 
 @contextlib.contextmanager
-def running(
-    names: Sequence[str], *, log: Callable[[str], None], workers: int = 0
-) -> Iterator[list[Target]]:
+def running(names: Sequence[str], *, log: Callable[[str], None]) -> Iterator[list[Target]]:
     """Start the backend and the servers; stop all of them on exit."""
     with contextlib.ExitStack() as stack:
         port = free_port()
@@ -91,7 +84,7 @@ def running(
         if not listens(backend, port):
             raise SystemExit("the mock backend did not start")
         targets = [Target("direct", backend, port)]
-        peers = known_peers(workers=workers)
+        peers = known_peers()
         for name in names:
             log(f"starting {name}")
             target = _start(stack, name, peers[name], f"http://127.0.0.1:{port}")
@@ -194,13 +187,6 @@ def _nginx_program(folder: Path) -> Path | None:
 
 def _ragboost(port: int, backend: str, _folder: Path) -> Sequence[str]:
     return ["-m", "ragboost", "serve", "--backend", backend, "--port", str(port)]
-
-
-def _ragboost_workers(workers: int) -> Peer:
-    def command(port: int, backend: str, folder: Path) -> Sequence[str]:
-        return [*_ragboost(port, backend, folder), "--workers", str(workers)]
-
-    return Peer(Path(sys.executable), command, num_cpus=workers)
 
 
 def _nginx(port: int, backend: str, folder: Path) -> Sequence[str]:

@@ -15,16 +15,16 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.scale.event_batches import event_batches
-from benchmarks.scale.workers import learn, make_prompts
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
+from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
+from ragboost.proxy.replicas.load_board import LoadBoard
+from ragboost.proxy.replicas.messages import SentPrompt, encode
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backend import Load
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.workers.load_board import LoadBoard
-from ragboost.proxy.workers.messages import encode
 from ragboost.types import Document, Request
 
 PROMPT_TOKENS = 4_000
@@ -65,6 +65,34 @@ def unit_costs(*, prompts: int = 400, engines: int = 100) -> UnitCosts:
         load_us=round(load_us, 2),
         mirror_bytes=round(mirror_bytes),
     )
+
+
+def make_prompts(num: int, *, tokens: int) -> Sequence[SentPrompt]:
+    """Return one layout per prompt, of documents from a shared pool behind one system prompt."""
+    rng = random.Random(1)
+    pool = [f"{rng.getrandbits(128):032x}" for _ in range(300)]
+    length = tokens // DOCUMENTS
+    prompts = []
+    for number in range(num):
+        documents = tuple("0123456789abcdef" + key for key in rng.sample(pool, DOCUMENTS))
+        layout = PromptLayout(
+            TenantKey("model", ""),
+            documents,
+            (length,) * DOCUMENTS,
+            (8,) * DOCUMENTS,
+            20,
+            tokens,
+            prompt_prefix="0123456789abcdef",
+            scale=1.1,
+        )
+        prompts.append(SentPrompt("127.0.0.1:8000", f"{number:032x}", layout))
+    return prompts
+
+
+async def learn(prompts: Sequence[SentPrompt]) -> None:
+    follower = CacheFollower("127.0.0.1:8000", Tenants(Settings()))
+    for prompt in prompts:
+        await follower.learn(prompt.request_id, prompt.layout)
 
 
 def steady_batches(num: int, *, cache_blocks: int, num_blocks: int = _BLOCKS) -> list[bytes]:

@@ -10,8 +10,8 @@ turns while it lasts, turns after it.
 The engines write down each prompt. Every prompt must have all documents of its turn once, its
 question once, and nothing that only another conversation has: else a turn is `lost` (also: never
 answered), `doubled` or `crossed`. `recovered_turns` and `recovered_s` say when the hit rate of
-`WINDOW` turns is back at 95 % of what it was before, counted from the repair (for faults that the
-proxy repairs itself: from the fault). Counts are valid on a busy machine, seconds are not.
+`WINDOW` turns is back at 95 % of what it was before, counted from the repair. Counts are valid on a
+busy machine, seconds are not.
 """
 
 import asyncio
@@ -64,10 +64,6 @@ def main() -> None:
     print(json.dumps(result)) if args.json else Console().print(_table(rows))
 
 
-async def _nothing(_: Cluster) -> None:
-    """The part comes back by itself."""
-
-
 def _killed(part: Callable[[Cluster], ClusterProcess]) -> tuple[Act, Act]:
     async def break_it(cluster: Cluster) -> None:
         await asyncio.to_thread(part(cluster).kill)
@@ -77,14 +73,6 @@ def _killed(part: Callable[[Cluster], ClusterProcess]) -> tuple[Act, Act]:
         await asyncio.to_thread(part(cluster).wait)
 
     return break_it, repair
-
-
-async def _kill_worker(cluster: Cluster) -> None:
-    process = cluster.replicas[0].process
-    assert process is not None, "never started"
-    children = psutil.Process(process.pid).children()
-    workers = [each for each in children if "spawn_main" in " ".join(each.cmdline())]
-    workers[0].kill()
 
 
 def _silent(part: Callable[[Cluster], ClusterProcess]) -> tuple[Act, Act]:
@@ -106,7 +94,6 @@ def _silent(part: Callable[[Cluster], ClusterProcess]) -> tuple[Act, Act]:
 
 FAULTS: Mapping[str, tuple[Act, Act]] = {
     "replica killed": _killed(lambda cluster: cluster.replicas[0]),
-    "worker killed": (_kill_worker, _nothing),
     "Redis killed": _killed(lambda cluster: cluster.redis),
     "engine killed": _killed(lambda cluster: cluster.engines[0]),
     "Redis silent": _silent(lambda cluster: cluster.redis),
@@ -123,9 +110,8 @@ def run(name: str, *, balancer: str | None, sizes: tuple[int, int, int]) -> dict
         return [sys.executable, "-m", "benchmarks.fake_engine", str(port), "--prompts", path]
 
     env = {"RAGBOOST_TOKENS__ASK_BACKEND": "false", "RAGBOOST_INDEX__CAPACITY_TOKENS": "60000"}
-    workers = 2 if name == "worker killed" else 1
     try:
-        with Cluster(engine, balancer=balancer, workers=workers, replica_env=env) as cluster:
+        with Cluster(engine, balancer=balancer, replica_env=env) as cluster:
             traffic = _Traffic(cluster.urls)
             marks = asyncio.run(_break(cluster, traffic, FAULTS[name], sizes))
         prompts = [
@@ -190,12 +176,11 @@ async def _break(
     broken = len(turns)
     await break_it(cluster)
     began = time.monotonic()
-    if repair is not _nothing:
-        # Chat sessions wait for Redis: all conversations may stand still in the end.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(traffic.client.until(broken + during), _MAX_FAULT_S)
-        await repair(cluster)
-        began = time.monotonic()
+    # Chat sessions wait for Redis: all conversations may stand still in the end.
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(traffic.client.until(broken + during), _MAX_FAULT_S)
+    await repair(cluster)
+    began = time.monotonic()
     repaired = len(turns)
     await traffic.client.until(repaired + after)
     traffic.stop()

@@ -22,9 +22,9 @@ from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
+from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.proxy.workers.load_board import LoadBoard
 from ragboost.types import Document, Request
 from tests.fakes.prefix_cache import Block, PrefixCache
 from tests.fakes.virtual_time import virtual_loop
@@ -47,7 +47,7 @@ class Cluster(NamedTuple):
     engines: int
     proxies: int
     delay_s: float = 0.001  # until a proxy has an event, another proxy's layout or its load
-    # Proxies tell each other the documents of their prompts, as workers and replicas do.
+    # Proxies tell each other the documents of their prompts, as replicas do.
     are_layouts_shared: bool = False
     capacity_tokens: int = 200_000  # of an engine's prefix cache
     load: float = 0.7  # computed tokens, were none cached, as a share of what engines can compute

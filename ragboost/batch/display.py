@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ragboost.batch.catalog import Progress as ProgressFunction
 from ragboost.batch.forecast import Forecast, ForecastPoint
+from ragboost.batch.requests import Progress as ProgressFunction
 from ragboost.batch.summary import BatchSummary
 from ragboost.plots import line_plot
 
@@ -55,12 +55,11 @@ def summary_table(summary: BatchSummary) -> Table:
 
 
 def summary_sentence(summary: BatchSummary) -> str:
-    windows = f"; planned in {summary.windows:,} windows" if summary.windows > 1 else ""
     blank = f", {summary.blank_removed:,} without text removed" if summary.blank_removed else ""
     return (
         f"{summary.requests:,} requests written, {summary.requests_reordered:,} with another "
         f"document order, {summary.duplicates_removed:,} of {summary.documents:,} documents "
-        f"removed as duplicates{blank}{windows}"
+        f"removed as duplicates{blank}"
     )
 
 

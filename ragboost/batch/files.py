@@ -1,7 +1,7 @@
 """The files of a batch job, checked before it."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,10 +18,10 @@ def side_path(output: Path, name: str) -> Path:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that can be read twice: a regular one that is not compressed."""
+    """Open a regular file that is not compressed."""
     try:
         if path.exists() and not path.is_file():
-            raise RequestError(f"{path} must be a regular file: it is read twice")
+            raise RequestError(f"{path} must be a regular file")
         file = path.open("rb")
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror}") from None
@@ -30,6 +30,27 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
             raise RequestError(f"{path} is compressed: unpack it first")
         file.seek(0)
         yield file
+
+
+@contextmanager
+def new_files(*paths: Path) -> Iterator[list[BinaryIO]]:
+    """Open files that replace those of the same names when the block ends, and not after an error.
+
+    Raises:
+        RequestError: one cannot be written.
+    """
+    parts = [path.with_name(f".{path.name}.part") for path in paths]
+    try:
+        with ExitStack() as files:
+            yield [files.enter_context(part.open("wb")) for part in parts]
+        for part, path in zip(parts, paths, strict=True):
+            part.replace(path)
+    except OSError as error:
+        name = error.filename or paths[0]
+        raise RequestError(f"cannot write {name}: {error.strerror}") from None
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
 
 
 def output_paths(output: Path, *, inputs: Sequence[Path]) -> list[Path]:

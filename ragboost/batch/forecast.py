@@ -8,10 +8,10 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragboost.batch.catalog import DocumentCatalog, Progress
 from ragboost.batch.files import open_input
-from ragboost.batch.plan import predict
-from ragboost.batch.window import WindowJob
+from ragboost.batch.lines import LineParser
+from ragboost.batch.plan import plan_file, predict
+from ragboost.batch.requests import BatchRequests, Progress, read_requests
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
@@ -55,30 +55,32 @@ def forecast(
     if any(size < 1 for size in cache_tokens):
         raise RequestError(f"cache_tokens must be at least 1, got {min(cache_tokens)}")
     settings, move = settings or Settings(), on_progress or (lambda *_: None)
-    job = WindowJob(settings, corpus=corpus, on_progress=move, reads_records=True)
+    parser = LineParser(settings, corpus=corpus, reads_records=True)
     with open_input(source) as file:
-        read = job.read(file, None)
-    catalog = job.catalog
-    counts = [sum(catalog.tokens[i] for i in entry.documents) for entry in catalog.entries]
+        requests = read_requests(file, parser, settings=settings, on_progress=move, rejects=None)
+    counts = [sum(requests.tokens[i] for i in documents) for documents in requests.documents]
     if not any(counts):
-        malformed = f"; {read.rejected:,} malformed, {read.problem}" if read.rejected else ""
+        malformed = (
+            f"; {requests.rejected:,} malformed, {requests.problem}" if requests.rejected else ""
+        )
         raise RequestError(f"{source}: no request with documents{malformed}")
     sizes: list[int | None] = [*cache_tokens]
-    sizes = sizes or [*_sizes(max(counts), sum(catalog.tokens)), None]
-    plan = job.plan()
+    sizes = sizes or [*_sizes(max(counts), sum(requests.tokens)), None]
+    move("planning", 0, 1)
+    plan = plan_file(requests, settings.ordering)
+    move("planning", 1, 1)
     points = []
     for done, size in enumerate(sizes):
         move("replaying", done, len(sizes))
-        plain = predict(catalog, None, cache_tokens=size, block_size=None)
-        planned = predict(catalog, plan, cache_tokens=size, block_size=None)
-        online = _online(catalog, settings.ordering, size)
+        plain = predict(requests, None, cache_tokens=size, block_size=None)
+        planned = predict(requests, plan, cache_tokens=size, block_size=None)
+        online = _online(requests, settings.ordering, size)
         points.append(ForecastPoint(size, plain.hit_rate, online, planned.hit_rate))
     move("replaying", len(sizes), len(sizes))
-    documents = sum(len(entry.documents) for entry in catalog.entries)
     return Forecast(
-        requests=len(catalog.entries),
-        rejected=read.rejected,
-        documents=documents,
+        requests=len(requests.documents),
+        rejected=requests.rejected,
+        documents=sum(map(len, requests.documents)),
         document_tokens=sum(counts),
         is_counted=settings.tokens.tokenizer is not None,
         points=tuple(points),
@@ -91,20 +93,19 @@ def _sizes(smallest: int, largest: int) -> list[int]:
     return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
 
 
-def _online(catalog: DocumentCatalog, settings: OrderingSettings, size: int | None) -> float:
-    # A prior is about documents' keys, and the catalog has numbers.
-    policy = make_order_policy(settings.model_copy(update={"prior": None}))
+def _online(requests: BatchRequests, settings: OrderingSettings, size: int | None) -> float:
+    policy = make_order_policy(settings)
     index = ContextIndex(capacity_tokens=size)
     orders: list[Sequence[Hashable]] = []
-    for entry in catalog.entries:
-        sent = catalog.sent(entry) if entry.head >= 0 else entry.documents
-        elements = [(entry.head, document) for document in sent]
-        if entry.head >= 0 and len(set(elements)) == len(elements):
-            tokens = [catalog.tokens[document] for document in sent]
+    for position, head in enumerate(requests.heads):
+        sent = requests.sent(position) if head >= 0 else requests.documents[position]
+        elements = [(head, document) for document in sent]
+        if head >= 0 and len(set(elements)) == len(elements):
+            tokens = [requests.tokens[document] for document in sent]
             order = order_documents(index, elements, tokens, settings=settings, policy=policy)
             elements = [elements[i] for i in order.permutation]
             index.insert(elements, order.tokens)
             policy.add(elements)
         orders.append(elements)
-    counted = simulate(orders, lambda element: catalog.tokens[element[1]], capacity_tokens=size)
+    counted = simulate(orders, lambda element: requests.tokens[element[1]], capacity_tokens=size)
     return counted.hit_rate

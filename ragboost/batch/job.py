@@ -1,21 +1,29 @@
-"""Run the offline job over a file, window by window: read, plan, write in release order."""
+"""Run the offline job over a file: read it into memory, plan it, write it in release order."""
 
-import hashlib
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from ragboost.batch.catalog import DocumentCatalog, IsFull, Progress
-from ragboost.batch.checkpoint import Checkpoint, GrowingFiles
-from ragboost.batch.files import open_input, output_paths
-from ragboost.batch.summary import BatchSummary
-from ragboost.batch.window import WindowJob
+from ragboost.batch.files import new_files, open_input, output_paths
+from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
+from ragboost.batch.plan import FilePlan, plan_file, predict
+from ragboost.batch.requests import EVERY, BatchRequests, Progress, read_requests
+from ragboost.batch.summary import BatchSummary, rejects_sentence
+from ragboost.booster.compose import Retrieved, compose
+from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
+from ragboost.context import Context
+from ragboost.dedup import unique_documents
 from ragboost.errors import RequestError
 from ragboost.retrieval.corpus import Corpus
 from ragboost.simulate import SimulatedCache
 
-_MB = 1_000_000
+_NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True, owners={})
+
+
+class RejectedLinesError(RequestError):
+    """A strict job found malformed lines, or any job nothing else."""
 
 
 def run_batch(
@@ -26,12 +34,10 @@ def run_batch(
     corpus: Corpus | None = None,
     cache_tokens: int | None = None,
     block_size: int | None = None,
-    window: int | None = None,
     memory_mb: int | None = None,
-    resume: bool = False,
     strict: bool = False,
     keep: Sequence[Path] = (),
-    on_progress: Progress | None = None,
+    on_progress: Progress = lambda *_: None,
 ) -> BatchSummary:
     """Order a file of requests.
 
@@ -40,76 +46,105 @@ def run_batch(
     number and error). Each file is complete or absent. Unchanged lines keep their bytes.
 
     `cache_tokens` (None: unbounded) and `block_size` (None: whole documents) are of the prediction.
-    `window` requests, or as many as fit into `memory_mb`, are planned together. With `strict`,
-    malformed lines fail the job, as always if there is no other line. `keep` are further files that
-    it must not overwrite.
+    A file that needs more memory than `memory_mb` (None: any) is refused. With `strict`, malformed
+    lines fail the job, as always if there is no other line. `keep` are further files that it must
+    not overwrite.
     """
     settings = settings or Settings()
     SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
-    is_full, inputs = _bound(window, memory_mb), [source, *keep]
-    paths = output_paths(output, inputs=inputs)
-    with open_input(source) as file:
-        options = (cache_tokens, block_size, window, memory_mb, strict)
-        start = BatchSummary(cache_tokens=cache_tokens, block_size=block_size)
-        fingerprint = _fingerprint(inputs, settings, options)
-        with GrowingFiles(paths, fingerprint=fingerprint, resume=resume, start=start) as growing:
-            job = WindowJob(settings, corpus=corpus, on_progress=on_progress or (lambda *_: None))
-            summary = _run(job, file, growing, is_full=is_full, strict=strict)
-            growing.finish(summary, source=source, is_strict=strict)
+    if memory_mb is not None and memory_mb < 1:
+        raise RequestError(f"memory_mb must be at least 1, got {memory_mb}", param="memory_mb")
+    output, positions, rejects = output_paths(output, inputs=[source, *keep])
+    parser = LineParser(settings, corpus=corpus)
+    with open_input(source) as file, new_files(rejects) as [rejects_file]:
+        requests = read_requests(
+            file,
+            parser,
+            settings=settings,
+            on_progress=on_progress,
+            rejects=rejects_file,
+            memory_mb=memory_mb,
+        )
+        has_failed = requests.rejected > 0 and (strict or not requests.lines)
+        if not has_failed:
+            on_progress("planning", 0, 1)
+            plan = plan_file(requests, settings.ordering)
+            on_progress("planning", 1, 1)
+            summary = _summary(requests, plan, cache_tokens=cache_tokens, block_size=block_size)
+            with new_files(output, positions) as files:
+                writer = _Writer(parser, settings, *files)
+                writer.write(requests, plan, on_progress=on_progress)
+    if has_failed:
+        said = rejects_sentence(requests.rejected, requests.problem, rejects)
+        raise RejectedLinesError(f"{source}: {said}")
     return summary
 
 
-def _run(
-    job: WindowJob,
-    source: BinaryIO,
-    growing: GrowingFiles,
-    *,
-    is_full: IsFull | None,
-    strict: bool,
+class _Writer:
+    def __init__(
+        self, parser: LineParser, settings: Settings, output: BinaryIO, positions: BinaryIO
+    ) -> None:
+        self._parser = parser
+        self._settings = settings
+        self._output = output
+        self._positions = positions
+
+    def write(self, requests: BatchRequests, plan: FilePlan, *, on_progress: Progress) -> None:
+        total = len(plan.release)
+        for number, position in enumerate(plan.release, 1):
+            raw = requests.lines[position]
+            line = self._parser.parse(raw)
+            context = self._context(line, plan.permutations[position])
+            value = line.write(context)
+            self._output.write(_verbatim(raw) if value == line.value else encode_json(value))
+            self._output.write(b"\n")
+            where = {
+                "input_line": requests.input_lines[position],
+                "output_line": number,
+                "id": line.id,
+                "documents": kept(context, line.blank) if context else [],
+            }
+            self._positions.write(encode_json(where) + b"\n")
+            if number % EVERY == 0 or number == total:
+                on_progress("writing", number, total)
+
+    def _context(self, line: BatchLine, permutation: Sequence[int]) -> Context | None:
+        if not line.documents:
+            return None
+        settings = self._settings if line.is_boost_wanted else _as_they_are(self._settings)
+        unique = unique_documents(line.documents) if settings.dedup.enabled else line.documents
+        retrieved = Retrieved(line.query, line.documents, unique, (), ())
+        return compose(retrieved, permutation, history=_NO_HISTORY, settings=settings)
+
+
+def _summary(
+    requests: BatchRequests, plan: FilePlan, *, cache_tokens: int | None, block_size: int | None
 ) -> BatchSummary:
-    """Write all windows; after a reject, a strict job only reads on and forgets the others."""
-    place, summary = growing.checkpoint
-    output, positions, rejects = growing.files
-    while True:
-        read = job.read(source, rejects, start=place, is_full=is_full)
-        if strict and summary.rejected + read.rejected:
-            growing.forget()
-            rejected, problem = summary.rejected + read.rejected, summary.problem or read.problem
-            summary = BatchSummary(rejected=rejected, problem=problem)
-        else:
-            planned = job.plan()
-            job.write(source, output, positions, planned=planned, lines_before=summary.requests)
-            summary = summary.with_window(
-                job.catalog, planned, rejected=read.rejected, problem=read.problem
-            )
-            del planned  # before the next window is read
-        if read.is_last:
-            return summary
-        place = read.end
-        if not (strict and summary.rejected):
-            growing.save(Checkpoint(place, summary))
+    num_documents = sum(map(len, requests.documents))
+    return BatchSummary(
+        requests=len(requests.documents),
+        rejected=requests.rejected,
+        problem=requests.problem,
+        documents=num_documents,
+        duplicates_removed=num_documents - sum(map(len, plan.permutations)),
+        blank_removed=requests.num_blank,
+        requests_reordered=sum(list(p) != sorted(p) for p in plan.permutations),
+        detections=dict(requests.detections),
+        cache_tokens=cache_tokens,
+        block_size=block_size,
+        before=predict(requests, None, cache_tokens=cache_tokens, block_size=block_size),
+        after=predict(requests, plan, cache_tokens=cache_tokens, block_size=block_size),
+    )
 
 
-def _bound(window: int | None, memory_mb: int | None) -> IsFull | None:
-    for name, value in (("window", window), ("memory_mb", memory_mb)):
-        if value is not None and value < 1:
-            raise RequestError(f"{name} must be at least 1, got {value}", param=name)
-    if window is None and memory_mb is None:
-        return None
-
-    def is_full(catalog: DocumentCatalog) -> bool:
-        if window is not None and len(catalog.entries) >= window:
-            return True
-        return memory_mb is not None and catalog.size_bytes >= memory_mb * _MB
-
-    return is_full
+def _as_they_are(settings: Settings) -> Settings:
+    return settings.model_copy(
+        update={
+            "dedup": settings.dedup.model_copy(update={"enabled": False}),
+            "hints": settings.hints.model_copy(update={"order": False}),
+        }
+    )
 
 
-def _fingerprint(inputs: Sequence[Path], settings: Settings, options: tuple[object, ...]) -> str:
-    parts: list[object] = [options]
-    for path in filter(Path.exists, inputs):
-        stat = path.stat()
-        parts.append((str(path.resolve()), stat.st_size, stat.st_mtime_ns))
-    sections = ("tokens", "ordering", "dedup", "hints", "formats")
-    parts += [getattr(settings, section).model_dump_json() for section in sections]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+def _verbatim(raw: bytes) -> bytes:
+    return raw.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ragboost.batch.catalog import DocumentCatalog
+from ragboost.batch.requests import BatchRequests
 from ragboost.config import OrderingSettings
 from ragboost.ordering import plan_batch
 from ragboost.simulate import HitRate, simulate
@@ -15,14 +15,14 @@ class FilePlan(NamedTuple):
     release: list[int]  # positions of the requests in release order
 
 
-def plan_file(catalog: DocumentCatalog, settings: OrderingSettings) -> FilePlan:
+def plan_file(requests: BatchRequests, settings: OrderingSettings) -> FilePlan:
     """Plan each group of requests with the same head; requests without a plan come last."""
-    permutations: list[Sequence[int]] = [range(len(entry.documents)) for entry in catalog.entries]
+    permutations: list[Sequence[int]] = [range(len(each)) for each in requests.documents]
     release: list[int] = []
-    tokens = dict[Hashable, int](enumerate(catalog.tokens))
-    *groups, fixed = catalog.groups()
+    tokens = dict[Hashable, int](enumerate(requests.tokens))
+    *groups, fixed = requests.groups()
     for group in groups:
-        contexts = [catalog.sent(catalog.entries[i]) for i in group]
+        contexts = [requests.sent(i) for i in group]
         for i, context in zip(group, contexts, strict=True):
             permutations[i] = range(len(context))
         if not settings.enabled or len(group) == 1:
@@ -36,7 +36,7 @@ def plan_file(catalog: DocumentCatalog, settings: OrderingSettings) -> FilePlan:
 
 
 def predict(
-    catalog: DocumentCatalog,
+    requests: BatchRequests,
     plan: FilePlan | None,
     *,
     cache_tokens: int | None,
@@ -49,15 +49,15 @@ def predict(
     """
 
     def sequence(position: int) -> list[Hashable]:
-        entry = catalog.entries[position]
-        if plan is None or entry.head < 0:
-            return [f"head {entry.head}", *entry.documents]
-        documents = catalog.sent(entry)
-        return [f"head {entry.head}", *(documents[i] for i in plan.permutations[position])]
+        head = requests.heads[position]
+        if plan is None or head < 0:
+            return [f"head {head}", *requests.documents[position]]
+        documents = requests.sent(position)
+        return [f"head {head}", *(documents[i] for i in plan.permutations[position])]
 
     return simulate(
-        map(sequence, plan.release if plan else range(len(catalog.entries))),
-        lambda item: 0 if isinstance(item, str) else catalog.tokens[item],
+        map(sequence, plan.release if plan else range(len(requests.documents))),
+        lambda item: 0 if isinstance(item, str) else requests.tokens[item],
         capacity_tokens=cache_tokens,
         block_size=block_size,
     )

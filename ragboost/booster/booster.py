@@ -23,7 +23,6 @@ from ragboost.context import Context, Plan
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry, Seat
 from ragboost.ordering import (
-    CorpusPrior,
     Order,
     OrderPolicy,
     Purchase,
@@ -49,7 +48,6 @@ class Booster(StoredConversations, UsageReports):
             waits. None: estimates, made exact in the background as `settings.tokens` says.
         tokens: document lengths shared with other Boosters of the same model; None: its own.
         sessions: the store of conversations; None: in memory, bounded by the settings.
-        prior: shared with other Boosters; None: read from `ordering.prior`, if that is set.
         policy: of the tail, shared with other Boosters; None: its own.
         seat: the index's place in a directory; None: it is in none.
     """
@@ -61,7 +59,6 @@ class Booster(StoredConversations, UsageReports):
         count_tokens: Callable[[str], int] | None = None,
         tokens: TokenCounter | None = None,
         sessions: SessionStore | None = None,
-        prior: CorpusPrior | None = None,
         policy: OrderPolicy | None = None,
         seat: Seat | None = None,
     ) -> None:
@@ -80,9 +77,9 @@ class Booster(StoredConversations, UsageReports):
             max_visits=self.settings.index.max_visits,
             seat=seat,
         )
-        policy = make_order_policy(self.settings.ordering, prior) if policy is None else policy
+        policy = make_order_policy(self.settings.ordering) if policy is None else policy
         self._policy = policy
-        self._reuse_policy = policy if isinstance(policy, RecentContexts) else RecentContexts(prior)
+        self._reuse_policy = policy if isinstance(policy, RecentContexts) else RecentContexts()
         self.rents = RentLedger()
         self._planner = LivePlanner(self.index, self.settings.ordering, policy)
         self.usage = UsageTotals()

@@ -14,7 +14,7 @@ from ragboost.booster.compose import Retrieved
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index import EvictionForecast, Holders, PrefixDirectory, Seat
-from ragboost.ordering import CorpusPrior, make_order_policy, read_prior
+from ragboost.ordering import make_order_policy
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
 from ragboost.types import DocumentLike
 
@@ -68,7 +68,6 @@ class Tenant:
     Args:
         numbers: of the backends, by name; grows. None: there is one, and no directory.
         tokens: lengths of documents, for all its Boosters; None: its own.
-        prior: of the popularity tail; None: it is read.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class Tenant:
         *,
         numbers: dict[str, int] | None = None,
         tokens: TokenCounter | None = None,
-        prior: CorpusPrior | None = None,
     ) -> None:
         self.key = key
         self.tokens = make_counter(settings.tokens) if tokens is None else tokens
@@ -90,8 +88,7 @@ class Tenant:
         self._directory: PrefixDirectory | None = None
         if numbers is not None:
             self._directory = PrefixDirectory(max_visits=settings.index.max_visits)
-        self._prior = prior
-        self._policy = make_order_policy(settings.ordering, prior)
+        self._policy = make_order_policy(settings.ordering)
         self._boosters: dict[str, Booster] = {}
         self._forgotten: list[Booster] = []  # not yet out of the directory
         self._originals: dict[str, Booster] = {}
@@ -107,7 +104,6 @@ class Tenant:
             booster = Booster(
                 self._settings,
                 tokens=self.tokens,
-                prior=self._prior,
                 policy=self._policy,
                 seat=seat,
             )
@@ -199,7 +195,6 @@ class Tenants:
         # Lengths of documents by model; all models share one if a tokenizer is configured.
         self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
-        self._prior = read_prior(settings.ordering)
         self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
             max_entries=settings.proxy.max_tenants
         )
@@ -219,7 +214,6 @@ class Tenants:
                 self.modes,
                 numbers=self.numbers if self._settings.num_backends > 1 else None,
                 tokens=self._counter(key.model),
-                prior=self._prior,
             )
             self._tenants.put(key, tenant)
         return tenant

@@ -11,7 +11,7 @@ import typer
 from ragboost.cli.bench import app as bench
 from ragboost.cli.chunks import app as chunks
 from ragboost.cli.evaluation import eval_order
-from ragboost.cli.offline import batch, demo, simulate, warm
+from ragboost.cli.offline import batch, demo, simulate
 from ragboost.cli.reuse import calibrate, eval_reuse, precompute
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
@@ -53,7 +53,6 @@ app.command(rich_help_panel=_SERVERS)(engine)
 app.command(rich_help_panel=_TRAFFIC)(demo)
 app.command(rich_help_panel=_TRAFFIC)(simulate)
 app.command(rich_help_panel=_TRAFFIC)(batch)
-app.command(rich_help_panel=_TRAFFIC)(warm)
 app.command("eval-order", rich_help_panel=_TRAFFIC)(eval_order)
 app.add_typer(bench, name="bench", rich_help_panel=_TRAFFIC)
 app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)

@@ -1,8 +1,6 @@
-"""The commands `batch`, `simulate`, `warm` and `demo`."""
+"""The commands `batch`, `simulate` and `demo`."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,7 @@ from rich.console import Console
 
 from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
 from ragboost.config import EngineSettings, load_settings
-from ragboost.errors import ConfigError, RequestError, import_extra
+from ragboost.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
     from ragboost.batch.summary import BatchSummary
@@ -28,7 +26,7 @@ _MEMORY: int = typer.Option(
     "--memory",
     min=1,
     metavar="MB",
-    help="Memory for the plan; a larger file has several windows.",
+    help="Most memory to use; a file that needs more is refused.",
 )
 
 
@@ -42,13 +40,7 @@ def batch(
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens per block of that cache; by default whole documents."
     ),
-    window: int | None = typer.Option(
-        None, min=1, metavar="LINES", help="Plan so many requests together; by default all."
-    ),
     memory: int = _MEMORY,
-    resume: bool = typer.Option(
-        False, "--resume", help="Go on after the last complete window of an interrupted job."
-    ),
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
@@ -66,9 +58,7 @@ def batch(
     from ragboost.retrieval.corpus import Corpus
 
     settings = load_settings()
-    if resume and _is_done(output):
-        return
-    with _interruptible(output), progress_bar(progress) as on_progress:
+    with progress_bar(progress) as on_progress:
         summary = run_batch(
             source,
             output,
@@ -77,58 +67,24 @@ def batch(
             settings=settings,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
             block_size=block_size,
-            window=window,
             memory_mb=memory,
-            resume=resume,
             strict=strict,
             on_progress=on_progress,
         )
     _show(summary, output, as_json=as_json)
 
 
-def _is_done(output: Path) -> bool:
-    """Say where an interrupted job goes on; True if it had been finished."""
-    from ragboost.batch.checkpoint import last_checkpoint
-
-    checkpoint = last_checkpoint(output)
-    if checkpoint is not None:
-        place, summary = checkpoint
-        where = f"behind line {place.line:,}, with {summary.requests:,} requests written"
-        typer.echo(f"{output}: going on {where}", err=True)
-    elif output.is_file():
-        typer.echo(f"{output} is complete; without --resume it is written anew", err=True)
-        return True
-    return False
-
-
-@contextmanager
-def _interruptible(output: Path) -> Iterator[None]:
-    """After Ctrl-C, say how the job goes on, and exit as shells expect it."""
-    from ragboost.batch.checkpoint import last_checkpoint
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        checkpoint = last_checkpoint(output)
-        said = "interrupted in the first window: nothing is kept"
-        if checkpoint is not None:
-            num = checkpoint.summary.requests
-            said = f"interrupted with {num:,} requests written: the same command with --resume"
-            said += " goes on"
-        typer.echo(said, err=True)
-        raise typer.Exit(130) from None
-
-
 def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     from ragboost.batch.display import summary_sentence, summary_table
     from ragboost.batch.files import side_path
+    from ragboost.batch.summary import rejects_sentence
     from ragboost.formats.detection import FOUND
 
     if not summary.requests:
         typer.echo("warning: no requests: the output is empty", err=True)
     if summary.rejected:
-        rejects = side_path(output, "rejects")
-        typer.echo(f"warning: {summary.rejects_sentence(rejects)}", err=True)
+        said = rejects_sentence(summary.rejected, summary.problem, side_path(output, "rejects"))
+        typer.echo(f"warning: {said}", err=True)
     if summary.requests and FOUND not in summary.detections:
         typer.echo(f"warning: {summary.detections_sentence()}", err=True)
     if as_json:
@@ -200,48 +156,6 @@ def simulate(
             typer.echo(ESTIMATED)
         Console().print(forecast_table(result))
         typer.echo(forecast_sentence(result))
-
-
-def warm(
-    corpus: Path = typer.Argument(
-        ..., metavar="CORPUS.jsonl", help="JSONL of the documents, as requests carry them."
-    ),
-    output: Path = typer.Option(..., "--output", "-o", metavar="FILE", help="For ordering.prior."),
-    retriever: str = typer.Option(
-        "bm25", help="bm25, or a `module:function` that returns a retriever for the documents."
-    ),
-    k: int = typer.Option(10, "--k", min=1, help="Documents per request."),
-    queries: int = typer.Option(20_000, min=1, help="Most documents to ask for."),
-    progress: bool | None = PROGRESS,
-) -> None:
-    """Learn from a corpus which documents are retrieved together, before the first request.
-
-    Asks a retriever for a passage of each document. Then set `ordering.prior = "FILE"`.
-
-    \b
-    ragboost warm corpus.jsonl -o prior.json
-    ragboost warm corpus.jsonl -o prior.json --retriever mymodule:make_retriever
-    """
-    from ragboost.batch.display import progress_bar
-    from ragboost.batch.files import check_output
-    from ragboost.retrieval.corpus import Corpus
-    from ragboost.retrieval.warm import corpus_prior, imagine_contexts, make_retriever
-
-    check_output(output, inputs=[corpus])
-    documents = Corpus.read(corpus)
-    if not documents:
-        raise RequestError(f"{corpus} has no documents", param="corpus")
-    with progress_bar(progress) as on_progress:
-        contexts = imagine_contexts(
-            documents,
-            make_retriever(retriever, documents),
-            k=k,
-            limit=queries,
-            on_progress=on_progress,
-        )
-    prior = corpus_prior(documents, contexts)
-    prior.write(output)
-    typer.echo(f"{prior!r} written to {output}")
 
 
 def demo(

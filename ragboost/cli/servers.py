@@ -1,7 +1,6 @@
 """The commands `serve`, `engine` and `doctor`."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,7 +34,6 @@ def serve(
     insecure: bool | None = switch("proxy.insecure", "--insecure"),
     shadow: bool | None = switch("proxy.shadow", "--shadow"),
     access_log: bool | None = switch("proxy.access_log", "--access-log"),
-    workers: int | None = setting("proxy.workers"),
     config: Path | None = CONFIG,
     log_level: str | None = setting("log.level", metavar="LEVEL"),
 ) -> None:
@@ -57,14 +55,13 @@ def serve(
     flags |= {"engine.model": model, "log.level": log_level}
     config = config or settings_file()
     settings = load_settings({**flags, **backends(backend)}, toml=config)
-    set_up_logging = partial(log_to_terminal, settings.log)
-    set_up_logging()
+    log_to_terminal(settings.log)
     log_settings_file(config)
 
     from ragboost.proxy.server import serve as serve_proxy
 
     if not embedded:
-        serve_proxy(settings, set_up_logging=set_up_logging)
+        serve_proxy(settings)
         return
 
     engine_settings = _with_found_model(settings.engine)
@@ -73,7 +70,7 @@ def serve(
     from ragboost.serving import serve_in_thread
 
     with serve_in_thread(create_engine_app(with_events(engine_settings))) as url:
-        serve_proxy(_in_front_of_engine(settings, url), set_up_logging=set_up_logging)
+        serve_proxy(_in_front_of_engine(settings, url))
 
 
 def _with_found_model(settings: EngineSettings) -> EngineSettings:

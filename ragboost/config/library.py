@@ -114,11 +114,6 @@ class OrderingSettings(Section):
         "had them together if that is worth an order hint, or always by relevance. One of "
         f"{', '.join(f'`{name}`' for name in ORDER_POLICIES)}.",
     )
-    prior: Path | None = Field(
-        None,
-        description="A file from `ragboost warm`: which documents of the corpus are retrieved "
-        "together. The popularity tail uses it while requests are few.",
-    )
     lists: tuple[Annotated[str, AfterValidator(_check_list)], ...] = Field(
         (),
         description="Lists in request bodies whose order means nothing, to be sorted, as paths "
@@ -244,7 +239,7 @@ class FormatSettings(Section):
         True,
         description="Learn from traffic where documents end that their text does not delimit: a "
         "block that came back whole beside others is a document. Keeps digests only, each tenant's "
-        "apart. Needs one worker.",
+        "apart.",
     )
     numbers: Literal["map", "keep"] = Field(
         "map",

@@ -243,22 +243,15 @@ class ProxySettings(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
-    workers: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Processes that serve requests; at most one per core. They share indexes, "
-        "conversations and load. Only for `ragboost serve`.",
-    )
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )
     max_total_body_bytes: int = Field(
         512 * 1024 * 1024,
         ge=1024,
-        description="Bytes of all bodies that are received or whose requests are running, in each "
-        "worker, and at least one body; further ones get a 503 with Retry-After. They need about "
-        "twice the memory.",
+        description="Bytes of all bodies that are received or whose requests are running, and at "
+        "least one body; further ones get a 503 with Retry-After. They need about twice the "
+        "memory.",
     )
     max_header_bytes: int = Field(
         64 * 1024, ge=1024, description="Largest request headers; larger ones get a 431."
@@ -326,8 +319,7 @@ class ProxySettings(Section):
     record: Path | None = Field(
         None,
         description="File for a line of JSON per completion with hashed ids and token lengths, no "
-        "text, for `simulate`, `doctor --log` and `bench trace`. With several workers each has a "
-        "file, with its number before the suffix. None: off.",
+        "text, for `simulate`, `doctor --log` and `bench trace`. None: off.",
     )
     record_max_bytes: int = Field(
         100 * 1024 * 1024,

@@ -15,7 +15,7 @@ from ragboost.formats.documents import (
     find_format,
 )
 from ragboost.formats.documents_field import DocumentsField
-from ragboost.formats.frames.evidence import Evidence
+from ragboost.formats.evidence.evidence import Evidence
 from ragboost.formats.messages import Messages
 from ragboost.formats.ragboost_object import RagboostObject
 from ragboost.formats.unmarked import UnmarkedDocuments
@@ -41,8 +41,7 @@ def make_formats(settings: Settings, *, learns: bool = False) -> tuple[Format, .
     Documents that the caller names explicitly come before documents found in texts.
 
     Args:
-        learns: from traffic, where documents end that their text does not delimit. Not where
-            several processes serve the turns of one conversation.
+        learns: from traffic, where documents end that their text does not delimit.
     """
     hints, limit = settings.hints, settings.formats.max_documents
     pool = DocumentPool()

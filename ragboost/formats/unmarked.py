@@ -9,8 +9,8 @@ from typing import Any
 
 from ragboost.config import Settings
 from ragboost.formats.documents import AmbiguousDocumentsError, UnmarkedDocumentsError
+from ragboost.formats.evidence.evidence import DocumentSpan, Evidence
 from ragboost.formats.frames import Scan
-from ragboost.formats.frames.evidence import Evidence, Span
 from ragboost.formats.groups import DocumentBlock, TextGroup, hint_name
 from ragboost.wires.body import Slot, message_list
 from ragboost.wires.registry import ANY
@@ -105,7 +105,7 @@ def _has_answers(body: Mapping[str, Any]) -> bool:
     return not (name and is_plain)
 
 
-def _group(text: str, spans: Sequence[Span]) -> TextGroup:
+def _group(text: str, spans: Sequence[DocumentSpan]) -> TextGroup:
     blocks = tuple(
         [DocumentBlock(*span, text[slice(*span)], *span, (), _name(text, *span)) for span in spans]
     )

@@ -1,16 +1,14 @@
 """The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
 from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch
-from ragboost.ordering.policy import make_order_policy, read_prior
+from ragboost.ordering.policy import make_order_policy
 from ragboost.ordering.popularity import RecentContexts
-from ragboost.ordering.prior import CorpusPrior
 from ragboost.ordering.rent_or_buy import Purchase, RentLedger
 from ragboost.ordering.request import Order, OrderPolicy, order_documents, order_exact_first
 from ragboost.ordering.window import NextRequest, RequestWindow
 
 __all__ = [
     "BatchPlan",
-    "CorpusPrior",
     "NextRequest",
     "Order",
     "OrderPolicy",
@@ -23,5 +21,4 @@ __all__ = [
     "order_documents",
     "order_exact_first",
     "plan_batch",
-    "read_prior",
 ]

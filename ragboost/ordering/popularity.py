@@ -1,11 +1,9 @@
 """Order a request's tail by the documents that recent requests had together (`popularity`).
 
 If a later request holds document i with probability p_i, the expected saving is greatest in the
-order of p_i / (1 - p_i) times tokens. The recent contexts with the same prefix, the ranks of the
-request itself and a prior from the corpus estimate p_i at each step. The prior's weight fades, the
-faster the more often recent contexts predict requests better. Where no such context is left,
-documents keep their relevance order, and so do all if another saves too little to be worth a hint:
-what the prior promises counts as far as documents do come again.
+order of p_i / (1 - p_i) times tokens. The recent contexts with the same prefix and the ranks of the
+request itself estimate p_i at each step. Where no such context is left, documents keep their
+relevance order, and so do all if another saves too little to be worth a hint.
 """
 
 import math
@@ -13,18 +11,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import itemgetter, mul
 
-from ragboost.ordering.prior import CorpusPrior
 from ragboost.ordering.request import OrderPolicy
 
 # Measured in docs/lab/ordering.md.
 _PRIOR_CONTEXTS = 8.0
 _BEST_RANK = 0.85
 _RANK_DECAY = 0.95
-_CORPUS_WEIGHT = 0.5  # of a context of the corpus, before any request
-_CORPUS_HALF_LIFE = 200.0  # requests after which it weighs half as much
-_RECORD_DECAY = 0.98  # of how well the corpus has predicted, per request
-_RECORD_START = 5.0  # documents that it is taken to have predicted, and requests
-_RETURNING = 0.5  # share of these requests' documents that recent contexts had
 _COMPARED = 24  # documents at each step
 _MIN_GAIN = 120  # tokens per document of the request: twenty times its label in the order hint
 
@@ -33,17 +25,10 @@ class RecentContexts(OrderPolicy):
     """The documents of the last `window` contexts, as one bit set per document.
 
     Memory is bounded by the window: documents outside it are forgotten.
-
-    Args:
-        prior: which documents of the corpus are retrieved together; None: nothing is known.
     """
 
-    def __init__(self, prior: CorpusPrior | None = None, *, window: int = 2048) -> None:
-        super().__init__(prior)
+    def __init__(self, *, window: int = 2048) -> None:
         self.window = window
-        self._num_added = 0
-        self._by_recent = self._by_corpus = _RECORD_START  # predicted documents of requests
-        self._num_requests, self._returning = _RECORD_START, _RETURNING * _RECORD_START
         self._contexts: list[tuple[Hashable, ...]] = []
         self._next = 0
         self._bits: dict[Hashable, int] = {}
@@ -57,8 +42,6 @@ class RecentContexts(OrderPolicy):
     def add(self, documents: Iterable[Hashable]) -> None:
         """Add a context, replacing the oldest one if the window is full."""
         context = tuple(documents)
-        if self._prior is not None:
-            self._compare_sources(self._prior, context)
         bit = 1 << self._next
         if len(self._contexts) < self.window:
             self._contexts.append(context)
@@ -68,7 +51,6 @@ class RecentContexts(OrderPolicy):
         for document in context:
             self._bits[document] = self._bits.get(document, 0) | bit
         self._next = (self._next + 1) % self.window
-        self._num_added += 1
 
     def order(
         self,
@@ -87,7 +69,7 @@ class RecentContexts(OrderPolicy):
         contexts = self._following(prefix)
         if not contexts.num:
             return list(documents)  # nothing is known
-        by_relevance = self._candidates(contexts, documents, tokens)
+        by_relevance = self._candidates(documents, tokens)
         least = _MIN_GAIN * (len(prefix) + len(documents))
         saved_by_relevance = contexts.saved_tokens(by_relevance)
         ordered, saved = self._by_savings(contexts, by_relevance)
@@ -113,7 +95,7 @@ class RecentContexts(OrderPolicy):
             candidate = near[best]
             ordered.append(candidate[0])
             is_old = contexts.narrow(candidate) and (not far or 8 * contexts.num < 7 * scored_with)
-            saved += candidate[1] * (contexts.num + (contexts.saving - 1) * len(contexts.imagined))
+            saved += candidate[1] * contexts.num
             if far:
                 near[best] = far.pop()
                 if not is_old:
@@ -129,42 +111,16 @@ class RecentContexts(OrderPolicy):
         shared = (1 << len(self._contexts)) - 1
         for document in prefix:
             shared &= self._bits.get(document, 0)
-        imagined = self._prior.behind(prefix) if self._prior is not None else _NONE
-        weight = _CORPUS_WEIGHT * _CORPUS_HALF_LIFE / (_CORPUS_HALF_LIFE + self._num_added)
-        weight *= min(1.0, self._by_corpus / self._by_recent) ** 2
-        return _Contexts(shared, imagined, weight, weight * self._returning / self._num_requests)
-
-    def _compare_sources(self, corpus: CorpusPrior, context: Sequence[Hashable]) -> None:
-        """Note how many of a request's documents recent contexts had at all, and how many each
-        source has together with the first one."""
-        if not context:
-            return
-        bits, kept, start = self._bits, _RECORD_DECAY, (1 - _RECORD_DECAY) * _RECORD_START
-        self._num_requests = kept * self._num_requests + 1
-        returning = sum([document in bits for document in context]) / len(context)
-        self._returning = kept * self._returning + returning
-        behind, rest = self._following(context[:1]), context[1:]
-        if not behind.shared or not behind.imagined:
-            return
-        held = sum([(bits.get(d, 0) & behind.shared).bit_count() for d in rest])
-        imagined = sum([len(corpus.holders(d) & behind.imagined) for d in rest])
-        self._by_recent = kept * self._by_recent + start + held / behind.shared.bit_count()
-        self._by_corpus = kept * self._by_corpus + start + imagined / len(behind.imagined)
+        return _Contexts(shared)
 
     def _candidates(
-        self,
-        contexts: "_Contexts",
-        documents: Sequence[Hashable],
-        tokens: Mapping[Hashable, int],
+        self, documents: Sequence[Hashable], tokens: Mapping[Hashable, int]
     ) -> list["_Candidate"]:
         """Return the documents with what is known of them, in the order of their ranks."""
         holders = map(self._bits.get, documents, repeat(0))
         priors = accumulate(repeat(_RANK_DECAY), mul, initial=_PRIOR_CONTEXTS * _BEST_RANK)
-        imagined: Iterable[frozenset[int]] = repeat(_NONE)
-        if self._prior is not None and contexts.imagined:
-            imagined = map(self._prior.holders, documents)
         lengths = map(tokens.__getitem__, documents)
-        return list(zip(documents, lengths, priors, holders, imagined, strict=False))
+        return list(zip(documents, lengths, priors, holders, strict=False))
 
     def _forget(self, context: tuple[Hashable, ...], bit: int) -> None:
         for document in set(context):
@@ -175,37 +131,24 @@ class RecentContexts(OrderPolicy):
                 del self._bits[document]
 
 
-# Document, its tokens, contexts that its rank counts as, recent contexts that hold it as bits, and
-# contexts of the corpus that hold it.
-_Candidate = tuple[Hashable, int, float, int, frozenset[int]]
+# Document, its tokens, contexts that its rank counts as, and recent contexts that hold it as bits.
+_Candidate = tuple[Hashable, int, float, int]
 _RANK = itemgetter(2)
 
 
 class _Contexts:
-    """The contexts that hold all documents that are ordered so far."""
+    """The recent contexts that hold all documents that are ordered so far."""
 
-    def __init__(self, shared: int, imagined: frozenset[int], weight: float, saving: float) -> None:
-        self.shared = shared  # recent ones, as bits
-        self.imagined = imagined  # of the corpus
-        self.weight = weight  # of one of the corpus
-        self.saving = saving  # its weight where it is asked whether an order is worth a hint
-        self.num = shared.bit_count() + len(imagined)
+    def __init__(self, shared: int) -> None:
+        self.shared = shared  # as bits
+        self.num = shared.bit_count()
 
     def savings(self, candidates: Sequence[_Candidate]) -> list[float]:
         """Return what each document is expected to save if it is the next one."""
-        shared, imagined, weight = self.shared, self.imagined, self.weight
-        total = self.num + _PRIOR_CONTEXTS
-        if not imagined:
-            return [
-                (n := (holders & shared).bit_count() + prior) / (total - n) * tokens
-                for _, tokens, prior, holders, _ in candidates
-            ]
-        total += (weight - 1) * len(imagined)
+        shared, total = self.shared, self.num + _PRIOR_CONTEXTS
         return [
-            (n := (holders & shared).bit_count() + prior + weight * len(held & imagined))
-            / (total - n)
-            * tokens
-            for _, tokens, prior, holders, held in candidates
+            (n := (holders & shared).bit_count() + prior) / (total - n) * tokens
+            for _, tokens, prior, holders in candidates
         ]
 
     def sorted(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
@@ -216,24 +159,18 @@ class _Contexts:
 
     def saved_tokens(self, order: Iterable[_Candidate]) -> float:
         """Return what these contexts would save if they came behind a prompt in this order."""
-        shared, imagined, saved = self.shared, self.imagined, 0.0
-        for _, tokens, _, holders, imagined_holders in order:
-            shared, imagined = shared & holders, imagined & imagined_holders
-            if not shared and not imagined:
+        shared, saved = self.shared, 0
+        for _, tokens, _, holders in order:
+            shared &= holders
+            if not shared:
                 break
-            saved += tokens * (shared.bit_count() + self.saving * len(imagined))
+            saved += tokens * shared.bit_count()
         return saved
 
     def narrow(self, candidate: _Candidate) -> bool:
         """Put a document behind the others; return False if all contexts hold it."""
-        shared, imagined = self.shared & candidate[3], self.imagined
-        if imagined:
-            imagined &= candidate[4]
-        if shared == self.shared and len(imagined) == len(self.imagined):
+        shared = self.shared & candidate[3]
+        if shared == self.shared:
             return False
-        self.shared, self.imagined = shared, imagined
-        self.num = shared.bit_count() + len(imagined)
+        self.shared, self.num = shared, shared.bit_count()
         return True
-
-
-_NONE: frozenset[int] = frozenset()

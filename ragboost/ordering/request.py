@@ -9,14 +9,10 @@ from typing import NamedTuple
 
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
-from ragboost.ordering.prior import CorpusPrior
 
 
 class OrderPolicy:
     """An order of the documents that no cached prefix determines: here that of relevance."""
-
-    def __init__(self, prior: CorpusPrior | None = None) -> None:
-        self._prior = prior  # for policies that go by what is retrieved together
 
     def add(self, documents: Iterable[Hashable]) -> None:
         """Learn from the documents of a request that is sent."""

@@ -24,7 +24,6 @@ from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.workers.identity import WorkerIdentity
 from ragboost.version import __version__
 from ragboost.wires.registry import WIRES
 
@@ -56,20 +55,16 @@ class ProxyApp(FastAPI):
         return own if is_own else scope
 
 
-def create_app(
-    settings: Settings | None = None, *, identity: WorkerIdentity | None = None
-) -> ProxyApp:
-    """Create the proxy's ASGI app; two apps share nothing but what their identities say.
+def create_app(settings: Settings | None = None) -> ProxyApp:
+    """Create the proxy's ASGI app; two apps share nothing.
 
     The last route forwards the requests without a route of their own, as far as
     `proxy.forwarded_paths` allows it: put routes that you add in front of it.
 
     Args:
         settings: None: the defaults.
-        identity: of one of several workers, which `ragboost serve --workers` starts; None: a proxy
-            in one process.
     """
-    state = ProxyState.of(settings or Settings(), identity)
+    state = ProxyState.of(settings or Settings())
     dashboard = Dashboard(state)
 
     @asynccontextmanager

@@ -121,7 +121,7 @@ class RequestObserver:
         if not (moved and moved.found and found and moved.found.keys == found.keys):
             self._pieces.keep_in_place(request)
             return None
-        moved.client_links, moved.arm = request.links, request.arm
+        moved.arm = request.arm
         return moved
 
 

@@ -32,11 +32,9 @@ from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
-from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.upstream.relay import UpstreamRequest
-from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
 from ragboost.rewriting.json_body import MalformedBodyError
@@ -54,11 +52,7 @@ _OBJECT = b'"ragboost"'
 
 
 class BoostPipeline:
-    """Prepare the requests of one app.
-
-    Args:
-        workers: the other workers of this proxy; None if there are none.
-    """
+    """Prepare the requests of one app."""
 
     def __init__(
         self,
@@ -70,7 +64,6 @@ class BoostPipeline:
         chunk_reuse: ChunkReuseProbe,
         kinds: EngineKinds,
         dispatcher: Dispatcher,
-        workers: WorkerPool | None,
     ) -> None:
         self.tenants = tenants
         self.conversations = Conversations(settings.session)  # those with a name
@@ -81,7 +74,6 @@ class BoostPipeline:
         self._chunk_reuse = chunk_reuse
         self._kinds = kinds
         self._dispatcher = dispatcher
-        self._workers = workers
         # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
         # are rendered in the order given. None: requests are boosted.
         self._shadow: ShadowTrial | None = None
@@ -90,7 +82,7 @@ class BoostPipeline:
         self._share = settings.boost.share
         if self._shadow is not None and self._share < 1:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
-        self.formats = make_formats(settings, learns=workers is None)
+        self.formats = make_formats(settings, learns=True)
         self._parse = partial(
             parse_request,
             formats=self.formats,
@@ -116,11 +108,8 @@ class BoostPipeline:
         session: str | None = None,
         history: Conversation | None = None,
         team: str = "",
-        may_hand_over: bool = True,
     ) -> UpstreamRequest:
         """Assign a request to a backend, and boost it or forward its body unchanged.
-
-        A request whose conversation another worker keeps is returned as it came, with that worker.
 
         Args:
             session: unique name of the conversation; None: the request's, or it is recognised.
@@ -143,11 +132,6 @@ class BoostPipeline:
             upstream.bypass, upstream.headers = _UNREAD, request_headers(headers)
             return self._count(upstream, seconds=_seconds(started, admission))
         choose_arm(request, share=self._share)
-        if may_hand_over and history is None:
-            worker = self._worker_of(request, headers)
-            if worker is not None and self._workers is not None:
-                sent = self._workers.handed_over(headers)
-                return UpstreamRequest(request.body.raw, sent, worker=worker)
         request = await self.observer.observe(request, upstream, parse, is_whole=history is None)
         if self._stable is not None and (found := upstream.cache_break) is not None:
             path = self._stable.client_path(found.path, raw)
@@ -200,19 +184,6 @@ class BoostPipeline:
             admission, request, tenant=tenant, conversation=history, history=digest
         )
         return tenant, digest
-
-    def _worker_of(self, request: ParsedRequest, headers: RawHeaders) -> Backend | None:
-        workers = self._workers
-        if workers is None or workers.has_handed_over(headers):
-            return None
-        if request.session is not None:
-            return workers.owner(request.session)
-        for link in reversed(request.links[:-1]):
-            if self._histories.keeps(link):
-                return None
-            if (worker := workers.keeper(link)) is not None:
-                return worker
-        return None
 
     def _is_plain(self, request: ParsedRequest, conversation: Conversation | None) -> bool:
         """Return True if there is nothing to rewrite, so that the body is forwarded as it came."""
@@ -322,8 +293,6 @@ class BoostPipeline:
     ) -> Digest:
         if not request.links or conversation is None:
             return UNCHANGED
-        if self._workers is not None and result.delta.sent:
-            self._workers.keep(request.client_links[-1])
         return self._histories.add(request, conversation, result.delta)
 
     def _encode(

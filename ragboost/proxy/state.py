@@ -1,12 +1,11 @@
 """Everything that one proxy app shares between its routes and requests."""
 
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily
 
 from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
@@ -16,6 +15,9 @@ from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.replicas.load_board import LoadBoard
+from ragboost.proxy.replicas.message_handler import MessageHandler
+from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -23,11 +25,6 @@ from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.watched_file import Refresher
-from ragboost.proxy.workers.identity import WorkerIdentity
-from ragboost.proxy.workers.load_board import LoadBoard
-from ragboost.proxy.workers.message_handler import MessageHandler
-from ragboost.proxy.workers.redis_transport import RedisTransport
-from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.sessions import ChatSessionStore, make_store, store_class
 
 
@@ -46,7 +43,6 @@ class ProxyState:
     store: ChatSessionStore  # of the chat sessions
     turns: RunningTurns  # the sessions' turns that are being answered
     board: LoadBoard  # the load that other processes put on the backends
-    workers: WorkerPool | None  # the other workers of this proxy; None if there are none
     # Exchanges load and prompts with replicas of the proxy; None without Redis.
     replicas: RedisTransport | None
     log: RequestLog | None  # of `proxy.record`
@@ -54,8 +50,7 @@ class ProxyState:
     refresher: Refresher  # reads keys and the list of backends again
 
     @classmethod
-    def of(cls, settings: Settings, identity: WorkerIdentity | None = None) -> Self:
-        """Create the state; without an identity there are no other workers."""
+    def of(cls, settings: Settings) -> Self:
         backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
@@ -64,26 +59,16 @@ class ProxyState:
         announcer = ChunkAnnouncer(chunk_reuse, settings.hints, count=metrics.count_announcement)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
-        backends.inform(
-            sync, chunk_reuse, kinds, board
-        )  # before the handlers, which need the followers
-        workers = replicas = None
-        name = secrets.token_hex(8)
-        if identity is not None:
-            name, most = identity.name(identity.worker_id), settings.session.max_sessions
-            handler = MessageHandler(
-                backends.all, sync.followers, board, max_histories=most * len(identity.others)
-            )
-            backends.inform(handler)
-            workers = WorkerPool(identity, settings.backend, handler)
-            _watch_workers(metrics, workers)
+        # Before the handlers, which need the followers.
+        backends.inform(sync, chunk_reuse, kinds, board)
+        replicas = None
         if store_class(settings.session).connects_replicas:
             is_shadow = settings.proxy.shadow  # its prompts are not what was sent
             handler = MessageHandler(backends.all, {} if is_shadow else sync.followers, board)
             backends.inform(handler)
-            replicas = RedisTransport(settings.session, handler, name=name)
+            replicas = RedisTransport(settings.session, handler)
             if not is_shadow:
-                _watch_prompts(metrics, "replica", handler)
+                _watch_prompts(metrics, handler)
         pipeline = BoostPipeline(
             settings,
             metrics,
@@ -92,7 +77,6 @@ class ProxyState:
             chunk_reuse=chunk_reuse,
             kinds=kinds,
             dispatcher=dispatcher,
-            workers=workers,
         )
         return cls(
             settings,
@@ -108,9 +92,8 @@ class ProxyState:
             make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
             board,
-            workers,
             replicas,
-            _request_log(settings.proxy, metrics, identity),
+            _request_log(settings.proxy, metrics),
             ApiKeys.watched(settings, backends.sources),
             Refresher(backends.sources, interval_s=settings.router.health_interval_s),
         )
@@ -127,7 +110,7 @@ class ProxyState:
             await self.chunk_reuse.open()
             await self.kinds.open()
             async with AsyncExitStack() as stack:
-                for part in (self.refresher, self.board, self.workers, self.replicas):
+                for part in (self.refresher, self.board, self.replicas):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()
@@ -145,24 +128,15 @@ class ProxyState:
                 await self.log.close()
 
 
-def _watch_workers(metrics: Metrics, workers: WorkerPool) -> None:
-    text = "Other workers of this proxy that were heard lately."
-    metrics.watch(GaugeMetricFamily, "ragboost_workers_alive", text, lambda: workers.num_alive)
-    _watch_prompts(metrics, "worker", workers.handler)
-
-
-def _watch_prompts(metrics: Metrics, whose: str, handler: MessageHandler) -> None:
-    text = f"Prompts of other {whose}s that this process's indexes have taken over."
-    name = f"ragboost_{whose}_prompts_learned"
+def _watch_prompts(metrics: Metrics, handler: MessageHandler) -> None:
+    text = "Prompts of other replicas that this process's indexes have taken over."
+    name = "ragboost_replica_prompts_learned"
     metrics.watch(CounterMetricFamily, name, text, lambda: handler.learned)
 
 
-def _request_log(
-    settings: ProxySettings, metrics: Metrics, identity: WorkerIdentity | None
-) -> RequestLog | None:
-    path = settings.record
-    if path is None:
+def _request_log(settings: ProxySettings, metrics: Metrics) -> RequestLog | None:
+    if settings.record is None:
         return None
-    if identity is not None:
-        path = path.with_name(f"{path.stem}.{identity.worker_id}{path.suffix}")
-    return RequestLog(path, max_bytes=settings.record_max_bytes, count=metrics.count_recorded)
+    return RequestLog(
+        settings.record, max_bytes=settings.record_max_bytes, count=metrics.count_recorded
+    )

@@ -2,6 +2,7 @@
 
 from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
+from ragboost.retrieval.dense import DenseRetriever
 from ragboost.retrieval.retriever import Retriever
 
-__all__ = ["BM25Retriever", "Corpus", "Retriever"]
+__all__ = ["BM25Retriever", "Corpus", "DenseRetriever", "Retriever"]

@@ -12,8 +12,6 @@ _MAX_SHOWN = 512
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """Headers as ASGI gives them, with names in lower case."""
-WORKER_HEADER = b"x-ragboost-worker"
-"""Marks a request that one worker of the proxy hands over to another; not for backends."""
 
 CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
 """Where clients send their API keys: OpenAI's, Anthropic's and Azure's."""
@@ -32,7 +30,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # The client for the backend writes its own host and content-length.
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", WORKER_HEADER}
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _ENCODING = b"accept-encoding"
 
 

@@ -102,7 +102,6 @@ class ParsedRequest:
         # recognition is off, or without documents.
         self.links: Sequence[Link] = ()
         self.scope = b""  # the seed of `links`; empty where recognition is off
-        self.client_links: Sequence[Link] = ()  # the same of the body as the client sent it
         # Link of the question, shape and keys of documents beside the messages; empty if they are
         # inside.
         self.question_link: Link = b""
@@ -280,7 +279,6 @@ def _set_links(request: ParsedRequest, shape: Format, found: FoundDocuments) -> 
     body = request.body
     if body.messages and (found.message is not None or shape.in_place):
         request.links = chain_links(body.message_digests, seed=request.scope)
-        request.client_links = request.links
         if not shape.in_place and found.message is not None:
             request.question_link = request.links[found.message]
             request.shape_beside, request.keys_beside = shape.name, found.keys

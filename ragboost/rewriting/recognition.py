@@ -64,10 +64,6 @@ class Histories:
         """Size of the rewritten messages."""
         return self._nodes.size
 
-    def keeps(self, link: Link) -> bool:
-        """Return True if a rewritten message of a list of messages is kept."""
-        return any(digest in self._nodes for digest in self._ends.peek(link) or ())
-
     def match(self, request: ParsedRequest) -> Conversation:
         """Return what was sent for a request's history, as far as the request contains all of it.
 

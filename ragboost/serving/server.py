@@ -47,16 +47,11 @@ def serve(app: Any, *, host: str, port: int) -> None:
         listening.close()
 
 
-def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Bind a socket to an address, a free port if 0; raise ConfigError if that fails.
-
-    Other sockets of this user may share the address, and take a part of its connections.
-    """
+def bind(host: str, port: int) -> socket.socket:
+    """Bind a socket to an address, a free port if 0; raise ConfigError if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if is_shared:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listening.bind((host, port))
     except OSError as error:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ragboost.batch.window import WindowJob
 from ragboost.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +72,6 @@ def test_summary_is_a_table_and_progress_is_shown_on_request(source: Path) -> No
         (["-o", "{folder}/out.jsonl", "--strict"], "malformed lines: 4, see"),
         (["-o", "{folder}/in.jsonl"], "is an input of the job"),
         (["-o", "."], "cannot write .: not a regular file"),
-        (["-o", ".", "--resume"], "cannot write .: not a regular file"),
         (["-o", "{folder}/out.jsonl", "--corpus", "{folder}/none.jsonl"], "cannot read"),
         (["-o", "{folder}/corpus.jsonl", "--corpus", "{folder}/corpus.jsonl"], "is an input"),
         (["-o", "{folder}/out.jsonl", "--cache-tokens", "-1"], "--cache-tokens"),
@@ -107,52 +105,31 @@ def test_an_empty_file_is_named_as_one(tmp_path: Path) -> None:
     assert "no requests: the output is empty" in done.stderr
 
 
-def test_a_file_is_planned_in_windows_on_request(source: Path) -> None:
-    folder = source.parent
-    done = ragboost(
-        source,
-        *("-o", str(folder / "out.jsonl"), "--corpus", str(folder / "corpus.jsonl")),
-        *("--window", "2", "--memory", "100", "--resume"),
-    )
+def test_a_file_that_needs_too_much_memory_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    lines = [json.dumps({"id": i, "question": "?", "documents": ["a" * 4000]}) for i in range(300)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    done = ragboost(tmp_path / "in.jsonl", "-o", str(tmp_path / "out.jsonl"), "--memory", "1")
 
-    assert done.returncode == 0, done.stderr
-    assert "planned in 2 windows" in done.stdout
-
-
-def test_a_finished_job_is_not_done_again_by_resume(source: Path) -> None:
-    output = source.parent / "out.jsonl"
-    output.write_text("written before\n")
-    done = ragboost(source, "-o", str(output), "--resume")
-    assert done.returncode == 0, done.stderr
-    assert "is complete; without --resume it is written anew" in done.stderr
-    assert output.read_text() == "written before\n"
+    assert done.returncode == 2
+    assert "in.jsonl needs more than 1 MB of memory from line " in done.stderr
+    assert "boosted(dataset, window=N)" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
 
 
-def test_an_interrupted_job_says_how_to_go_on_and_where_it_goes_on(
-    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupted_job_exits_as_shells_expect_and_leaves_nothing(
+    source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After Ctrl-C in the second window."""
-    output = source.parent / "out.jsonl"
-    command = ["batch", str(source), "-o", str(output), "--window", "1"]
-    command += ["--corpus", str(source.parent / "corpus.jsonl")]
-    write, windows = WindowJob.write, iter((False, True))
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
 
-    def interrupted(self: WindowJob, *arguments: Any, **options: Any) -> None:
-        if next(windows):
-            raise KeyboardInterrupt
-        write(self, *arguments, **options)
+    files = sorted(path.name for path in source.parent.iterdir())
+    monkeypatch.setattr("ragboost.batch.job.plan_file", interrupted)
+    corpus = ["--corpus", str(source.parent / "corpus.jsonl")]
+    with pytest.raises(SystemExit) as stopped:
+        app(["batch", str(source), "-o", str(source.parent / "out.jsonl"), *corpus])
 
-    with monkeypatch.context() as patch:
-        patch.setattr(WindowJob, "write", interrupted)
-        with pytest.raises(SystemExit) as stopped:
-            app(command)
     assert stopped.value.code == 130
-    shown = capsys.readouterr().err
-    assert "interrupted with 1 requests written: the same command with --resume goes on" in shown
-    done = ragboost(source, *command[2:], "--resume")
-    assert "going on behind line 1, with 1 requests written" in done.stderr
-    assert done.returncode == 0, done.stderr
-    assert len(output.read_text().splitlines()) == len(REQUESTS)
+    assert sorted(path.name for path in source.parent.iterdir()) == files
 
 
 def joined(number: int) -> dict[str, Any]:
@@ -185,10 +162,7 @@ def test_a_batch_says_in_how_many_requests_documents_were_found(source: Path) ->
     folder = source.parent
     with source.open("a") as file:
         file.write(json.dumps(joined(9)) + "\n")
-    done = ragboost(
-        source,
-        *("-o", str(folder / "out.jsonl"), "--corpus", str(folder / "corpus.jsonl")),
-        *("--window", "2"),
-    )
+    corpus = ("--corpus", str(folder / "corpus.jsonl"))
+    done = ragboost(source, "-o", str(folder / "out.jsonl"), *corpus)
     assert "documents found in 3 of 4 requests" in done.stdout
     assert "1 unmarked_documents" in done.stdout

@@ -1,13 +1,9 @@
 """Tenants are bounded, and users are told apart by their credentials."""
 
 import asyncio
-from pathlib import Path
-
-import pytest
 
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
-from ragboost.errors import ConfigError
 from ragboost.rewriting.headers import user_of
 
 
@@ -31,13 +27,6 @@ def test_users_are_told_apart_by_all_their_credentials() -> None:
     ]
     assert len({user_of(each) for each in headers}) == len(headers)
     assert user_of([(b"x-other", b"z")]) == user_of([])
-
-
-def test_a_prior_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path) -> None:
-    ordering = {"tail": "popularity", "prior": tmp_path / "none.json"}
-
-    with pytest.raises(ConfigError, match="cannot read"):
-        Tenants(Settings.model_validate({"ordering": ordering}))
 
 
 class _InterruptedTenant(Tenant):

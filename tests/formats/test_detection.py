@@ -6,7 +6,7 @@ from ragboost.config import Settings
 from ragboost.formats import AmbiguousDocumentsError, Detection, NothingToDoError, make_formats
 from ragboost.formats.detection import ADVICE, DetectionCounts, frame_kind
 from ragboost.formats.documents import find_format
-from ragboost.formats.frames.evidence import Evidence, Span
+from ragboost.formats.evidence.evidence import DocumentSpan, Evidence
 from ragboost.formats.unmarked import UnmarkedDocuments
 from tests.formats.rewriting import user
 
@@ -55,7 +55,9 @@ class _Recorder(Evidence):
     def __init__(self) -> None:
         self.calls: list[bool] = []
 
-    def cut(self, *args: object, learns: bool = True, **options: object) -> tuple[Span, ...]:
+    def cut(
+        self, *args: object, learns: bool = True, **options: object
+    ) -> tuple[DocumentSpan, ...]:
         self.calls.append(learns)
         return ()
 

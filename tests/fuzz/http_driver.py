@@ -127,6 +127,8 @@ class HttpDriver:
 
         await asyncio.gather(*(work() for _ in range(_CONCURRENCY)))
         for request in self._recorder.requests[-1]:
+            if (request.method, request.target) == ("GET", "/v1/models"):
+                continue  # the proxy itself, which asks what the backend is
             self.problems.append(f"a request that nobody sent: {request}")
 
     async def _send(self, stream: HttpStream, seed: int) -> bytes:

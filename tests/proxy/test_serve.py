@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -258,39 +257,23 @@ def test_a_model_without_the_embedded_engine_is_refused() -> None:
         ({"backend": {"url": "http://a", "file": "b.json"}}, r"either backend\.url \(--backend\)"),
     ],
 )
-@pytest.mark.parametrize("workers", [1, 2])
 def test_settings_that_cannot_be_used_are_said_before_the_first_request(
-    sections: dict[str, dict[str, Any]], message: str, workers: int
+    sections: dict[str, dict[str, Any]], message: str
 ) -> None:
-    proxy = {"port": 0, "workers": workers, **sections.get("proxy", {})}
+    proxy = {"port": 0, **sections.get("proxy", {})}
     settings = Settings.model_validate({**sections, "proxy": proxy})
     with pytest.raises(ConfigError, match=message):
         serve(settings)
 
 
-@pytest.mark.parametrize(
-    ("workers", "message"), [(1, "cannot use 'tcp:.* in use"), (2, "workers = 1")]
-)
-def test_kv_events_are_not_bound_to_an_address_that_is_taken(workers: int, message: str) -> None:
+def test_kv_events_are_not_bound_to_an_address_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         settings = Settings.model_validate(
-            {
-                "proxy": {"port": 0, "workers": workers},
-                "engine_hooks": {"endpoint": endpoint, "bind": True},
-            }
+            {"proxy": {"port": 0}, "engine_hooks": {"endpoint": endpoint, "bind": True}}
         )
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=r"cannot use 'tcp:.* in use"):
             serve(settings)
-
-
-def test_workers_without_a_folder_for_temporary_files_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/missing")
-    settings = Settings.model_validate({"proxy": {"port": 0, "workers": 2}})
-    with pytest.raises(ConfigError, match=r"proxy\.workers need a folder .* set TMPDIR"):
-        serve(settings)
 
 
 @pytest.mark.slow
@@ -323,10 +306,9 @@ def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
 def test_a_process_that_is_told_to_stop_as_soon_as_it_listens_ends_without_error(
     start: Start, engine: FakeEngine
 ) -> None:
-    for options in ((), ("--workers", "2")):
-        process, _ = start("--backend", engine.url, *options)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 0
+    process, _ = start("--backend", engine.url)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
 
 
 def test_a_signal_before_the_server_handles_signals_stops_it(unused_port: int) -> None:

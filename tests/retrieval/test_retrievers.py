@@ -1,13 +1,19 @@
-"""The retriever ranks as its scores say, and breaks ties by corpus order."""
+"""Retrievers rank as their scores say, and break ties by corpus order."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ragboost.errors import RequestError
-from ragboost.retrieval import BM25Retriever, Retriever
+from ragboost.retrieval import BM25Retriever, DenseRetriever, Retriever
 from ragboost.types import Document
+
+pytest.importorskip("bm25s", reason="needs the extra retrieval")
+pytest.importorskip("faiss", reason="needs the extra retrieval")
 
 DOCUMENTS = [
     Document("the lease was signed by the tenant", id="lease"),
@@ -20,9 +26,20 @@ DOCUMENTS = [
 ]
 
 
-@pytest.fixture
-def retriever() -> Retriever:
-    return BM25Retriever(DOCUMENTS)
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def embed(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Count the letters of each text."""
+    assert len(texts) <= 256
+    return np.array([[text.count(letter) for letter in LETTERS] for text in texts], np.float32)
+
+
+@pytest.fixture(params=["bm25", "dense"])
+def retriever(request: pytest.FixtureRequest) -> Retriever:
+    if request.param == "bm25":
+        return BM25Retriever(DOCUMENTS)
+    return DenseRetriever(DOCUMENTS, embed)
 
 
 def ids(documents: Sequence[Document]) -> list[Any]:
@@ -32,11 +49,13 @@ def ids(documents: Sequence[Document]) -> list[Any]:
 def test_documents_come_best_first_with_scores_and_ties_in_corpus_order(
     retriever: Retriever,
 ) -> None:
-    found = retriever.retrieve("cat mat sat", 2)
+    found = retriever.retrieve("cat mat sat", 7)
+    copies = [found.index(document) for document in DOCUMENTS[1:3]]
 
-    assert ids(found) == ["cat", "copy of cat"]
-    assert found[0].score == found[1].score is not None
-    assert found[0] == DOCUMENTS[1]
+    assert [document.score for document in found] == sorted((d.score for d in found), reverse=True)
+    assert found[copies[0]].score == found[copies[1]].score is not None
+    assert copies[1] == copies[0] + 1
+    assert ids(found)[:2] == ["cat", "copy of cat"] or isinstance(retriever, DenseRetriever)
 
 
 def test_fewer_documents_than_asked_for_are_all_returned(retriever: Retriever) -> None:
@@ -55,14 +74,22 @@ def test_k_below_one_is_refused(retriever: Retriever) -> None:
         retriever.retrieve("cat", 0)
 
 
-def test_bm25_scores_are_those_of_rank_bm25() -> None:
+def test_bm25_scores_are_those_of_lucene() -> None:
     texts = ["a b b c", "c d", "e a", "b", "f g h i j"]
-    documents = [Document(text, id=i) for i, text in enumerate(texts)]
-    expected = [1.127025, 0.386116, 0.0, 0.946857, 0.0]  # BM25Okapi, rank-bm25 0.2.2
+    words = [text.split() for text in texts]
+    mean = sum(map(len, words)) / len(words)
 
-    found = BM25Retriever(documents).retrieve("b c b z", 5)
+    def gain(word: str, document: list[str]) -> float:
+        held, count = sum(word in other for other in words), document.count(word)
+        idf = math.log(1 + (len(words) - held + 0.5) / (held + 0.5))
+        return idf * count / (count + 1.5 * (0.25 + 0.75 * len(document) / mean))
 
-    assert [document.score for document in found] == pytest.approx(sorted(expected)[::-1], abs=1e-5)
+    expected = [sum(gain(word, document) for word in "bcbz") for document in words]
+
+    found = BM25Retriever([Document(text, id=i) for i, text in enumerate(texts)])
+
+    scores = [document.score for document in found.retrieve("b c b z", 5)]
+    assert scores == pytest.approx(sorted(expected)[::-1], abs=1e-5)
 
 
 def test_bm25_looks_into_titles_and_ignores_case() -> None:
@@ -83,3 +110,19 @@ def test_ties_at_the_last_place_go_to_the_earlier_document(num_copies: int) -> N
     documents += [Document(f"x w {i}", id=f"other {i}") for i in range(90)]
 
     assert ids(BM25Retriever(documents).retrieve("z", 2)) == ["best", 0]
+
+
+def test_dense_scores_are_inner_products_however_many_documents() -> None:
+    documents = [Document(LETTERS[i % 26] * (1 + i), id=i) for i in range(600)]
+
+    found = DenseRetriever(documents, embed).retrieve("zz", 3)
+
+    assert ids(found) == [597, 571, 545]
+    assert [document.score for document in found] == [1196, 1144, 1092]
+    assert DenseRetriever([], embed).retrieve("z", 3) == []
+
+
+@pytest.mark.parametrize("bad", [np.zeros(3), np.zeros((1, 2)), np.full((7, 2), np.nan)])
+def test_vectors_of_another_shape_or_not_finite_are_refused(bad: Any) -> None:
+    with pytest.raises(RequestError, match=r"embed must return finite vectors of shape \(7, "):
+        DenseRetriever(DOCUMENTS, lambda _: bad)

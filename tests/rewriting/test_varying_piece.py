@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ragboost.config import Settings
 from ragboost.formats import make_formats
 from ragboost.formats.documents import DocumentPool
-from ragboost.formats.frames.evidence import Evidence, Span
+from ragboost.formats.evidence.evidence import DocumentSpan, Evidence
 from ragboost.formats.messages import Messages
 from ragboost.formats.unmarked import UnmarkedDocuments
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
@@ -63,9 +63,17 @@ class Paragraphs(Evidence):
     """Knows all paragraphs that begin with "Text" to be documents."""
 
     def cut(
-        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int] = ()
-    ) -> tuple[Span, ...]:
-        return tuple([Span(*match.span()) for match in re.finditer("^Text.*$", text, re.MULTILINE)])
+        self,
+        text: str,
+        *,
+        tenant: str,
+        is_first_turn: bool,
+        marks: Sequence[int] = (),
+        learns: bool = True,
+    ) -> tuple[DocumentSpan, ...]:
+        return tuple(
+            [DocumentSpan(*match.span()) for match in re.finditer("^Text.*$", text, re.MULTILINE)]
+        )
 
 
 def test_nothing_varies_before_documents_that_were_found_by_evidence() -> None:

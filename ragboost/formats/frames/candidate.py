@@ -44,7 +44,7 @@ def outermost(candidates: Iterable[Candidate]) -> list[Candidate]:
     return chosen
 
 
-class Hidden:
+class HiddenParts:
     """Stretches of a text in which a mark is part of a string or of a document."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ragboost.formats.frames.candidate import Hidden
+from ragboost.formats.frames.candidate import HiddenParts
 from ragboost.formats.frames.elements import wrappers
 from ragboost.formats.frames.spans import lines, strip
 
@@ -27,7 +27,7 @@ class Container(NamedTuple):
     close: int  # after the mark that ends it
 
 
-def find(text: str, hidden: Hidden) -> list[Container]:
+def find(text: str, hidden: HiddenParts) -> list[Container]:
     """Return the containers of a text, inner ones first."""
     found = [*_between_rules(text, hidden), *_stuffed(text)]
     found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
@@ -43,7 +43,7 @@ class Rule(NamedTuple):
     mark: str
 
 
-def rules(text: str, hidden: Hidden) -> list[Rule]:
+def rules(text: str, hidden: HiddenParts) -> list[Rule]:
     """Return the rules of a text; none if it has absurdly many."""
     if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
         return []
@@ -52,7 +52,7 @@ def rules(text: str, hidden: Hidden) -> list[Rule]:
     return found if len(found) <= _MAX_RULES else []
 
 
-def _between_rules(text: str, hidden: Hidden) -> Iterator[Container]:
+def _between_rules(text: str, hidden: HiddenParts) -> Iterator[Container]:
     found = rules(text, hidden)
     by_mark: dict[str, list[Rule]] = {}
     for rule in found:

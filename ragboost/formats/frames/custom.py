@@ -7,9 +7,9 @@ from ragboost.config import FrameSettings
 from ragboost.formats.frames.candidate import Candidate
 from ragboost.formats.frames.elements import candidate, is_count, whole
 from ragboost.formats.frames.siblings import (
+    Element,
     Mark,
     OddMarkError,
-    Span,
     is_separator,
     pair,
     separators,
@@ -66,7 +66,7 @@ def _compiled(mark: str) -> re.Pattern[str]:
 
 
 def _numbers(
-    text: str, spans: list[Span], opener: re.Pattern[str], closer: re.Pattern[str]
+    text: str, spans: list[Element], opener: re.Pattern[str], closer: re.Pattern[str]
 ) -> list[tuple[tuple[int, int], ...]]:
     """Return the places of the numbers of each document, if these count the documents."""
     if not opener.groups:
@@ -81,7 +81,7 @@ def _numbers(
     return [tuple([mark.span(1) for mark in marks]) for marks in found]
 
 
-def _block(text: str, span: Span, numbers: tuple[tuple[int, int], ...]) -> DocumentBlock:
+def _block(text: str, span: Element, numbers: tuple[tuple[int, int], ...]) -> DocumentBlock:
     start, end = strip(text, span.inner_start, span.inner_end)
     return DocumentBlock(span.start, span.end, text[start:end] or None, start, end, numbers)
 

@@ -8,16 +8,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.frames.candidate import Candidate, Hidden
+from ragboost.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.formats.frames.not_documents import (
     are_documents,
     is_document_name,
     is_ordered_name,
 )
 from ragboost.formats.frames.siblings import (
+    Element,
     Mark,
     OddMarkError,
-    Span,
     is_separator,
     pair,
     separators,
@@ -28,7 +28,7 @@ from ragboost.formats.groups import DocumentBlock, hint_name
 _MAX_TAG = 1024
 _MAX_NAME = 200
 _MAX_NAMES = 64  # tags of one text that are looked at
-_CLOSED = re.compile(r"</([^\W\d][\w.-]{0,63})>")
+_CLOSED = re.compile(r"</([^\W\d][\w.:-]{0,63})>")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
@@ -36,8 +36,8 @@ _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id"
 # Short elements, and the one that holds the text.
 _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^<\n]{0,300}</\2>\s*){0,8})<(\w{1,32})>")
 _CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
-_OPENER = re.compile(r"<([^\W\d][\w.-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
-_CLOSER = re.compile(r"\s*</([^\W\d][\w.-]{0,63})>")
+_OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
+_CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 
 
 class _Attribute(NamedTuple):
@@ -46,7 +46,7 @@ class _Attribute(NamedTuple):
     end: int
 
 
-def find(text: str, hidden: Hidden) -> Iterator[Candidate]:
+def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
     """Find lists of elements.
 
     Args:
@@ -80,7 +80,7 @@ def _closed(text: str) -> list[str]:
     return list(names)[:_MAX_NAMES]
 
 
-def wrappers(text: str) -> Iterator[Span]:
+def wrappers(text: str) -> Iterator[Element]:
     """Yield the elements that occur once, on lines of their own: they enclose a list."""
     for name in _closed(text):
         opener, closer = f"\n<{name}>", f"\n</{name}>"
@@ -90,10 +90,10 @@ def wrappers(text: str) -> Iterator[Span]:
             continue
         inner = start + len(opener) - 1
         if start < end and text.count(f"<{name}>", start) == 1 == text.count(closer[1:], start):
-            yield Span(start, end + len(closer), inner, end)
+            yield Element(start, end + len(closer), inner, end)
 
 
-def _marks(text: str, name: str, hidden: Hidden) -> list[Mark]:
+def _marks(text: str, name: str, hidden: HiddenParts) -> list[Mark]:
     name = re.escape(name)
     pattern = re.compile(rf"<(?:(/){name}>|{name}(?:>|(?=\s)))")
     marks = [Mark(*match.span(), match[1] is not None) for match in pattern.finditer(text)]
@@ -101,7 +101,7 @@ def _marks(text: str, name: str, hidden: Hidden) -> list[Mark]:
     return [mark for mark in marks if mark.start not in hidden] if hidden else marks
 
 
-def whole(text: str, span: Span) -> Span:
+def whole(text: str, span: Element) -> Element:
     """Find where the opener ends.
 
     Raises:
@@ -115,12 +115,12 @@ def whole(text: str, span: Span) -> Span:
     return span._replace(inner_start=inner)
 
 
-def _runs(text: str, spans: list[Span]) -> list[list[Span]]:
+def _runs(text: str, spans: list[Element]) -> list[list[Element]]:
     """Return the lists that the elements of one tag form.
 
     Several are certain only if each one has a wrapper of its own.
     """
-    runs: list[list[Span]] = []
+    runs: list[list[Element]] = []
     for span in spans:
         if runs and is_separator(text[runs[-1][-1].end : span.start]):
             runs[-1].append(span)
@@ -136,7 +136,7 @@ def _runs(text: str, spans: list[Span]) -> list[list[Span]]:
     return [run for run in runs if len(run) > 1]
 
 
-def _is_wrapped(text: str, run: Sequence[Span]) -> bool:
+def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
     before = _OPENER.search(text, max(0, run[0].start - _MAX_TAG), run[0].start)
     behind = _CLOSER.match(text, run[-1].end)
     return before is not None and behind is not None and before[1] == behind[1]
@@ -146,7 +146,7 @@ def _is_empty(text: str) -> bool:
     return not text or text.isspace()
 
 
-def candidate(text: str, name: str, run: Sequence[Span]) -> Candidate:
+def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
     attributes = [_attributes(text, span) for span in run]
     number = _number(attributes)
@@ -169,7 +169,7 @@ def _tag_end(text: str, at: int) -> int:
     return -1
 
 
-def _attributes(text: str, span: Span) -> dict[str, _Attribute]:
+def _attributes(text: str, span: Element) -> dict[str, _Attribute]:
     found: dict[str, _Attribute] = {}
     if "=" not in text[span.start : span.inner_start]:
         return found
@@ -194,7 +194,7 @@ def is_count(values: Sequence[str]) -> bool:
 
 
 def _block(
-    text: str, span: Span, attributes: Mapping[str, _Attribute], number: str | None
+    text: str, span: Element, attributes: Mapping[str, _Attribute], number: str | None
 ) -> DocumentBlock:
     inner, inner_end = strip(text, span.inner_start, span.inner_end)
     named = [name for name in _NAMES if name != number and name in attributes]

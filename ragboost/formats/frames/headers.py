@@ -5,16 +5,17 @@ does not say where the last document ends, nor whether a document contains such 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.frames.candidate import Candidate, Hidden
+from ragboost.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.formats.frames.containers import Container
 from ragboost.formats.frames.siblings import common_separator
-from ragboost.formats.frames.spans import check_number, strip
+from ragboost.formats.frames.spans import check_number, lines, strip
 from ragboost.formats.groups import DocumentBlock
 
 _KEY = re.compile(r"^([^\W\d]\w{0,40}):(?=[ \t\r\n])(.*)$", re.MULTILINE)
+_FIRST_KEY = re.compile(r"\n[^\W\d]\w{0,40}:(?=[ \t\r\n])")
 _SINGLE_KEYS = ("source", "title", "url", "id", "name")  # others could be prose without a `_`
 _TEXT_KEYS = ("content", "text", "page_content", "passage", "document", "body", "snippet")
 _MIN_CHARS = 24
@@ -27,15 +28,21 @@ class _Header(NamedTuple):
 
 
 def find(
-    text: str, hidden: Hidden, containers: Sequence[Container], *, is_closed: bool
+    text: str,
+    hidden: HiddenParts,
+    containers: Callable[[], Sequence[Container]],
+    *,
+    is_closed: bool,
 ) -> Iterator[Candidate]:
     """Find the documents of each container.
 
     Args:
         is_closed: the text ends with the last document.
     """
+    if next(lines(text, _FIRST_KEY, list(hidden.gaps(len(text)))), None) is None:
+        return
     whole = (Container(*strip(text, 0, len(text)), len(text)),) if is_closed else ()
-    for where in (*containers, *whole):
+    for where in (*containers(), *whole):
         if where.start in hidden or _KEY.match(text, where.start) is None:
             continue
         headers = [h for h in _headers(text, where) if h.start not in hidden]

@@ -5,10 +5,10 @@ alone behind a separator which no other document contains; else the list is open
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ragboost.formats.frames.candidate import Candidate, Hidden
+from ragboost.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.formats.frames.containers import Container, Rule, rules
 from ragboost.formats.frames.elements import is_count
 from ragboost.formats.frames.not_documents import MIN_CHARS, is_ordered_name
@@ -27,6 +27,9 @@ _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, a
 _MAX_FAMILIES = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _TREE = re.compile(r"(?:[├└]──[^\n]*\n)+")  # RAGFlow's title and other fields
+# The prompt of LlamaIndex's citations begins with an example of its own list.
+_EXAMPLE = "Please provide an answer based solely on the provided sources."
+_EXAMPLE_END = "Now it's your turn."
 _MAX_TAIL = 2000
 _QUESTIONS = (
     "question query user input request task instruction frage pregunta domanda pergunta вопрос "
@@ -45,8 +48,8 @@ class _Label(NamedTuple):
 
 def find(
     text: str,
-    hidden: Hidden,
-    containers: Sequence[Container],
+    hidden: HiddenParts,
+    containers: Callable[[], Sequence[Container]],
     *,
     is_closed: bool,
     may_ask: bool,
@@ -55,11 +58,13 @@ def find(
 
     Args:
         hidden: stretches whose lines are not looked at.
-        containers: inner ones first.
+        containers: finds them, inner ones first.
         is_closed: the text ends with the last document.
         may_ask: the text may end with the user's question.
     """
     families = _families(text, hidden)
+    if hidden:
+        yield from _crossed(text, families, hidden)
     families = {key: labels for key, labels in families.items() if len(labels) > 1}
     if len(families) > _MAX_FAMILIES:
         return
@@ -85,19 +90,22 @@ def find(
         if (before, after) in pairs:
             yield _paired(text, labels, pairs[before, after], frame)
             continue
-        where = _container(labels, containers)
+        where = _container(labels, containers())
         end, close = where[1:] if where is not None else (-1, -1)
         if is_closed and end < 0:
             end = close = strip(text, 0, len(text))[1]
         yield _listed(text, labels, frame, ruled, end=end, close=close, may_ask=may_ask)
 
 
-def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
+def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:
     families: dict[tuple[str, str], list[_Label]] = {}
+    begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
     for pattern in (_LABEL, _ID_LABEL) if "[Doc_" in text else (_LABEL,):
         num = 0
         for at, end, match in lines(text, pattern, list(hidden.gaps(len(text)))):
             before, after = match["before"], match["after"]
+            if at < begin:
+                continue
             if pattern is _LABEL and (before == "[Doc_" or not _IS_CLEAR.search(before)):
                 continue
             labels = families.setdefault((before, after), [])
@@ -106,6 +114,24 @@ def _families(text: str, hidden: Hidden) -> dict[tuple[str, str], list[_Label]]:
             num += 1
         check_number(range(num))
     return families
+
+
+def _crossed(
+    text: str, families: Mapping[tuple[str, str], list[_Label]], hidden: HiddenParts
+) -> Iterator[Candidate]:
+    """Find lists whose next label is hidden, as if an element began in one of their documents and
+    ended in another."""
+    for (before, after), labels in list(families.items())[:_MAX_FAMILIES]:
+        names = {label.name for label in labels}
+        first = int(labels[0].name) if labels[0].name in ("0", "1") else -1
+        if first < 0 or is_ordered_name(before):
+            continue
+        number = next(n for n in range(first, first + len(names) + 1) if str(n) not in names)
+        at = text.find(f"\n{before}{number}{after}", labels[0].end) + 1
+        if at in hidden:
+            problem = "a label of theirs inside another list"
+            frame = f"{before.strip()}n{after}"
+            yield Candidate(labels[0].start, max(at, labels[-1].end), frame, problem=problem)
 
 
 def _closing(

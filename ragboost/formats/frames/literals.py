@@ -24,8 +24,9 @@ _MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none
 _OTHER = re.compile(r"[^\W_](?![^<>]{0,100}>)")  # a word outside of tags
 _BEGIN = re.compile(r"\n[ \t]*[\[{](?=[\s\"\[{\]}])")
 _REPR = re.compile(r"Document\((?=\w+=)")
-_REPR_PART = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[()]""", re.DOTALL)
-_REPR_TEXT = re.compile(r"""page_content=('(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")""", re.DOTALL)
+# Python prints a line end in a string as \\n.
+_REPR_PART = re.compile(r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|[()\n]""")
+_REPR_TEXT = re.compile(r"""page_content=('(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")""")
 _DIGITS = re.compile(r"\s*:\s*(\d{1,9})(?=\s*[,}])")
 
 
@@ -199,6 +200,8 @@ def _repr_end(text: str, at: int) -> int:
     """Return the offset after the bracket that closes a call; -1 if none does."""
     depth = 1
     for match in _REPR_PART.finditer(text, at):
+        if match[0] == "\n":
+            return -1
         if match[0] in "()":
             depth += 1 if match[0] == "(" else -1
             if depth == 0:

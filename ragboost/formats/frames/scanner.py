@@ -1,6 +1,7 @@
 """Scan a text once for lists of documents: all kinds of frames, the outermost of which count."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from ragboost.config import FrameSettings
@@ -13,9 +14,9 @@ from ragboost.formats.frames import (
     labels,
     literals,
 )
-from ragboost.formats.frames.candidate import Candidate, Hidden, outermost
+from ragboost.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.formats.frames.not_documents import is_work
-from ragboost.formats.frames.spans import Line
+from ragboost.formats.frames.spans import LineMatch
 from ragboost.formats.groups import TextGroup
 
 
@@ -64,12 +65,14 @@ def _checked(text: str, found: Candidate) -> Candidate:
     return Candidate(found.start, found.end, found.frame, problem=problem)
 
 
-def _candidates(text: str, code: Sequence[Line], is_tool: bool, may_ask: bool) -> list[Candidate]:
+def _candidates(
+    text: str, code: Sequence[LineMatch], is_tool: bool, may_ask: bool
+) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
-    tagged = list(elements.find(text, Hidden(strings)))
+    tagged = list(elements.find(text, HiddenParts(strings)))
     explicit = [*strings, *tagged, *fences.find(text, code)]
-    hidden = Hidden([each for each in explicit if not each.problem])
-    where = containers.find(text, hidden) if "\n" in text else []
+    hidden = HiddenParts([each for each in explicit if not each.problem])
+    where = cache(lambda: containers.find(text, hidden) if "\n" in text else [])
     return [
         *explicit,
         *labels.find(text, hidden, where, is_closed=is_tool, may_ask=may_ask),

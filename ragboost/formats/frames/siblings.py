@@ -20,7 +20,7 @@ class Mark(NamedTuple):
     is_closer: bool = False
 
 
-class Span(NamedTuple):
+class Element(NamedTuple):
     """From the opener to behind the closer, with the content between them."""
 
     start: int
@@ -33,7 +33,7 @@ class OddMarkError(Exception):
     """A mark has no place in the parse."""
 
 
-def pair(text: str, marks: Sequence[Mark]) -> list[Span]:
+def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
     """Pair openers and closers into the outermost elements.
 
     Marks in quotes or backticks are text. Before the first element, so are marks in a sentence: an
@@ -42,7 +42,7 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Span]:
     Raises:
         OddMarkError: an opener without a closer, or a closer without an opener.
     """
-    spans: list[Span] = []
+    spans: list[Element] = []
     depth, opener = 0, marks[0]
     for at, mark in enumerate(marks):
         start, end, is_closer = mark
@@ -57,7 +57,7 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Span]:
         elif depth:
             depth -= 1
             if depth == 0:
-                spans.append(Span(opener.start, end, opener.end, start))
+                spans.append(Element(opener.start, end, opener.end, start))
         elif spans:
             raise OddMarkError("a closing mark without an opening one")
     if depth:

@@ -10,7 +10,7 @@ _MAX_CLOSING_TAG = 64
 MAX_DOCUMENTS = 100_000  # the greatest value of `formats.max_documents`
 
 
-class Line(NamedTuple):
+class LineMatch(NamedTuple):
     """What an expression found at the beginning of a line."""
 
     start: int
@@ -20,7 +20,7 @@ class Line(NamedTuple):
 
 def lines(
     text: str, pattern: re.Pattern[str], gaps: Iterable[tuple[int, int]] = ()
-) -> Iterator[Line]:
+) -> Iterator[LineMatch]:
     """Yield the lines at whose beginning an expression matches; it begins with a line end.
 
     A fixed first character is many times faster than `^`.
@@ -31,7 +31,7 @@ def lines(
     behind_line_end = "\n" + text
     for start, end in gaps or ((0, len(text)),):
         for match in pattern.finditer(behind_line_end, start, end + 1):
-            yield Line(match.start(), match.end() - 1, match)
+            yield LineMatch(match.start(), match.end() - 1, match)
 
 
 def check_number(found: Sized) -> None:

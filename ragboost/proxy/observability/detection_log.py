@@ -20,7 +20,8 @@ class DetectionLog:
 
     def add(self, detection: Detection, bypass: Bypass | None, *, num_bytes: int) -> None:
         reason, error = bypass or (FOUND, None)
-        shape = reason, detection.frame
+        # An error while boosting is the same whatever the frame.
+        shape = reason, detection.frame if reason == detection.name else ""
         if shape in self._shapes:
             return
         level = logging.INFO

@@ -22,8 +22,6 @@ from ragboost.proxy.observability.tallies import CounterTallies, HistogramTallie
 from ragboost.wires.usage import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-HANDED_OVER = "handed_over"
-"""Outcome of a request that another worker has answered, and counts with its own outcome."""
 _MAX_MODELS = 100
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _ERRORS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -1,6 +1,5 @@
 """Relay requests, completions boosted, others unchanged, as plain ASGI."""
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,18 +13,13 @@ from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError, read_body, read_text
 from ragboost.proxy.observability.access_log import log_access
-from ragboost.proxy.observability.metrics import HANDED_OVER
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.relay import UpstreamRequest, relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.proxy.workers.worker_pool import WorkerLostError, WorkerSlot
 from ragboost.rewriting.headers import get_header, request_headers
 from ragboost.wires.usage import Usage
-
-logger = logging.getLogger(__name__)
 
 
 class Passthrough:
@@ -122,43 +116,18 @@ class Completions(Passthrough):
         return await read_text(exchange, settings=self._settings.proxy)
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
-        prepare = partial(
-            self._boosting.prepare,
+        if self._has_stream_options:
+            admission.announce = partial(self._announcer.announce, exchange.headers)
+        upstream = await self._boosting.prepare(
             body,
             exchange.headers,
             admission,
             has_stream_options=self._has_stream_options,
             team=exchange.team,
         )
-        if self._has_stream_options:
-            admission.announce = partial(self._announcer.announce, exchange.headers)
-        upstream = await prepare()
-        if upstream.worker is not None:
-            if await self._hand_over(exchange, upstream, upstream.worker):
-                return
-            upstream = await prepare(may_hand_over=False)
         write_receipt = self._receipt_writer(upstream, admission)
         reader = ResponseReader(strips_usage=upstream.is_usage_added, write_receipt=write_receipt)
         await self._relay(exchange, admission, upstream, reader=reader)
-
-    async def _hand_over(
-        self,
-        exchange: ClientExchange,
-        upstream: UpstreamRequest,
-        worker: Backend,
-    ) -> bool:
-        """Let another worker answer; return False if it died before its response began.
-
-        The backend may then compute the request twice. Nothing was stored.
-        """
-        try:
-            await relay(exchange, WorkerSlot(worker), upstream)
-        except WorkerLostError as error:
-            logger.warning("%s is lost, answering here: %s", worker.name, error)
-            return False
-        if exchange.outcome == "ok":
-            exchange.outcome = HANDED_OVER
-        return True
 
     def _receipt_writer(
         self, upstream: UpstreamRequest, admission: Admission

@@ -3,13 +3,11 @@
 A report decides what a backend is believed to hold, so it needs a key that no client has.
 """
 
-from collections.abc import Sequence
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.config import Settings
-from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH, Reply, decode_reply, encode
+from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
 from ragboost.proxy.asgi.request_body import read_body
@@ -55,17 +53,10 @@ def report_route(state: ProxyState) -> TypedRoute:
     key = _ReportKey(state.settings)
 
     async def receive_report(request: Request) -> Response:
-        """Apply a report of cache events by the in-engine hook; msgpack both ways.
-
-        Every worker of the proxy applies it, and the engine replays what any of them lacks.
-        """
+        """Apply a report of cache events by the in-engine hook; msgpack both ways."""
         key.check(request)
         body = await read_body(request.scope, request.receive, settings=settings)
         answer = await state.sync.report(body)
-        workers = state.workers
-        if workers is not None and not workers.has_handed_over(request.scope["headers"]):
-            others = await workers.ask_all(REPORT_PATH, request.scope["headers"], body=body)
-            answer = _merge_replies([answer, *filter(None, others.values())])
         return Response(answer, media_type=CONTENT_TYPE)
 
     return TypedRoute(
@@ -78,9 +69,3 @@ def report_route(state: ProxyState) -> TypedRoute:
         responses={200: _BODY},
         openapi_extra={"requestBody": _BODY},
     )
-
-
-def _merge_replies(answers: Sequence[bytes]) -> bytes:
-    """Ask for a replay from the earliest batch that any worker asks for."""
-    starts = [decode_reply(answer).replay_from for answer in answers]
-    return encode(Reply(replay_from=min((s for s in starts if s is not None), default=None)))

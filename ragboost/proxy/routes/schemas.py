@@ -107,9 +107,6 @@ class Readiness(BaseModel):
     kv_events: dict[str, EventStreamReadiness] | None = Field(
         None, description="By name of the stream; absent without streams."
     )
-    workers: dict[str, Literal["ready", "no answer"]] | None = Field(
-        None, description="By number of the worker; absent with one process."
-    )
 
 
 class VersionInfo(BaseModel):

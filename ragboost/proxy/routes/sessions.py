@@ -185,15 +185,12 @@ class SessionTurns(Completions):
         super().__init__(state, endpoint="session_chat")
         self._store = state.store
         self._turns = state.turns
-        self._workers = state.workers
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         owner, session_id = (
             user_of(exchange.headers),
             str(exchange.scope["path_params"]["session_id"]),
         )
-        if await self._go_to_owner(exchange, body, session_id):
-            return
         await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
         await self._store.check()
         async with self._turns.hold(session_id, owner=owner) as running:
@@ -224,17 +221,6 @@ class SessionTurns(Completions):
                 write_receipt=self._receipt_writer(upstream, admission),
             )
             await self._relay(exchange, admission, upstream, reader=reader)
-
-    async def _go_to_owner(self, exchange: ClientExchange, body: bytes, session_id: str) -> bool:
-        """Let the worker to which a session belongs answer its turn, one turn at a time."""
-        workers = self._workers
-        if workers is None or workers.has_handed_over(exchange.headers):
-            return False
-        worker = workers.owner(f"session {session_id}")
-        if worker is None:
-            return False
-        upstream = UpstreamRequest(body, workers.handed_over(exchange.headers), worker=worker)
-        return await self._hand_over(exchange, upstream, worker)
 
     async def _prepare(
         self,

@@ -1,23 +1,19 @@
 """The endpoints for operators: health, readiness, version and metrics."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.errors import SessionStoreError
 from ragboost.proxy.asgi.errors import error_response
-from ragboost.proxy.observability.merged import label_metrics, merge_readiness
 from ragboost.proxy.observability.metrics import CONTENT_TYPE
 from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL
-from ragboost.proxy.workers.worker_pool import WorkerPool
 from ragboost.version import __version__
 
 _TAG = "operations"
@@ -60,8 +56,8 @@ class StatusRoutes:
         """Report that the process serves requests."""
         return Liveness()
 
-    async def ready(self, request: Request, response: Response) -> Readiness:
-        """Report if any backend works; 503 if not. One of several workers answers for all.
+    async def ready(self, response: Response) -> Readiness:
+        """Report if any backend works; 503 if not.
 
         The status is `degraded` if the session API cannot store turns: all else works.
         """
@@ -79,25 +75,12 @@ class StatusRoutes:
                 await self._state.store.check()
         problem = self._state.store.problem
         status: Literal["ready", "degraded"] = "ready" if problem is None else "degraded"
-        own = Readiness(
+        return Readiness(
             status=status if is_ready else "no backend works",
             backends=problems or None,
             sessions=problem,
             kv_events=streams or None,
         )
-        workers = self._state.workers
-        if workers is None or workers.has_handed_over(request.scope["headers"]):
-            return own
-        return await self._ready_with_workers(own, workers)
-
-    async def _ready_with_workers(self, own: Readiness, workers: WorkerPool) -> Readiness:
-        answers = await workers.ask_all("/ready")
-        others = [json.loads(answer) for answer in answers.values() if answer]
-        merged = merge_readiness(own.model_dump(), others)
-        states = {str(workers.identity.worker_id): "ready"}
-        for worker_id, answer in answers.items():
-            states[str(worker_id)] = "ready" if answer else "no answer"
-        return Readiness.model_validate({**merged, "workers": states})
 
     async def version(self) -> VersionInfo:
         """Return the version of RAGBoost, not the backend's."""
@@ -107,17 +90,8 @@ class StatusRoutes:
         """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
         return error_response(404, PROXY_REFUSAL)
 
-    async def metrics(self, request: Request) -> Response:
-        """Return all metrics in Prometheus' text format, of several workers with their number."""
-        own, workers = self._render(), self._state.workers
-        if workers is not None and not workers.has_handed_over(request.scope["headers"]):
-            answers = await workers.ask_all("/metrics")
-            texts = {worker_id: text for worker_id, text in answers.items() if text}
-            texts[workers.identity.worker_id] = own
-            own = label_metrics(dict(sorted(texts.items())))
-        return Response(own, media_type=CONTENT_TYPE)
-
-    def _render(self) -> bytes:
+    async def metrics(self) -> Response:
+        """Return all metrics in Prometheus' text format."""
         state, metrics = self._state, self._state.metrics
         metrics.index_nodes.set(state.boosting.tenants.num_nodes)
         metrics.sessions.set(len(state.boosting.conversations))
@@ -133,4 +107,4 @@ class StatusRoutes:
             metrics.backend_cache_absent.labels(backend.name).set(is_absent)
         for name, tokens in state.dispatcher.hold_limits.items():
             metrics.backend_hold_limit.labels(name).set(tokens)
-        return metrics.render()
+        return Response(metrics.render(), media_type=CONTENT_TYPE)

@@ -66,7 +66,7 @@ class Backend:
             self.name += f"#{rank}"
         self.max_concurrency = (replica and replica.max_concurrency) or settings.max_concurrency
         self.load = Load()
-        self.elsewhere = Load()  # the requests of other workers and replicas, as last heard
+        self.elsewhere = Load()  # the requests of other replicas, as last heard
         # So that the router reads the loads that have changed, not all of them for each request.
         self.on_load: Callable[[], object] = lambda: None
         # Why it is unhealthy, without addresses; None if it is healthy. Set by `Backends`.

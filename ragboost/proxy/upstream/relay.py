@@ -55,7 +55,6 @@ class UpstreamRequest:
     dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
     arm: str | None = None  # None: its documents, if any, are no part of a comparison
     cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
-    worker: Backend | None = None  # of this proxy, which keeps the conversation and gets this
     varying: VaryingPiece | None = None  # differs before the documents, and is sent there
     record: RecordedRequest | None = None  # its shape, for `proxy.record`
 

@@ -122,3 +122,19 @@ def num_calls(text: str, *, is_tool: bool) -> int:
     finally:
         sys.setprofile(before)
     return num
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [f"{LEASE}\n<doc>", f"{RENT}</doc>\n<doc>", f"{PETS}</doc>"],
+        [f"{LEASE} Document(page_content='a'), Document(page_content='", f"b') {RENT}", PETS],
+        [f"{LEASE}\na.py\n```\n{RENT}", f"{RENT}\n```\nb.py\n```\n{PETS}", f"{PETS}\n```"],
+    ],
+)
+def test_marks_that_begin_in_one_document_and_end_in_another_move_nothing(
+    documents: list[str],
+) -> None:
+    text = prompt(numbered("Document {}:")(documents))
+    for group in scan_prompt(text).groups:
+        assert [block.text for block in group.blocks] == documents

@@ -13,12 +13,10 @@ from prometheus_client.samples import Sample
 
 from ragboost.formats.detection import ADVICE
 from ragboost.hosted.lint.causes import MENDS, Cause
-from ragboost.proxy.observability.metrics import HANDED_OVER
 
 _INTERVAL_S = 5.0
 _MAX_SAMPLES = 720
 _COLUMNS = ("prompt_tokens", "cached_tokens", "requests")
-_NO_ERRORS = ("ok", HANDED_OVER)
 _NO_FAULTS = ("refused", "client_left")  # errors of clients
 RESULTS = ("boosted", "bypassed")
 
@@ -44,7 +42,7 @@ def read_errors(samples: Samples) -> dict[str, float]:
     """Return the number of requests that ended in each kind of error, the most frequent first."""
     counts: defaultdict[str, float] = defaultdict(float)
     for sample in samples.get("ragboost_requests_total", ()):
-        if (kind := sample.labels["outcome"]) not in _NO_ERRORS:
+        if (kind := sample.labels["outcome"]) != "ok":
             counts[kind] += sample.value
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
@@ -63,7 +61,7 @@ def read_cache_breaks(samples: Samples) -> dict[str, dict[str, float | str]]:
 
 def read_detections(samples: Samples) -> list[dict[str, float | str]]:
     """Return number and advice of each detection and frame, the most frequent first."""
-    counts: defaultdict[tuple[str, str], float] = defaultdict(float)  # of several workers
+    counts: defaultdict[tuple[str, str], float] = defaultdict(float)
     for sample in samples.get("ragboost_detections_total", ()):
         counts[sample.labels["detection"], sample.labels["frame"]] += sample.value
     return [
@@ -79,7 +77,7 @@ def read_totals(samples: Samples) -> dict[str, float]:
     compared = "ragboost_compared_cached_prompt_tokens_total"
     errors = read_errors(samples).items()
     return {
-        "requests": total(requests) - total(requests, outcome=HANDED_OVER),
+        "requests": total(requests),
         "errors": sum([count for kind, count in errors if kind not in _NO_FAULTS]),
         "bypassed": total("ragboost_bypass_total"),
         "documents_sent": total(documents, result="sent"),

@@ -1,24 +1,17 @@
 """Serve the dashboard's page and its figures."""
 
-import asyncio
 import base64
 import hashlib
-import json
 import math
 import re
 import time
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ragboost.proxy.observability.merged import merge_dashboard
-from ragboost.proxy.observability.recent_requests import MAX_RECENT
 from ragboost.proxy.routes.dashboard.history import (
     TotalsHistory,
     read_arms,
@@ -32,8 +25,6 @@ from ragboost.proxy.routes.dashboard.history import (
 from ragboost.proxy.routes.dashboard.tree import hot_prefixes
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.workers.worker_pool import WorkerPool
-from ragboost.rewriting.headers import RawHeaders
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
@@ -63,25 +54,10 @@ class Dashboard:
         """Return the figures of the page."""
         team = self._keys.check(request.scope["headers"])
         response.headers["cache-control"] = "no-store"
-        own, workers = list(self._state.metrics.registry.collect()), self._state.workers
-        headers = request.scope["headers"]
-        if workers is None or workers.has_handed_over(headers):
-            return self._figures(own, team)
-        return await self._figures_of_all(own, team, workers, headers)
+        return self._figures(team)
 
-    async def _figures_of_all(
-        self, families: list[Metric], team: str, workers: WorkerPool, headers: RawHeaders
-    ) -> dict[str, Any]:
-        texts, answers = await asyncio.gather(
-            workers.ask_all("/metrics"), workers.ask_all("/dashboard/data", headers)
-        )
-        for text in filter(None, texts.values()):
-            families += text_string_to_metric_families(text.decode())
-        others = [json.loads(answer) for answer in answers.values() if answer]
-        return merge_dashboard(self._figures(families, team), others, max_recent=MAX_RECENT)
-
-    def _figures(self, families: Sequence[Metric], team: str) -> dict[str, Any]:
-        samples = read_samples(families)
+    def _figures(self, team: str) -> dict[str, Any]:
+        samples = read_samples(self._state.metrics.registry.collect())
         return {
             "version": __version__,
             "now": time.time(),

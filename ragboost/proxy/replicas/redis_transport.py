@@ -1,0 +1,149 @@
+"""Carry the messages of replicas over a Redis channel: their loads, and the prompts they have sent.
+
+The latest prompts are kept in a stream for processes that start. Without the server nothing is
+heard, and it is tried again until `close`. Sending never waits.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from ragboost.booster.tenants import bounded_name
+from ragboost.config import SessionSettings
+from ragboost.errors import import_extra
+from ragboost.proxy.replicas.message_handler import MessageHandler
+from ragboost.proxy.replicas.messages import ReplicaMessage, decode, encode
+from ragboost.proxy.replicas.prompt_queue import PromptQueue
+from ragboost.sessions.redis import make_client
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_S = 0.05
+_LOAD_EVERY = 2  # intervals
+_RETRY_S = 1.0
+_POLL_S = 1.0  # below the client's timeout, which an idle channel would exceed
+_MAX_BYTES = 1024 * 1024  # of a message that is heard
+_MAX_WAITING, _MAX_DOCUMENTS = 2_000, 200_000  # the server is slow, or away
+# Decoding a message takes a few milliseconds; a single prompt may have more documents.
+_PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 600
+_MESSAGES_PER_INTERVAL = 5
+_KEPT_S = 600  # what is older has been used again since, or is not cached any more
+_NUM_KEPT = 500  # messages
+_MAX_KEPT_BYTES = 64 * 1024  # of a message that is kept: at most 32 MB on the server
+_PER_READ = 20
+_FIELD = b"message"
+
+
+class RedisTransport:
+    """One replica's side of the exchange with others. Never fails."""
+
+    def __init__(self, settings: SessionSettings, handler: MessageHandler) -> None:
+        self.problem: str | None = None
+        """The last failure; None while it works."""
+        self.handler = handler
+        self._name = secrets.token_hex(8)
+        self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
+        self._was_idle = False
+        self._is_closing = False
+        self._has_read_kept = False
+        self._client: Any = make_client(settings)
+        # Also the name of the stream. Unlike keys, channels are the same in all databases.
+        database = self._client.get_connection_kwargs().get("db") or 0
+        self._channel = f"{settings.prefix}:proxies:{database}"
+        self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        self.handler.watch(self._waiting.add)
+        await self.handler.open()
+        for work, name in ((self._publish, "telling"), (self._subscribe, "hearing")):
+            self._tasks.append(asyncio.create_task(self._repeat(work), name=f"{name} replicas"))
+
+    async def close(self) -> None:
+        self._is_closing = True  # the client may swallow a cancellation that meets an answer
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+        await self.handler.close()
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        while not self._is_closing:
+            try:
+                await work()
+            except self._errors as error:
+                if self.problem is None:
+                    logger.warning("replicas do not hear of each other: %s", error)
+                self.problem = str(error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _publish(self) -> None:
+        while not self._is_closing:
+            for at in range(_LOAD_EVERY):
+                for message in self._messages(has_load=at == 0):
+                    await self._send(encode(message), is_kept=bool(message.prompts))
+                    if self.problem is not None:
+                        self.problem = None
+                        logger.info("replicas hear of each other again")
+                await asyncio.sleep(_INTERVAL_S)
+
+    def _messages(self, *, has_load: bool) -> Iterator[ReplicaMessage]:
+        """Return the next messages; a load only if it is not zero as the last one was."""
+        if has_load:
+            report = self.handler.report()
+            if report.loads or not self._was_idle:
+                yield ReplicaMessage(self._name, report)
+            self._was_idle = not report.loads
+        bounds = {"max_prompts": _PER_MESSAGE, "max_documents": _DOCUMENTS_PER_MESSAGE}
+        for _ in range(_MESSAGES_PER_INTERVAL):
+            if prompts := self._waiting.take(**bounds):
+                yield ReplicaMessage(self._name, prompts=prompts)
+
+    async def _send(self, data: bytes, *, is_kept: bool) -> None:
+        if not is_kept or len(data) > _MAX_KEPT_BYTES:
+            await self._client.publish(self._channel, data)
+            return
+        commands = self._client.pipeline(transaction=False)
+        commands.publish(self._channel, data)
+        commands.xadd(self._channel, {_FIELD: data}, maxlen=_NUM_KEPT)
+        commands.expire(self._channel, _KEPT_S)
+        await commands.execute()
+
+    async def _subscribe(self) -> None:
+        async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
+            await channel.subscribe(self._channel)
+            if not self._has_read_kept:
+                self._has_read_kept = True
+                await self._try_to_read_kept()
+            while not self._is_closing:
+                message = await channel.get_message(timeout=_POLL_S)
+                if message is not None:
+                    self._receive(message["data"])
+
+    async def _try_to_read_kept(self) -> None:
+        try:
+            await self._read_kept()
+        except self._errors as error:  # new messages are heard all the same
+            logger.warning("what replicas told before is lost: %s", error)
+
+    async def _read_kept(self) -> None:
+        now, _ = await self._client.time()
+        begin, end = str((now - _KEPT_S) * 1000), str((now + 1) * 1000)
+        while kept := await self._client.xrange(self._channel, begin, end, count=_PER_READ):
+            for _, fields in kept:
+                self._receive(fields.get(_FIELD, b""))
+                await asyncio.sleep(0)
+            begin = "(" + kept[-1][0].decode()
+
+    def _receive(self, data: bytes) -> None:
+        message = decode(data) if len(data) <= _MAX_BYTES else None
+        if message is None or message.source == self._name:
+            return
+        if bounded_name(message.source) != message.source:  # no proxy has such a name
+            return
+        if message.report is not None:
+            self.handler.apply(message.source, message.report)
+        for prompt in message.prompts:
+            self.handler.apply(message.source, prompt)
