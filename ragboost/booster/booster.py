@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose, drop_dear_hint
-from ragboost.booster.planning import LivePlanner, plan_offline
+from ragboost.booster.planning import LivePlanner, order_that_pays, plan_offline
 from ragboost.booster.residency import Residency, UsageReports, UsageTotals
 from ragboost.booster.session_state import (
     CarriedDocuments,
@@ -34,7 +34,7 @@ from ragboost.ordering import (
     order_exact_first,
 )
 from ragboost.tokens import TokenCounter, make_counter
-from ragboost.types import DocumentLike, Request, check_question
+from ragboost.types import Document, DocumentLike, Request, check_question
 
 
 class Booster(StoredConversations, UsageReports):
@@ -99,6 +99,7 @@ class Booster(StoredConversations, UsageReports):
         prompt_prefix: str = "",
         planned: Order | None = None,
         recompute_ratio: float | None = None,
+        note: Callable[[Sequence[Document]], str] | None = None,
     ) -> Context:
         """Order, de-duplicate and hint one request's documents.
 
@@ -121,6 +122,8 @@ class Booster(StoredConversations, UsageReports):
             recompute_ratio: share of reused tokens that the engine computes again: exact documents
                 (`IndexEntry.num_exact`) stand in front, the others by relevance, and an order hint
                 costs at most a quarter of what the order saves. None: it computes all exactly.
+            note: returns what the caller writes beside documents in an order. The documents stay in
+                the caller's order if another one does not save the tokens of its note.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
@@ -131,7 +134,12 @@ class Booster(StoredConversations, UsageReports):
         retrieved = self._retrieve(query, documents, prompt_prefix)
         with self._lock:
             return self._boost(
-                retrieved, session, history=history, planned=planned, ratio=recompute_ratio
+                retrieved,
+                session,
+                history=history,
+                planned=planned,
+                ratio=recompute_ratio,
+                note=note,
             )
 
     def boost_batch(self, requests: Sequence[Request]) -> Plan:
@@ -260,6 +268,7 @@ class Booster(StoredConversations, UsageReports):
         history: Collection[str] | None = None,
         planned: Order | None = None,
         ratio: float | None = None,
+        note: Callable[[Sequence[Document]], str] | None = None,
     ) -> Context:
         """Boost one request. Changes index and session last, after all checks have passed."""
         settings = self.settings
@@ -270,6 +279,11 @@ class Booster(StoredConversations, UsageReports):
         has_references = settings.dedup.enabled and settings.hints.location
         past = CarriedDocuments.of(state, history, has_references=has_references)
         order = self._order(retrieved, past, planned=planned, ratio=ratio)
+        if note is not None and past.is_empty and not settings.ordering.keep_last:
+            share = 1.0 if ratio is None else ratio
+            order = order_that_pays(
+                retrieved, order, index=self.index, note=note, share=share, count=self.tokens.count
+            )
         purchase = self._buy(order.documents, order.tokens, ratio) if past.is_empty else None
         if purchase is not None:
             num_exact, keep_last = purchase.num_documents, settings.ordering.keep_last

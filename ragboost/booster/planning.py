@@ -3,14 +3,17 @@
 Decides in which order documents and requests are sent. Does not know sessions, payloads or HTTP.
 """
 
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Callable, Hashable, Sequence
 
 from ragboost.booster.compose import Retrieved
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering import Order, OrderPolicy, RequestWindow, order_documents, plan_batch
+from ragboost.types import Document
 
 _MAX_WAITING_NODES = 10_000
+_NOTE_TOKENS = re.compile(r"[^\W\d_]+|\S|(?<=\S) (?=\d)")
 
 
 class LivePlanner:
@@ -89,6 +92,40 @@ def plan_offline(
     )
     orders = map(Retrieved.in_order, leading, plan.permutations)
     return list(orders), plan.release_order
+
+
+def order_that_pays(
+    retrieved: Retrieved,
+    order: Order,
+    *,
+    index: ContextIndex,
+    note: Callable[[Sequence[Document]], str],
+    share: float,
+    count: Callable[[str], int],
+) -> Order:
+    """Return an order, or the caller's if this one saves fewer tokens than its note has.
+
+    An order for which nothing is cached stays: waiting requests profit from it.
+
+    Args:
+        note: returns what the caller writes beside documents in an order.
+        share: of the cached tokens that an order saves.
+    """
+    unmoved = tuple(range(len(order.permutation)))
+    if order.permutation == unmoved or not order.cached_tokens:
+        return order
+    text = note([retrieved.unique[i] for i in order.permutation])
+    plain = index.cached_prefix(retrieved.elements).cached_tokens
+    saved = share * (order.cached_tokens - plain)
+    if not text or saved > _note_tokens(text, count):
+        return order
+    return retrieved.in_order(unmoved, cached_tokens=plain)
+
+
+def _note_tokens(text: str, count: Callable[[str], int]) -> int:
+    """Return the tokens of a note, or an upper estimate: it is mostly digits and punctuation, which
+    are shorter than an average token."""
+    return max(count(text), len(_NOTE_TOKENS.findall(text)))
 
 
 def _lengths(retrieved: Sequence[Retrieved]) -> dict[Hashable, int]:

@@ -143,9 +143,11 @@ class Messages:
 
     def _note(self, layout: _Layout, order: Sequence[int], context: Context) -> str:
         assert layout.leading is not None, "a request without leading documents"
+        group = layout.leading.group
         has_order = self._settings.hints.order and context.is_order_hinted
+        has_order = has_order and group.frame != "evidence"  # it would stand behind the question
         template = self._settings.hints.order_template if has_order else None
-        return note(layout.leading.group, order, cites=layout.cites, template=template)
+        return note(group, order, cites=layout.cites, template=template)
 
     def _scanned(self, body: Mapping[str, Any]) -> tuple[list[Slot], list[Scan]]:
         slots = find_slots(body)

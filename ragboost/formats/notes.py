@@ -1,6 +1,7 @@
 """The note behind documents that were moved: whose number is whose, or their order by relevance.
 
-A note costs at most eight tokens a document: names that are longer are replaced by places.
+A note costs at most eight tokens a document from four documents on: longer names are replaced by
+places.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from ragboost.formats.groups import Group, TextGroup
 from ragboost.hints import order_hint
 
-_MAX_NAME = 20  # characters on average
+_MAX_NAME = 8  # characters on average, with quotation marks; a file name has five tokens and more
 # Instructions that let the model cite numbers, in the languages of the common templates.
 _CITES = re.compile(
     r"\[(?:\d+|n|i|x|id|no|ID:\s*\w+|number|source_id|citation)\]"

@@ -69,7 +69,7 @@ class UnmarkedDocuments:
                     learns=learns,
                 )
                 if spans:
-                    return slot, _group(slot.value, spans)
+                    return slot, _group(slot.value, spans, result)
         return None
 
     def name_what_is_left(self, slots: Sequence[Slot], scans: Sequence[Scan]) -> None:
@@ -105,11 +105,22 @@ def _has_answers(body: Mapping[str, Any]) -> bool:
     return not (name and is_plain)
 
 
-def _group(text: str, spans: Sequence[DocumentSpan]) -> TextGroup:
+def _group(text: str, spans: Sequence[DocumentSpan], scan: Scan) -> TextGroup:
+    numbers = dict(zip(scan.marks, scan.numbers, strict=False))
+    is_numbered = all(span.start in numbers for span in spans)
     blocks = tuple(
-        [DocumentBlock(*span, text[slice(*span)], *span, (), _name(text, *span)) for span in spans]
+        [
+            DocumentBlock(
+                *span,
+                text[slice(*span)],
+                *span,
+                (numbers[span.start],) if is_numbered else (),
+                _name(text, *span),
+            )
+            for span in spans
+        ]
     )
-    # Whatever follows the last of them may be one more document: hints stand at the end.
+    # Whatever follows the last of them may be one more document: a note stands at the end.
     return TextGroup(text, blocks, len(text), frame="evidence")
 
 

@@ -267,11 +267,17 @@ class Rewriting:
                 prompt_prefix=self.prompt_prefix,
                 planned=self._planned,
                 recompute_ratio=self._ratio,
+                note=None if self._shape.is_ours else self._note,
             )
         except RagBoostError as error:
             if self._shape.is_ours and isinstance(error, RequestError):
                 raise
             return Bypass.of(error)
+
+    def _note(self, documents: Sequence[Document]) -> str:
+        """Return what the shape writes beside documents in this order."""
+        context = self._context(tuple(documents))
+        return self._shape.note(self._body.fields, self._found, context)
 
     def _keep_order(self, earlier: SentMessage) -> Context:
         """Record documents that are sent as in an earlier request, perhaps to another backend."""

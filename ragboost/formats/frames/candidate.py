@@ -21,6 +21,7 @@ class Candidate(NamedTuple):
     close: int = 0  # after the mark that ends the list; hints stand behind it
     is_json: bool = False
     marks: tuple[int, ...] = ()  # where blocks begin, if only the last one's end is unknown
+    numbers: tuple[tuple[int, int], ...] = ()  # their digits, if the marks count the blocks
     problem: str = ""  # why the parse is not certain
 
     def group(self, text: str) -> TextGroup:

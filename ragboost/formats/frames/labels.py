@@ -201,8 +201,14 @@ def _listed(
     if end < 0:
         end = close = _question(text, labels, bodies, separator) if may_ask else -1
     if end < 0 or (separator.count("\n") < 2 and close == end):
+        numbers = tuple(label.number for label in labels if label.name.isdigit())
         return Candidate(
-            starts[0], len(text), frame, marks=tuple(starts), problem="the last one has no end"
+            starts[0],
+            len(text),
+            frame,
+            marks=tuple(starts),
+            numbers=numbers if len(numbers) == len(labels) else (),
+            problem="the last one has no end",
         )
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:

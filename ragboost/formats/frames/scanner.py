@@ -25,6 +25,7 @@ class Scan(NamedTuple):
 
     groups: tuple[TextGroup, ...] = ()
     marks: tuple[int, ...] = ()  # where the documents of an open list begin
+    numbers: tuple[tuple[int, int], ...] = ()  # their digits, if the marks count them
     frame: str = ""  # of the open or the ambiguous list
     problem: str = ""  # why a list is left alone; empty if none is
 
@@ -55,7 +56,9 @@ def scan(
     left = next((each for each in chosen if each.problem), None)
     if left is None:
         return Scan(tuple(groups))
-    return Scan(tuple(groups), left.marks if not groups else (), left.frame, left.problem)
+    if groups:
+        return Scan(tuple(groups), frame=left.frame, problem=left.problem)
+    return Scan((), left.marks, left.numbers, left.frame, left.problem)
 
 
 def _checked(text: str, found: Candidate) -> Candidate:
