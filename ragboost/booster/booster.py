@@ -5,6 +5,7 @@ not know HTTP, engines or request bodies.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose, drop_dear_hint
@@ -122,8 +123,7 @@ class Booster(StoredConversations, UsageReports):
             recompute_ratio: share of reused tokens that the engine computes again: exact documents
                 (`IndexEntry.num_exact`) stand in front, the others by relevance, and an order hint
                 costs at most a quarter of what the order saves. None: it computes all exactly.
-            note: returns what the caller writes beside documents in an order. The documents stay in
-                the caller's order if another one does not save the tokens of its note.
+            note: returns what the caller writes beside an order, which must save its tokens.
 
         Raises:
             InvalidDocumentError, RequestError: bad input; nothing has changed.
@@ -133,14 +133,8 @@ class Booster(StoredConversations, UsageReports):
         check_question(query, session=name)
         retrieved = self._retrieve(query, documents, prompt_prefix)
         with self._lock:
-            return self._boost(
-                retrieved,
-                session,
-                history=history,
-                planned=planned,
-                ratio=recompute_ratio,
-                note=note,
-            )
+            boost = partial(self._boost, retrieved, session, history=history, planned=planned)
+            return boost(ratio=recompute_ratio, note=note)
 
     def boost_batch(self, requests: Sequence[Request]) -> Plan:
         """Order a whole batch so that contexts share prefixes, and return it in release order.
@@ -280,10 +274,8 @@ class Booster(StoredConversations, UsageReports):
         past = CarriedDocuments.of(state, history, has_references=has_references)
         order = self._order(retrieved, past, planned=planned, ratio=ratio)
         if note is not None and past.is_empty and not settings.ordering.keep_last:
-            share = 1.0 if ratio is None else ratio
-            order = order_that_pays(
-                retrieved, order, index=self.index, note=note, share=share, count=self.tokens.count
-            )
+            pays = partial(order_that_pays, retrieved, order, index=self.index, note=note)
+            order = pays(share=1.0 if ratio is None else ratio, count=self.tokens.count)
         purchase = self._buy(order.documents, order.tokens, ratio) if past.is_empty else None
         if purchase is not None:
             num_exact, keep_last = purchase.num_documents, settings.ordering.keep_last
