@@ -1,19 +1,18 @@
 """Settings of the index, ordering, de-duplication, hints, formats and sessions."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     Field,
     SecretStr,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from ragboost.config.section import Section
@@ -256,18 +255,10 @@ class FormatSettings(Section):
     )
     frames: tuple[FrameSettings, ...] = Field(
         (),
+        validation_alias=AliasChoices("frames", "delimiters"),
         description="Frames of your own: name, start, end, separator of each. The older name "
         "`delimiters` is read, too.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_older_name(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "delimiters" in values and "frames" not in values:
-            values = dict(values)
-            frames = values.pop("delimiters")
-            values["frames"] = json.loads(frames) if isinstance(frames, str) else frames
-        return values
 
 
 class SessionSettings(Section):

@@ -4,7 +4,6 @@ The embedded engine, and vLLM and SGLang with our plug-in, say so at `/chunk_reu
 backends all of them must reuse chunks, since a request may move from one to another.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,13 +12,11 @@ import msgspec
 
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.backend_watch import BackendWatch
 from ragboost.rewriting.graph_documents import graph_as_documents
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
 """What a proxy answers at `/chunk_reuse`, by which another one and `doctor` recognise it."""
-
-_RETRY_S = 2.0
-_RECHECK_S = 30.0
 
 _REFUSALS: Mapping[str, str] = MappingProxyType(
     {
@@ -56,36 +53,30 @@ def explain_refusal(refusal: str) -> str:
     return f"{_REFUSALS.get(code, code)}{colon}{details}"
 
 
-class ChunkReuseProbe:
-    """Know whether the backends reuse chunks. `open` and `close` belong to the event loop.
+class ReuseReport(msgspec.Struct):
+    is_possible: bool = False
+    default: str = ""  # of requests that do not say: exact or approx
+    ratio: float | None = None  # recompute ratio of these; None: unknown
+    graphs: bool = False  # it reads `ragboost.graph`
+    prefetch: bool = False  # it loads chunks that are announced
+
+
+class ChunkReuseProbe(BackendWatch[ReuseReport]):
+    """Know whether the backends reuse chunks; nothing is reused before all have answered.
 
     The setting `reuse_chunks` answers for all backends, and leaves their recompute ratio unknown;
     whether they read graphs is asked in any case.
     """
 
     def __init__(self, settings: BackendSettings, backends: Sequence[Backend]) -> None:
+        super().__init__(backends)
         self._configured = settings.reuse_chunks
         self.is_supported = bool(settings.reuse_chunks)  # by all backends
         self._report = ReuseReport()  # the latest one of those that reuse chunks
-        self._backends = list(backends)
-        self._reports: dict[str, ReuseReport] = {}  # by backend
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by backend
-
-    def add(self, backend: Backend) -> None:
-        """Ask one more backend; nothing is reused before it has answered."""
-        self._backends.append(backend)
-        self._update()
-        self._tasks[backend.name] = asyncio.create_task(self._watch(backend))
-
-    def remove(self, backend: Backend) -> None:
-        self._backends.remove(backend)
-        self._tasks.pop(backend.name).cancel()
-        self._reports.pop(backend.name, None)
-        self._update()
 
     @property
     def reads_graphs(self) -> bool:
-        reports = self._reports
+        reports = self._answers
         return all(b.name in reports and reports[b.name].graphs for b in self._backends)
 
     def recompute_ratio(self, reuse: Any) -> float | None:
@@ -117,44 +108,24 @@ class ChunkReuseProbe:
 
     def loads_ahead(self, backend: Backend) -> bool:
         """Return True if a backend loads the chunks of requests to come when it is told."""
-        report = self._reports.get(backend.name)
+        report = self._answers.get(backend.name)
         return self.is_supported and report is not None and report.prefetch
 
     def note_no_prefetch(self, backend: Backend) -> None:
-        if backend.name in self._reports:
-            self._reports[backend.name].prefetch = False
+        if backend.name in self._answers:
+            self._answers[backend.name].prefetch = False
 
-    async def open(self) -> None:
-        for backend in self._backends:
-            if backend.name not in self._tasks:
-                self._tasks[backend.name] = asyncio.create_task(self._watch(backend))
-
-    async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+    async def _ask(self, backend: Backend) -> bool:
+        answer = await backend.fetch("/chunk_reuse")
+        report = self._answers[backend.name] = _read(answer)
+        if self._configured is None and report.is_possible:
+            self._report = report
+        return answer is not None
 
     def _update(self) -> None:
         if self._configured is None:
-            num_reusing = sum(each.is_possible for each in self._reports.values())
+            num_reusing = sum(each.is_possible for each in self._answers.values())
             self.is_supported = 0 < num_reusing == len(self._backends)
-
-    async def _watch(self, backend: Backend) -> None:
-        while True:
-            answer = await backend.fetch("/chunk_reuse")
-            report = self._reports[backend.name] = _read(answer)
-            if self._configured is None and report.is_possible:
-                self._report = report
-            self._update()
-            await asyncio.sleep(_RETRY_S if answer is None else _RECHECK_S)
-
-
-class ReuseReport(msgspec.Struct):
-    is_possible: bool = False
-    default: str = ""  # of requests that do not say: exact or approx
-    ratio: float | None = None  # recompute ratio of these; None: unknown
-    graphs: bool = False  # it reads `ragboost.graph`
-    prefetch: bool = False  # it loads chunks that are announced
 
 
 def _read(answer: bytes | None) -> ReuseReport:
