@@ -1,4 +1,4 @@
-"""What was seen of a request's documents, in the words that headers, logs and reports share.
+"""Name what was seen of a request's documents, in words that headers, logs and reports share.
 
 Does not know what became of the request: that stands in `x-ragboost-bypass`.
 """
@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from ragboost.errors import RagBoostError
 from ragboost.formats.documents import Format, FoundDocuments, LeftAloneError
+from ragboost.formats.groups import EVIDENCE
 
 FOUND = "found"
 # Frames with names of their own; those with a tag are `tags`, all others are `lines`.
-_FRAMES = ("json", "repr", "name and fence", "content blocks", "evidence")
+_FRAMES = ("json", "repr", "name and fence", "content blocks", EVIDENCE)
 _MAX_SHAPES = 100
 
 # The smallest change that helps, by detection.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ragboost.wires.body import Value
 
 _MAX_NAME = 200
+EVIDENCE = "evidence"  # the frame of documents whose ends traffic has shown, not the text
 _TEXTS = ("text", "page_content", "content", "snippet")  # of a search result
 
 

@@ -21,7 +21,7 @@ from ragboost.formats.documents import (
     UnknownShapeError,
 )
 from ragboost.formats.frames import Scan, scan
-from ragboost.formats.groups import Edit, Group, TextGroup, splice
+from ragboost.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
 from ragboost.formats.notes import may_cite, note
 from ragboost.formats.references import EarlierTexts, stands_alone
 from ragboost.formats.unmarked import UnmarkedDocuments
@@ -124,9 +124,9 @@ class Messages:
         layout = found.layout
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
         order = _order(found.documents, context.documents)
-        return (
-            "" if order == list(range(len(found.documents))) else self._note(layout, order, context)
-        )
+        if order == list(range(len(found.documents))):
+            return ""
+        return self._note(layout, order, context)
 
     def moved_behind(
         self, body: Mapping[str, Any], found: FoundDocuments, start: int, stop: int
@@ -145,7 +145,7 @@ class Messages:
         assert layout.leading is not None, "a request without leading documents"
         group = layout.leading.group
         has_order = self._settings.hints.order and context.is_order_hinted
-        has_order = has_order and group.frame != "evidence"  # it would stand behind the question
+        has_order = has_order and group.frame != EVIDENCE  # it would stand behind the question
         template = self._settings.hints.order_template if has_order else None
         return note(group, order, cites=layout.cites, template=template)
 

@@ -11,7 +11,7 @@ from ragboost.config import Settings
 from ragboost.formats.documents import AmbiguousDocumentsError, UnmarkedDocumentsError
 from ragboost.formats.evidence.evidence import DocumentSpan, Evidence
 from ragboost.formats.frames import Scan
-from ragboost.formats.groups import DocumentBlock, TextGroup, hint_name
+from ragboost.formats.groups import EVIDENCE, DocumentBlock, TextGroup, hint_name
 from ragboost.wires.body import Slot, message_list
 from ragboost.wires.registry import ANY
 
@@ -30,7 +30,7 @@ _ANNOUNCED = re.compile(
 
 
 class UnmarkedDocuments:
-    """What is tried where a request's first messages hold no list with certain boundaries.
+    """Documents in first messages that hold no list with certain boundaries.
 
     Args:
         evidence: None: such documents are only named.
@@ -121,7 +121,7 @@ def _group(text: str, spans: Sequence[DocumentSpan], scan: Scan) -> TextGroup:
         ]
     )
     # Whatever follows the last of them may be one more document: a note stands at the end.
-    return TextGroup(text, blocks, len(text), frame="evidence")
+    return TextGroup(text, blocks, len(text), frame=EVIDENCE)
 
 
 def _name(text: str, start: int, end: int) -> str:

@@ -85,9 +85,8 @@ class Explainer:
         formats: tuple[Format, ...] | None = None,
         tokens_per_byte: Callable[[str], float] = lambda _: DEFAULT_TOKENS_PER_BYTE,
     ) -> None:
-        ordering = settings.ordering.model_copy(update={"prior": None})
         index = settings.index.model_copy(update={"capacity_tokens": None})
-        self._settings = settings.model_copy(update={"ordering": ordering, "index": index})
+        self._settings = settings.model_copy(update={"index": index})
         self._formats = make_formats(settings) if formats is None else formats
         self._tokens_per_byte = tokens_per_byte
 

@@ -111,7 +111,7 @@ class ParsedRequest:
 
     @property
     def detection(self) -> Detection:
-        """What was seen of its documents, whatever becomes of it."""
+        """The detection of its documents, whatever becomes of the request."""
         if self.shape is not None and self.found is not None:
             return Detection.found(self.shape, self.found)
         reason, error = self.bypass or NO_DOCUMENTS

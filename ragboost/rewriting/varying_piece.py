@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.bounded_map import BoundedMap
+from ragboost.formats.groups import EVIDENCE
 from ragboost.formats.messages import Messages
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.wires.body import Slot, at_path, find_slots, has_instructions, is_instruction
@@ -214,7 +215,7 @@ def texts_before(request: ParsedRequest) -> tuple[list[str], bool] | None:
     unmarked: the first one's beginning may be taken for text before them.
     """
     found, shape = request.found, request.shape
-    if found is None or not found.documents or shape is None or found.frame == "evidence":
+    if found is None or not found.documents or shape is None or found.frame == EVIDENCE:
         return None
     texts: list[str] = []
     fields, size, has_own = request.body.fields, 0, False

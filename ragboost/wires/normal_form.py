@@ -19,7 +19,7 @@ from ragboost.wires.registry import ANY
 from ragboost.wires.volatile_lines import BILLING_LINE
 
 EngineKind = Literal["vllm", "sglang", "hosted", ""]
-"""What renders the prompts; empty if that is unknown, or backends of several kinds."""
+"""The server that renders prompts; empty if it is unknown, or for backends of several kinds."""
 
 _ENGINES = ("vllm", "sglang")
 # The order in which fields are written; others follow by name.

@@ -73,7 +73,7 @@ class _Tenant:
 
 
 class Evidence:
-    """What the traffic of each tenant has shown so far. Thread-safe.
+    """The documents that the traffic of each tenant has shown. Thread-safe.
 
     The cut of a text is remembered, so that a conversation that resends it later is cut as its
     first turn was.

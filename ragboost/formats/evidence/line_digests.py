@@ -35,7 +35,7 @@ class TextLine(NamedTuple):
 
 
 class Digests:
-    """What is kept of the lines of one text."""
+    """The digests of one text's lines, without the lines."""
 
     __slots__ = ("copies", "keys", "labels", "marks", "numbers", "repeated", "weak")
 

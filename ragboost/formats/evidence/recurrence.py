@@ -54,7 +54,7 @@ class _Joints(NamedTuple):
 
 
 class _Edges(NamedTuple):
-    """Where lists begin and end, by the row; not `is_proven`: at the ends of the text."""
+    """The ends of the lists, by the row; not `is_proven`: those of the text."""
 
     at: Sequence[int]
     is_proven: bool

@@ -40,7 +40,7 @@ _ONE_IN = 16  # of the later ones is compared
 
 
 class Predecessor(NamedTuple):
-    """What a request is compared with."""
+    """The earlier request that a request is compared with."""
 
     prompt: SeenPrompt
     # What follows from the bytes alone: the prompt is continued, breakpoints are where they were.

@@ -18,7 +18,7 @@ _MAX_OVERLAPS = 16  # with the session that are looked at
 
 
 class _Digest(NamedTuple):
-    """What a client that sends a message again does not change."""
+    """The part of a message that a client leaves as it is when it sends it again."""
 
     role: Any
     text: bytes

@@ -123,7 +123,7 @@ class ExplainedDocument(BaseModel):
 
 
 class RequestExplanation(BaseModel):
-    """What the proxy sees in a request, and what it would send."""
+    """A request as the proxy sees it, and the request that it would send."""
 
     detection: str = Field(description="`found`, or the reason for which nothing is boosted.")
     frame: str = Field(description="The marks around the documents; empty if there are none.")

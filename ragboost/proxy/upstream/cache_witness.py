@@ -10,7 +10,7 @@ _MIN_PREDICTED = 128  # of a request; the blocks of some engines have so many to
 
 
 class CacheWitness:
-    """What a backend's usage says of its prefix cache.
+    """Tell from a backend's usage if it has a prefix cache.
 
     Args:
         name: of the backend, for the log.
