@@ -5,7 +5,8 @@ documents reach to the end of the message or to the question.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import HiddenParts
@@ -27,14 +28,6 @@ class Container(NamedTuple):
     close: int  # after the mark that ends it
 
 
-def find(text: str, hidden: HiddenParts) -> list[Container]:
-    """Return the containers of a text, inner ones first."""
-    found = [*_between_rules(text, hidden), *_stuffed(text)]
-    found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
-    stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
-    return sorted((c for c in stripped if c.start < c.end), key=lambda each: each.end - each.start)
-
-
 class Rule(NamedTuple):
     """A line of nothing but dashes or equals signs."""
 
@@ -43,24 +36,46 @@ class Rule(NamedTuple):
     mark: str
 
 
-def rules(text: str, hidden: HiddenParts) -> list[Rule]:
-    """Return the rules of a text; none if it has absurdly many."""
-    if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
-        return []
-    gaps = list(hidden.gaps(len(text)))
-    found = [Rule(line.start, line.end, line.match[1]) for line in lines(text, _RULE, gaps)]
-    return found if len(found) <= _MAX_RULES else []
+class Surroundings:
+    """What stands around the lists of a text, found once, where a list may need it.
+
+    Args:
+        hidden: stretches whose lines are not looked at.
+    """
+
+    def __init__(self, text: str, hidden: HiddenParts) -> None:
+        self._text = text
+        self._hidden = hidden
+
+    @cached_property
+    def rules(self) -> list[Rule]:
+        """The lines of nothing but a rule; none if there are absurdly many."""
+        text = self._text
+        if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
+            return []
+        found = lines(text, _RULE, self._hidden.gaps(len(text)))
+        rules = [Rule(line.start, line.end, line.match[1]) for line in found]
+        return rules if len(rules) <= _MAX_RULES else []
+
+    @cached_property
+    def containers(self) -> list[Container]:
+        """The containers, inner ones first."""
+        text = self._text
+        found = [*_between(text, self.rules), *_stuffed(text)]
+        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
+        stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
+        inside = [each for each in stripped if each.start < each.end]
+        return sorted(inside, key=lambda each: each.end - each.start)
 
 
-def _between_rules(text: str, hidden: HiddenParts) -> Iterator[Container]:
-    found = rules(text, hidden)
+def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
     by_mark: dict[str, list[Rule]] = {}
-    for rule in found:
+    for rule in rules:
         by_mark.setdefault(rule.mark, []).append(rule)
     for same in by_mark.values():
         if len(same) == 2:
             yield Container(same[0].end, same[1].start, same[1].end)
-        elif len(same) == 1 == len(found) and _STUFF in text[: same[0].start].lower():
+        elif len(same) == 1 == len(rules) and _STUFF in text[: same[0].start].lower():
             yield Container(same[0].end, len(text), len(text))
 
 

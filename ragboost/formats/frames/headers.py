@@ -5,11 +5,11 @@ ends, nor whether a document contains such a header itself.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate, HiddenParts
-from ragboost.formats.frames.containers import Container
+from ragboost.formats.frames.containers import Container, Surroundings
 from ragboost.formats.frames.siblings import common_separator
 from ragboost.formats.frames.spans import check_number, lines, strip
 from ragboost.formats.groups import DocumentBlock
@@ -30,7 +30,7 @@ class _Header(NamedTuple):
 def find(
     text: str,
     hidden: HiddenParts,
-    containers: Callable[[], Sequence[Container]],
+    around: Surroundings,
     *,
     is_closed: bool,
 ) -> Iterator[Candidate]:
@@ -39,10 +39,10 @@ def find(
     Args:
         is_closed: the text ends with the last document.
     """
-    if next(lines(text, _FIRST_KEY, list(hidden.gaps(len(text)))), None) is None:
+    if next(lines(text, _FIRST_KEY, hidden.gaps(len(text))), None) is None:
         return
     whole = (Container(*strip(text, 0, len(text)), len(text)),) if is_closed else ()
-    for where in (*containers(), *whole):
+    for where in (*around.containers, *whole):
         if where.start in hidden or _KEY.match(text, where.start) is None:
             continue
         headers = [h for h in _headers(text, where) if h.start not in hidden]

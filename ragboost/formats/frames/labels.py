@@ -5,11 +5,11 @@ alone behind a separator which no other document contains; else the list is open
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.formats.frames.candidate import Candidate, HiddenParts
-from ragboost.formats.frames.containers import Container, Rule, rules
+from ragboost.formats.frames.containers import Container, Rule, Surroundings
 from ragboost.formats.frames.elements import is_count
 from ragboost.formats.frames.not_documents import MIN_CHARS, is_ordered_name
 from ragboost.formats.frames.siblings import common_separator
@@ -22,11 +22,13 @@ _LABEL = re.compile(
     r"(?P<n>\d{1,6})"
     r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?(?:\n|\Z)))"
 )
+_ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
 _ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_FAMILIES = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
-_TREE = re.compile(r"(?:[├└]──[^\n]*\n)+")  # RAGFlow's title and other fields
+_BRANCHES = ("├──", "└──")  # RAGFlow's title and other fields
+_MAX_TITLE = 120
 # The prompt of LlamaIndex's citations begins with an example of its own list.
 _EXAMPLE = "Please provide an answer based solely on the provided sources."
 _EXAMPLE_END = "Now it's your turn."
@@ -49,7 +51,7 @@ class _Label(NamedTuple):
 def find(
     text: str,
     hidden: HiddenParts,
-    containers: Callable[[], Sequence[Container]],
+    around: Surroundings,
     *,
     is_closed: bool,
     may_ask: bool,
@@ -58,7 +60,7 @@ def find(
 
     Args:
         hidden: stretches whose lines are not looked at.
-        containers: finds them, inner ones first.
+        around: the containers and rules of the text.
         is_closed: the text ends with the last document.
         may_ask: the text may end with the user's question.
     """
@@ -68,45 +70,47 @@ def find(
     families = {key: labels for key, labels in families.items() if len(labels) > 1}
     if len(families) > _MAX_FAMILIES:
         return
-    ruled = rules(text, hidden) if families else []
     pairs = {
         key: closers
         for key, labels in families.items()
         if (closers := _closing(text, labels, families.values())) is not None
     }
     for (before, after), labels in families.items():
-        if any(labels is closers for closers in pairs.values()):
+        if is_ordered_name(before) or any(labels is closers for closers in pairs.values()):
             continue
-        frame = f"{before.strip()}n{after}"
-        if is_ordered_name(before):
-            continue
-        is_counted = is_count([label.name for label in labels])
-        if not is_counted:
-            has_ids = before == "[Doc_" and len({label.name for label in labels}) == len(labels)
-            if not has_ids:
-                if labels[0].name in ("0", "1") and labels[1].name in ("1", "2"):
-                    yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
-                continue
-        if (before, after) in pairs:
+        frame, names = f"{before.strip()}n{after}", [label.name for label in labels]
+        is_counted = is_count(names)
+        if is_counted and (before, after) in pairs:
             yield _paired(text, labels, pairs[before, after], frame)
-            continue
-        where = _container(labels, containers())
-        end, close = where[1:] if where is not None else (-1, -1)
-        if is_closed and end < 0:
-            end = close = strip(text, 0, len(text))[1]
-        yield _listed(text, labels, frame, ruled, end=end, close=close, may_ask=may_ask)
+        elif is_counted or (before == _ID_PREFIX and len(set(names)) == len(names)):
+            where = _container(labels, around.containers)
+            end, close = where[1:] if where is not None else (-1, -1)
+            if is_closed and end < 0:
+                end = close = strip(text, 0, len(text))[1]
+            yield _listed(
+                text,
+                labels,
+                frame,
+                around.rules,
+                is_counted=is_counted,
+                end=end,
+                close=close,
+                may_ask=may_ask,
+            )
+        elif names[0] in ("0", "1") and names[1] in ("1", "2"):
+            yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
 
 
 def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:
     families: dict[tuple[str, str], list[_Label]] = {}
     begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
-    for pattern in (_LABEL, _ID_LABEL) if "[Doc_" in text else (_LABEL,):
+    for pattern in (_LABEL, _ID_LABEL) if _ID_PREFIX in text else (_LABEL,):
         num = 0
-        for at, end, match in lines(text, pattern, list(hidden.gaps(len(text)))):
+        for at, end, match in lines(text, pattern, hidden.gaps(len(text))):
             before, after = match["before"], match["after"]
             if at < begin:
                 continue
-            if pattern is _LABEL and (before == "[Doc_" or not _IS_CLEAR.search(before)):
+            if pattern is _LABEL and (before == _ID_PREFIX or not _IS_CLEAR.search(before)):
                 continue
             labels = families.setdefault((before, after), [])
             start, stop = match.span("n")
@@ -182,15 +186,24 @@ def _listed(
     text: str,
     labels: Sequence[_Label],
     frame: str,
-    ruled: Sequence[Rule],
+    rules: Sequence[Rule],
     *,
+    is_counted: bool,
     end: int,
     close: int,
     may_ask: bool,
 ) -> Candidate:
+    """Cut a list at its labels.
+
+    Args:
+        is_counted: the labels count the documents; else they are ids, which move along.
+        end: of the last document, if a container or the text's end says it; else -1.
+        close: after the mark that ends the container.
+        may_ask: a question may follow the last document.
+    """
     starts = [label.start for label in labels]
     gaps = [_gap(text, label.end, start) for label, start in zip(labels, starts[1:], strict=False)]
-    rule = _ruled(text, starts, ruled) if ruled else None
+    rule = _ruled(text, starts, rules) if rules else None
     separator = common_separator(gaps)
     if rule is not None:
         end, close, separator = rule
@@ -201,21 +214,21 @@ def _listed(
     if end < 0:
         end = close = _question(text, labels, bodies, separator) if may_ask else -1
     if end < 0 or (separator.count("\n") < 2 and close == end):
-        numbers = tuple(label.number for label in labels if label.name.isdigit())
+        numbers = tuple([label.number for label in labels]) if is_counted else ()
         return Candidate(
             starts[0],
             len(text),
             frame,
             marks=tuple(starts),
-            numbers=numbers if len(numbers) == len(labels) else (),
+            numbers=numbers,
             problem="the last one has no end",
         )
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
-    is_counted = is_count([label.name for label in labels])  # else ids of the documents
+    num_header = _num_header(text, labels, bodies)
     blocks = [
-        _block(text, label, start, stop, is_counted=is_counted)
+        _block(text, label, (start, stop), num_header=num_header, is_counted=is_counted)
         for label, (start, stop) in zip(labels, bodies, strict=True)
     ]
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
@@ -287,13 +300,31 @@ def _has_question_label(line: str) -> bool:
     return not _QUESTION_WORDS.isdisjoint(words)
 
 
-def _block(text: str, label: _Label, start: int, stop: int, *, is_counted: bool) -> DocumentBlock:
+def _num_header(text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]]) -> int:
+    """Return how many lines of a title or of fields all documents have above their texts."""
+    num = min(_num_branches(text[slice(*body)]) for body in bodies)
+    if num or not text.startswith("#", labels[0].start):
+        return num
+    titles = [text.find("\n", *body) - body[0] for body in bodies]
+    return int(all(0 < size <= _MAX_TITLE for size in titles))
+
+
+def _num_branches(body: str) -> int:
+    num = 0
+    for line in body.splitlines():
+        if not line.startswith(_BRANCHES):
+            break
+        num += 1
+    return num
+
+
+def _block(
+    text: str, label: _Label, body: tuple[int, int], *, num_header: int, is_counted: bool
+) -> DocumentBlock:
+    start, stop = body
+    for _ in range(num_header):
+        start = strip(text, text.index("\n", start, stop), stop)[0]
     numbers = (label.number,) if is_counted else ()
-    line_end = text.find("\n", start, stop)
-    if text.startswith("#", label.start) and line_end > 0:  # behind a heading's title
-        start = strip(text, line_end, stop)[0]
-    elif tree := _TREE.match(text, start, stop):
-        start = strip(text, tree.end(), stop)[0]
     name = "" if numbers else text[label.start : label.end].strip()
     return DocumentBlock(
         label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name

@@ -78,7 +78,7 @@ def is_document_name(name: str) -> bool:
 def is_ordered_name(name: str) -> bool:
     """Return True for the name or label of a list whose order is its meaning."""
     words = _WORDS.findall(name.lower())
-    return bool(words) and (_singular(words[-1]) in _ORDERED_NAMES or words[0] in ("example",))
+    return bool(words) and (_singular(words[-1]) in _ORDERED_NAMES or words[0] == "example")
 
 
 def is_record(fields: Collection[str]) -> bool:

@@ -1,12 +1,10 @@
 """Scan a text once for lists of documents: all kinds of frames, the outermost of which count."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 from ragboost.config import FrameSettings
 from ragboost.formats.frames import (
-    containers,
     custom,
     elements,
     fences,
@@ -15,13 +13,14 @@ from ragboost.formats.frames import (
     literals,
 )
 from ragboost.formats.frames.candidate import Candidate, HiddenParts, outermost
+from ragboost.formats.frames.containers import Surroundings
 from ragboost.formats.frames.not_documents import is_work
 from ragboost.formats.frames.spans import LineMatch
 from ragboost.formats.groups import TextGroup
 
 
 class Scan(NamedTuple):
-    """What a text holds."""
+    """The lists of documents in a text, and a list that is left alone."""
 
     groups: tuple[TextGroup, ...] = ()
     marks: tuple[int, ...] = ()  # where the documents of an open list begin
@@ -75,9 +74,9 @@ def _candidates(
     tagged = list(elements.find(text, HiddenParts(strings)))
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = HiddenParts([each for each in explicit if not each.problem])
-    where = cache(lambda: containers.find(text, hidden) if "\n" in text else [])
+    around = Surroundings(text, hidden)
     return [
         *explicit,
-        *labels.find(text, hidden, where, is_closed=is_tool, may_ask=may_ask),
-        *headers.find(text, hidden, where, is_closed=is_tool),
+        *labels.find(text, hidden, around, is_closed=is_tool, may_ask=may_ask),
+        *headers.find(text, hidden, around, is_closed=is_tool),
     ]

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 _MAX_SEPARATOR = 80
 _MAX_EXAMPLE = 16  # characters of an element in a sentence that shows one
-_QUOTES = "`'\"“”‘’"
-_CLOSING_QUOTES = frozenset(_QUOTES)
+_QUOTES = frozenset("`'\"“”‘’")
 
 
 class Mark(NamedTuple):
@@ -46,7 +45,7 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
     depth, opener = 0, marks[0]
     for at, mark in enumerate(marks):
         start, end, is_closer = mark
-        if start and text[start - 1] in _QUOTES and text[end : end + 1] in _CLOSING_QUOTES:
+        if start and text[start - 1] in _QUOTES and text[end : end + 1] in _QUOTES:
             continue
         if not is_closer:
             if depth == 0:

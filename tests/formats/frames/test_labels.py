@@ -153,3 +153,27 @@ def test_numbered_documents_keep_their_places_if_so_configured() -> None:
         reorder(user(prompt(numbered("[Doc {}]")([LEASE, RENT]))), settings=settings)
     plain = f"<doc>{LEASE}</doc>\n<doc>{RENT}</doc>"
     assert find(user(plain), settings) is not None
+
+
+def test_ids_of_a_list_without_an_end_are_not_taken_for_places() -> None:
+    text = "Use these.\n\n" + "\n\n".join(f"[Doc_{i}] {i} {'is a document. ' * 8}" for i in (17, 3))
+    found = scan(text)
+    assert len(found.marks) == 2
+    assert found.numbers == ()
+    text = text.replace("[Doc_17]", "[Doc_1]").replace("[Doc_3]", "[Doc_2]")
+    assert [text[slice(*at)] for at in scan(text).numbers] == ["1", "2"]
+
+
+def test_a_header_that_only_one_document_has_is_its_text() -> None:
+    documents = [f"├── Title: {LEASE[:9]}\n\n{LEASE}", RENT]
+    listed = numbered("Document {}:", separator="\r\n\r\n")(documents)
+    assert texts_of(scan(listed, is_tool=True)) == [documents]
+
+
+def test_a_field_with_which_a_document_begins_is_no_header() -> None:
+    def write(text: str, at: int) -> str:
+        return f"------\n\nID: {at}\n├── Title: t{at}\n└── Content:\n{text}\n\n"
+
+    documents = [f"├── Title: {RENT}\n{LEASE}", RENT]
+    text = "".join(write(text, at) for at, text in enumerate(documents)) + "------\n"
+    assert texts_of(scan_prompt(text)) == [documents]
