@@ -34,7 +34,7 @@ _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')"""
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
 # Short elements, and the one that holds the text.
-_CHILDREN = re.compile(r"((?:<(\w{1,32})>[^<\n]{0,300}</\2>\s*){0,8})<(\w{1,32})>")
+_CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})>")
 _CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")

@@ -116,3 +116,12 @@ def test_documents_are_found_among_many_other_tags(num_before: int) -> None:
     before = "<br>" * num_before
     text = f"{before}{'words ' * 5000}\n{elements('document')(documents)}"
     assert texts_of(scan(text)) == [documents]
+
+
+def test_a_name_that_holds_a_mark_stands_above_its_text_like_others() -> None:
+    def write(name: str, text: str) -> str:
+        return f"<document>\n<filename>{name}</filename>\n<context>{text}</context>\n</document>"
+
+    first, second = "The lease runs for two years. " * 3, "The rent is due on the first. " * 3
+    (group,) = scan(write("a</b>.md", first) + "\n" + write("c.md", second)).groups
+    assert [block.text for block in group.blocks] == [first.strip(), second.strip()]
