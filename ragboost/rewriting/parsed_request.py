@@ -27,14 +27,20 @@ from ragboost.rewriting.headers import RawHeaders, user_of
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
 from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
-from ragboost.wires.body import Path, content_of, is_instruction, num_instructions, question_part
+from ragboost.wires.body import (
+    Path,
+    content_of,
+    is_instruction,
+    may_have_cache_mark,
+    num_instructions,
+    question_part,
+)
 from ragboost.wires.normal_form import (
     EngineKind,
     normal_instructions,
     normal_message,
     normal_tool,
 )
-from ragboost.wires.providers import CACHE_MARKS
 from ragboost.wires.registry import ANY
 
 SESSION_HEADER = b"x-ragboost-session"
@@ -51,7 +57,6 @@ _OTHER_FIELDS = ("session_id", *ANY.stored)
 # The users of an application may share its credentials; these fields tell them apart.
 _END_USER = ("user", "safety_identifier")
 
-_MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 
 T = TypeVar("T")
 
@@ -345,7 +350,7 @@ def _fields(body: JsonBody, names: Iterable[str], kind: EngineKind) -> list[byte
         value, raw = body.fields.get(name), body.field_bytes(name)
         if value and name in ANY.instructions:
             raw = body.encode_bytes(normal_instructions(value, kind))
-        elif isinstance(value, list) and any(mark in raw for mark in _MARKS):
+        elif isinstance(value, list) and may_have_cache_mark(raw):
             raw = body.encode_bytes([normal_tool(tool, kind) for tool in value])
         parts.append(raw if value else b"")
     return parts

@@ -20,6 +20,7 @@ REWRITTEN_LISTS = tuple([name for name in ANY.rewritten if name in ANY.messages]
 _PROMPT = next(name for name in ANY.rewritten if name in ANY.prompts)
 TEXT_TYPES = (None, *ANY.text_types)
 _MARKS = frozenset(CACHE_MARKS)
+_ENCODED_MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 
 
 class Slot(NamedTuple):
@@ -162,6 +163,11 @@ def has_cache_mark(value: Any) -> bool:
     if not isinstance(value, dict) or _MARKS.isdisjoint(value):
         return False
     return any(value.get(mark) is not None for mark in CACHE_MARKS)
+
+
+def may_have_cache_mark(data: bytes) -> bool:
+    """Return True if encoded JSON may hold a cache breakpoint."""
+    return any(mark in data for mark in _ENCODED_MARKS)
 
 
 def is_instruction(path: Path) -> bool:

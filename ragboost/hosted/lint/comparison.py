@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 from ragboost.hosted.lint.causes import Cause, cause_of, value_cause
 from ragboost.hosted.lint.prompt import PromptPart, PromptParts, common_length, text_bytes
-from ragboost.wires.body import has_cache_mark
-from ragboost.wires.providers import CACHE_MARKS, PROMPT_CACHES
+from ragboost.wires.body import has_cache_mark, may_have_cache_mark
+from ragboost.wires.providers import PROMPT_CACHES
 from ragboost.wires.registry import ANY
 
 _SHOWN = 60
 _AROUND = 4096  # bytes around the difference of two long parts that are read
 _MAX_BYTES = 256 * 1024  # of parts that differ, decoded in one comparison
-MARKS = tuple(f'"{mark}"'.encode() for mark in CACHE_MARKS)
 
 
 class PrefixBreak(NamedTuple):
@@ -79,7 +78,7 @@ def _option_break(
 def _breakpoint_break(before: PromptParts, after: PromptParts) -> PrefixBreak | None:
     """Return the break of a prompt that is continued, but not read up to where it was written:
     an API looks for what was written at a breakpoint and in a number of blocks before it."""
-    if not (before.is_marked or any(has_marks(part.raw) for part in before.parts)):
+    if not (before.is_marked or any(may_have_cache_mark(bytes(part.raw)) for part in before.parts)):
         return None
     written, read = _marked_blocks(before), _marked_blocks(after)
     if not written:
@@ -100,12 +99,6 @@ def _breakpoint_break(before: PromptParts, after: PromptParts) -> PrefixBreak | 
                 Cause.BREAKPOINT, old.path, old.place, 0, hit_bytes, lost, old.text[-_SHOWN:], ""
             )
     return None
-
-
-def has_marks(raw: Any) -> bool:
-    """Return True if encoded JSON may hold a breakpoint."""
-    data = bytes(raw)
-    return any(mark in data for mark in MARKS)
 
 
 def _marked_blocks(prompt: PromptParts) -> dict[int, int]:

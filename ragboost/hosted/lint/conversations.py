@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ragboost.bounded_map import BoundedMap, Generations
-from ragboost.hosted.lint.comparison import MARKS
 from ragboost.hosted.lint.prompt import (
     PROMPTS,
     PromptPart,
@@ -21,7 +20,7 @@ from ragboost.hosted.lint.prompt import (
 )
 from ragboost.hosted.lint.seen_prompt import MAX_SOUGHT, SeenPrompt
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.wires.body import has_cache_mark, tool_name
+from ragboost.wires.body import has_cache_mark, may_have_cache_mark, tool_name
 from ragboost.wires.normal_form import EngineKind
 from ragboost.wires.registry import ANY
 from ragboost.wires.volatile_lines import VOLATILE_LINES, without_lines
@@ -223,7 +222,7 @@ def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
         return False
     for at in moved:
         was, now = bytes(old[at]), bytes(messages[at])
-        if not any(mark in was or mark in now for mark in MARKS):
+        if not (may_have_cache_mark(was) or may_have_cache_mark(now)):
             return False
         path = f"{new.field}[{at}]"
         if PromptPart(path, old[at], kind).text != PromptPart(path, messages[at], kind).text:

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import PriceSettings
 from ragboost.hosted.lint.causes import MENDS, Cause
-from ragboost.hosted.lint.comparison import PrefixBreak, compare, expired_break, has_marks
+from ragboost.hosted.lint.comparison import PrefixBreak, compare, expired_break
 from ragboost.hosted.lint.conversations import LastPrompts, Predecessor
 from ragboost.hosted.lint.rendering import rendered_break
 from ragboost.hosted.lint.seen_prompt import SeenPrompt
 from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.tokens.chat_template import ChatTemplate
-from ragboost.wires.body import is_stored
+from ragboost.wires.body import is_stored, may_have_cache_mark
 from ragboost.wires.normal_form import EngineKind
 from ragboost.wires.providers import PROMPT_CACHES
 
@@ -190,4 +190,4 @@ class PrefixWatch:
 def _may_expire(before: Predecessor, seconds: float) -> bool:
     if seconds <= _SHORTEST_TTL_S:
         return False
-    return has_marks(before.prompt.raw)
+    return may_have_cache_mark(bytes(before.prompt.raw))
