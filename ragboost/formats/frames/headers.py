@@ -1,7 +1,7 @@
 """Documents below headers in a container: LlamaIndex's metadata, LangChain's `Source`/`Content`.
 
-All headers have the same keys. Outside of a container a header does not say where the last document
-ends, nor whether a document contains such a header itself.
+All headers have the same keys, or keys that only loaders write. Outside of a container a header does
+not say where the last document ends, nor whether a document contains such a header itself.
 """
 
 import re
@@ -90,10 +90,17 @@ def _siblings(text: str, headers: list[_Header], where: Container) -> list[_Head
     ]
 
 
+def _are_alike(headers: Sequence[_Header]) -> bool:
+    """Return True if the headers have the same keys, or only keys of loaders (`page_label`): a page
+    has one that a text file lacks. `Title` above `file_path` may stand in a document."""
+    keys = {header.keys for header in headers}
+    return len(keys) == 1 or all("_" in key for each in keys for key in each)
+
+
 def _candidate(text: str, headers: Sequence[_Header], where: Container) -> Candidate:
     frame = ", ".join(headers[0].keys)
     starts = [header.start for header in headers]
-    if len({header.keys for header in headers}) > 1:
+    if not _are_alike(headers):
         return Candidate(starts[0], where.end, frame, problem="headers with different keys")
     gaps = [text[strip(text, h.end, s)[1] : s] for h, s in zip(headers, starts[1:], strict=False)]
     separator = common_separator(gaps)

@@ -51,12 +51,18 @@ def test_hints_stand_behind_the_frame(name: str) -> None:
     assert moved.endswith(text[group.end :])
 
 
-def test_nodes_of_several_loaders_are_ambiguous() -> None:
-    """A page has a label, a text file has none; but it may as well be the text of a page."""
-    for other in ("", "title: Memo\n"):
-        result = scan(SHAPES["llama_index question"].replace("page_label: 9\n", other))
-        assert (result.groups, result.frame) == ((), "page_label, file_path")
-        assert "different keys" in result.problem
+def test_nodes_of_several_loaders_keep_their_metadata() -> None:
+    """A page has a label, a text file has none."""
+    text = SHAPES["llama_index question"].replace("page_label: 9\n", "")
+    moved = text_of(reorder(user(text), [1, 0], PLAIN))
+    assert f"\nfile_path: docs/memo.pdf\n\n{RENT}\n\npage_label: 4\n" in moved
+
+
+def test_a_header_with_other_words_is_ambiguous() -> None:
+    """It may as well be the text of a page."""
+    result = scan(SHAPES["llama_index question"].replace("page_label: 9\n", "title: Memo\n"))
+    assert (result.groups, result.frame) == ((), "page_label, file_path")
+    assert "different keys" in result.problem
 
 
 def test_headers_without_a_container_are_left_alone() -> None:
