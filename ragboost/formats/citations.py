@@ -44,6 +44,14 @@ _RANGES = (
     *map("".join, product(_SPACES, ("-", "–", "—", "~", "〜"), _SPACES)),
     *(f" {word} " for word in ("to", "through", "thru", "until", "bis", "à", "a", "al", "до")),
 )
+_RANGE = re.compile(rf"(?:{'|'.join(map(re.escape, sorted(_RANGES, key=len)))})[0-9]")
+_LONGEST_RANGE = max(map(len, _RANGES))
+_NUMBER = rf"[0-9]{{1,{_MAX_DIGITS}}}(?![0-9])"
+_NUMBERS = re.compile(
+    rf"{_NUMBER}(?:(?:{'|'.join(map(re.escape, _SEPARATORS))}){_NUMBER}){{0,{_MAX_NUMBERS - 1}}}"
+)
+_LONGEST_SEPARATOR = max(map(len, _SEPARATORS))
+_EACH_NUMBER = re.compile(r"[0-9]+")
 _DIGITS = frozenset("0123456789")
 _BRACKETS = {"[": "]", "【": "】"}
 _SUFFIX = "(?P<plural>s|es|e|en|n)?"
@@ -88,6 +96,12 @@ class CitationMap:
     def inverse(self) -> "CitationMap":
         numbers = {new: number for number, new in self.numbers.items()}
         return CitationMap(numbers, self.words, self.gaps)
+
+    @cached_property
+    def longest_word(self) -> int:
+        """Return the characters of the longest word with what may stand between it and a number."""
+        longest = max(map(len, (*_GAPS, *self.gaps)))
+        return max(map(len, self.words), default=0) + len(" es") + longest
 
     @cached_property
     def word_pattern(self) -> re.Pattern[str] | None:
@@ -214,12 +228,14 @@ class CitationScanner:
         if the text behind is needed."""
         if self._opens(start):
             return self._cite_in_brackets(start, end, is_end=is_end)
-        behind = self._buffer[end : end + 16]
-        if not is_end and any(each.startswith(behind) for each in _RANGES):
+        buffer = self._buffer
+        behind = buffer[end : end + _LONGEST_RANGE + 1]
+        is_cut = len(behind) <= _LONGEST_RANGE and not is_end
+        if is_cut and any(each.startswith(behind) for each in _RANGES):
             return None
         if behind[:1].isascii() and (behind[:1].isalnum() or behind[:1] in ("_", "$")):
             return end
-        if any(behind.startswith(e) and behind[len(e) : len(e) + 1] in _DIGITS for e in _RANGES):
+        if _RANGE.match(buffer, end):
             return end
         if not self._replace(start, end):
             return end
@@ -231,28 +247,21 @@ class CitationScanner:
         return end
 
     def _cite_in_brackets(self, start: int, end: int, *, is_end: bool) -> int | None:
-        buffer, closing = self._buffer, _BRACKETS[self._buffer[start - 1]]
-        spans, at = [(start, end)], end
-        while buffer[at : at + 1] != closing:
-            rest = buffer[at : at + 8]
-            separator = next((s for s in _SEPARATORS if _is_before_number(rest, s)), None)
-            if separator is None or len(spans) == _MAX_NUMBERS:
-                is_open = not is_end and len(buffer) - at < 8 and len(spans) < _MAX_NUMBERS
-                return None if is_open and any(s.startswith(rest) for s in _SEPARATORS) else end
-            begin = at = at + len(separator)
-            while buffer[at : at + 1] in _DIGITS:
-                at += 1
-            if at - begin > _MAX_DIGITS:
-                return end
-            if at == len(buffer) and not is_end:
-                return None
-            spans.append((begin, at))
+        buffer, numbers = self._buffer, _NUMBERS.match(self._buffer, start)
+        if numbers is None:  # of too many digits
+            return end
+        behind = buffer[numbers.end() : numbers.end() + _LONGEST_SEPARATOR + 1]
+        if behind[:1] != _BRACKETS[buffer[start - 1]]:
+            is_cut = len(behind) <= _LONGEST_SEPARATOR and not is_end
+            is_open = is_cut and any(each.startswith(behind) for each in _SEPARATORS)
+            return None if is_open else end
+        spans = [each.span() for each in _EACH_NUMBER.finditer(buffer, *numbers.span())]
         if not all(buffer[s:e] in self.map.numbers for s, e in spans):
             return end
         for span in spans:
             self._replace(*span)
-        self._bracket_end = self._base + at + 1
-        return at
+        self._bracket_end = self._base + numbers.end() + 1
+        return numbers.end()
 
     def _replace(self, start: int, end: int) -> bool:
         number = self._buffer[start:end]
@@ -277,15 +286,10 @@ class CitationScanner:
         pattern = self.map.word_pattern
         if pattern is None:
             return None
-        return pattern.search(self._buffer, max(0, start - _CONTEXT), start)
+        return pattern.search(self._buffer, max(0, start - self.map.longest_word), start)
 
     def _continues(self, start: int) -> bool:
         at = self._list_end - self._base
         if self._list_end < 0 or not 0 <= at < start <= at + 8:
             return False
         return self._buffer[at:start] in _SEPARATORS
-
-
-def _is_before_number(text: str, separator: str) -> bool:
-    end = len(separator)
-    return text.startswith(separator) and text[end : end + 1] in _DIGITS

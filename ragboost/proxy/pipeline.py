@@ -34,6 +34,7 @@ from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
+from ragboost.proxy.upstream.mapped_answer import AnswerMapper
 from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
@@ -228,6 +229,8 @@ class BoostPipeline:
         upstream.history = self._remember(request, conversation, result)
         upstream.context, upstream.tracked, upstream.delta = context, tracked, result.delta
         upstream.bypass = result.bypass
+        if result.citations is not None:
+            upstream.mapper = AnswerMapper(result.citations, request=result.fields)
         upstream.num_documents = result.num_documents or upstream.num_documents
         upstream.num_dropped = result.num_dropped + result.num_blank
         self._metrics.count_blank(result.num_blank)

@@ -48,17 +48,6 @@ def ended_texts(event: Any) -> list[TextKey]:
     ]
 
 
-def last_text(body: Mapping[str, Any]) -> str:
-    """Return the text at the end of a request's prompt that the answer may continue: the prompt's
-    own, or that of a last message of the assistant."""
-    if isinstance(prompt := body.get("prompt"), str):
-        return prompt
-    messages = _list(body.get("messages"))
-    last = messages[-1] if messages else None
-    texts = assistant_texts(last, ()) if isinstance(last, dict) else []
-    return texts[-1].text if texts else ""
-
-
 def assistant_texts(message: Any, path: Path) -> list[AnswerText]:
     """Return the texts of a message if the model wrote it."""
     if not isinstance(message, dict) or message.get("role") != "assistant":

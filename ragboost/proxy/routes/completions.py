@@ -126,7 +126,11 @@ class Completions(Passthrough):
             team=exchange.team,
         )
         write_receipt = self._receipt_writer(upstream, admission)
-        reader = ResponseReader(strips_usage=upstream.is_usage_added, write_receipt=write_receipt)
+        reader = ResponseReader(
+            mapper=upstream.mapper,
+            strips_usage=upstream.is_usage_added,
+            write_receipt=write_receipt,
+        )
         await self._relay(exchange, admission, upstream, reader=reader)
 
     def _receipt_writer(

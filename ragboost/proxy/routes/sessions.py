@@ -215,6 +215,7 @@ class SessionTurns(Completions):
                 running.end(self._commit(running, session, turns, answered))
 
             reader = ResponseReader(
+                mapper=upstream.mapper,
                 strips_usage=upstream.is_usage_added,
                 on_messages=commit,
                 before_end=running.stored,

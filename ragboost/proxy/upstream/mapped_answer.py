@@ -7,21 +7,29 @@ answer is never lost for its citations.
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ragboost.formats.citations import CitationMap, CitationScanner, NumberEdit, replaced
-from ragboost.rewriting.json_body import decode_json, encode_json
-from ragboost.wires.answer_texts import AnswerText, TextKey, ended_texts, find_texts
+from ragboost.rewriting.json_body import decode_json, decode_message, encode_json
+from ragboost.wires.answer_texts import (
+    AnswerText,
+    TextKey,
+    assistant_texts,
+    ended_texts,
+    find_texts,
+)
 from ragboost.wires.body import put
 
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 2 * 1024 * 1024  # of a response, or of events, that are held
 _MAX_TEXTS = 1024  # of one stream
-_MAX_PREFIX = 4096  # characters of the text that the answer continues
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n")
+_FAST = msgspec.json.Decoder()
 _DONE = b"[DONE]"
 _DATA = re.compile(rb"^data:[ ]?(.*?)(?=\r?$)", re.MULTILINE)
 
@@ -31,7 +39,7 @@ class _Event:
     """An event of a stream, or a whole body."""
 
     raw: bytes
-    answer: Any = None  # decoded; None if it is not JSON
+    data: bytes = b""  # JSON, if there are texts in it
     texts: list[tuple[AnswerText, int]] = field(default_factory=list)  # with their offsets
 
 
@@ -72,12 +80,12 @@ class AnswerMapper:
     a stream  | relayed | held back: `_events` | `_incoming` | a part of an event: `_chunks` |
 
     Args:
-        prefix: the text that the answer continues, as the backend has it.
+        request: the fields of the request as it is sent, whose last text the answer may continue.
     """
 
-    def __init__(self, citations: CitationMap, *, prefix: str = "") -> None:
+    def __init__(self, citations: CitationMap, *, request: Mapping[str, Any]) -> None:
         self._citations = citations
-        self._prefix = prefix[-_MAX_PREFIX:]
+        self._prefix = _continued(request)
         self._is_stream = False
         self._is_off = False  # relay the rest as it comes
         self._chunks: list[bytes] = []  # of a body, or of the beginning of the next event
@@ -129,9 +137,8 @@ class AnswerMapper:
 
     def _read_body(self) -> None:
         raw = b"".join(self._chunks)
-        body = _Event(raw, decode_json(raw))
-        body.texts = [(text, 0) for text in find_texts(body.answer)]
-        self._relayed.append(self._mapped(body))
+        texts = [(text, 0) for text in find_texts(_decode(raw))]
+        self._relayed.append(self._mapped(_Event(raw, raw, texts)))
         self._chunks = []
 
     def _read_events(self) -> None:
@@ -155,10 +162,11 @@ class AnswerMapper:
             for text in self._texts.values():
                 text.finish()
         elif len(data) == 1:
-            event.answer = decode_json(data[0])
-            texts = find_texts(event.answer, is_stream=True)
+            event.data = data[0]
+            answer = _decode(event.data)
+            texts = find_texts(answer, is_stream=True)
             event.texts = [(text, self._offset(text)) for text in texts]
-            for key in ended_texts(event.answer):
+            for key in ended_texts(answer):
                 if key in self._texts:
                     self._texts[key].finish()
         return event
@@ -192,14 +200,14 @@ class AnswerMapper:
 
     def _mapped(self, event: _Event) -> bytes:
         """Return an event or a whole body with the client's numbers."""
-        new, copies = event.answer, dict[int, Any]()
-        for text, start in event.texts:
-            mapped = self._taken(text, start)
-            if mapped != text.text:
-                new = put(new, text.path, mapped, copies=copies)
-        if new is event.answer:
+        mapped = [(text, self._taken(text, start)) for text, start in event.texts]
+        changed = [(text.path, new) for text, new in mapped if new != text.text]
+        if not changed:
             return event.raw
-        encoded = encode_json(new)
+        answer, copies = decode_json(event.data), dict[int, Any]()  # with its numbers as written
+        for path, new in changed:
+            answer = put(answer, path, new, copies=copies)
+        encoded = encode_json(answer)
         return _DATA.sub(lambda _: b"data: " + encoded, event.raw) if self._is_stream else encoded
 
     def _taken(self, text: AnswerText, start: int) -> str:
@@ -209,3 +217,21 @@ class AnswerMapper:
         start = whole.add(text.text)
         whole.finish()
         return whole.take(text.text, start)
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        return _FAST.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return decode_json(data)
+
+
+def _continued(request: Mapping[str, Any]) -> str:
+    """Return the text that an answer continues; empty if it begins anew."""
+    if isinstance(prompt := request.get("prompt"), str):
+        return prompt.rpartition("\n")[2]
+    messages = request.get("messages")
+    if not (request.get("continue_final_message") and isinstance(messages, list) and messages):
+        return ""
+    texts = assistant_texts(decode_message(messages[-1]), ())
+    return texts[-1].text if texts else ""

@@ -18,6 +18,7 @@ from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.locations import LOCATIONS, client_location
+from ragboost.proxy.upstream.mapped_answer import AnswerMapper
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
 from ragboost.rewriting.parsed_request import Bypass
@@ -57,6 +58,7 @@ class UpstreamRequest:
     cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
     varying: VaryingPiece | None = None  # differs before the documents, and is sent there
     record: RecordedRequest | None = None  # its shape, for `proxy.record`
+    mapper: AnswerMapper | None = None  # of the citations in the answer
 
     @property
     def bought_tokens(self) -> int:
