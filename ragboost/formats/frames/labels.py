@@ -105,7 +105,7 @@ def find(
 
 
 def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Return where the lines `1. `, `2. ` ... begin, and their digits, if the text counts just once.
+    """Return where the lines `1. `, `2. ` ... begin, and their digits, if there is one count.
 
     They may be steps as well as documents: traffic tells.
     """
