@@ -3,8 +3,8 @@
     python -m benchmarks.proxy.memory --json
     python -m benchmarks.proxy.memory --sessions 10000 --nodes 100000
 
-Each kind is filled in a process of its own; figures are differences of its resident set. Named and
-recognised conversations go through the proxy's rewriting: one turn each, with documents in a
+Each kind is filled in a process of its own; figures are differences of its resident set.
+Conversations go through the proxy's rewriting: one turn each, with documents in a
 `ragboost` object, and the index that they fill. `kept_mb` is the part that `session.max_bytes`
 bounds, the text of their rewritten messages. The index gets sequences of shared documents, with and
 without the settings of `ragboost serve` for the garbage collector.
@@ -29,7 +29,7 @@ from ragboost.config import Settings
 from ragboost.formats import make_formats
 from ragboost.proxy.memory import short_collections
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
-from ragboost.rewriting.recognition import Histories
+from ragboost.rewriting.history import History
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.sent_history import Conversation, Conversations
 from ragboost.types import Document
@@ -73,33 +73,16 @@ def _library_sessions(num: int) -> dict[str, Any]:
     return figures
 
 
-def _named_sessions(num: int) -> dict[str, Any]:
-    """Fill the conversations that requests name."""
+def _conversations(num: int) -> dict[str, Any]:
+    """Fill the history with the conversations that requests name."""
     settings = Settings(session={"max_sessions": num})  # type: ignore[arg-type]
     with _grown() as figures:
         formats, tenants = make_formats(settings), Tenants(settings)
-        kept = Conversations(settings.session)
+        kept = History(settings.session)
         for number, documents in enumerate(_requests(num)):
             request = parse_request(_body(documents, session_id=f"s{number}"), [], formats=formats)
-            conversation = kept.get(request.session or "")
             booster = tenants.get(request.tenant_key).booster("b")
-            kept.add(conversation, _rewritten(request, conversation, booster).delta)
-        figures |= {"num": len(kept), "kept_mb": _mb(kept.num_bytes)}
-    return figures
-
-
-def _recognised_sessions(num: int) -> dict[str, Any]:
-    """Fill the conversations that are recognised by their messages."""
-    settings = Settings(session={"max_sessions": num})  # type: ignore[arg-type]
-    with _grown() as figures:
-        formats, tenants = make_formats(settings), Tenants(settings)
-        kept = Histories(settings.session)
-        for documents in _requests(num):
-            request = parse_request(_body(documents), [], formats=formats, recognises=True)
-            assert request.links, "a conversation without a name"
-            conversation = kept.match(request)
-            booster = tenants.get(request.tenant_key).booster("b")
-            kept.add(request, conversation, _rewritten(request, conversation, booster).delta)
+            kept.add(_rewritten(request, kept.known(request.chain), booster).delta)
         figures |= {"num": len(kept), "kept_mb": _mb(kept.num_bytes)}
     return figures
 
@@ -178,8 +161,7 @@ def _mb(num_bytes: int) -> float:
 _LENGTHS = [_WORDS] * _DOCUMENTS
 _KINDS: dict[str, Callable[[int], dict[str, Any]]] = {
     "sessions_library": _library_sessions,
-    "sessions_named": _named_sessions,
-    "sessions_recognised": _recognised_sessions,
+    "conversations": _conversations,
     "nodes": _nodes,
     "nodes_default_collector": _nodes_without_freezing,
 }

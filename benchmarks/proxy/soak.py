@@ -73,7 +73,7 @@ _BOUNDS = {
 _GAUGES = {
     "tasks": re.compile(r"^ragboost_tasks (\S+)", re.MULTILINE),
     "index nodes": re.compile(r"^ragboost_index_nodes (\S+)", re.MULTILINE),
-    "conversations": re.compile(r"^ragboost_sessions (\S+)", re.MULTILINE),
+    "messages": re.compile(r"^ragboost_history_messages (\S+)", re.MULTILINE),
 }
 
 

@@ -46,11 +46,10 @@ STAGES = {
     ],
     "hash messages": [
         "rewriting.parsed_request:chain_links",
-        "rewriting.sent_history:chain_links",
     ],
     "recognise and remember the conversation": [
-        "rewriting.recognition:Histories.match",
-        "rewriting.recognition:Histories.add",
+        "rewriting.history:History.known",
+        "rewriting.history:History.add",
     ],
     "admit and route": ["proxy.routing.dispatcher:Dispatcher.admit"],
     "de-duplicate, count tokens": ["booster.booster:Booster._retrieve"],
