@@ -48,7 +48,8 @@ class EventStream:
     another process is publishing now, and the whole stream is replayed. Without a replay endpoint a
     gap clears the mirror, because a removal may have been missed.
 
-    `on_change` is called after a batch that changed resident tokens, and by `notify_state`; `on_batch` before each batch is applied; by the thread
+    `on_change` is called after a batch that changed resident tokens and by `notify_state`,
+    `on_batch` before each batch is applied, both in the thread
     that feeds the stream.
     """
 
