@@ -77,11 +77,11 @@ STAGES = {
     ],
     "metrics and recent requests": [
         "proxy.observability.metrics:Metrics.count_request",
-        "proxy.observability.metrics:Metrics.observe_first_byte",
+        "proxy.observability.completion_metrics:CompletionMetrics.done",
         "proxy.observability.metrics:Metrics.observe_wait",
         "proxy.pipeline:BoostPipeline._count",
-        "proxy.routes.completions:Completions._learn",
-        "proxy.observability.recent_requests:RecentRequests.add",
+        "proxy.cache_learning:CacheLearning.done",
+        "proxy.observability.recent_requests:RecentRequests.done",
     ],
 }
 _RELAYED = ("host", "content-length")

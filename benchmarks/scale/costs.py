@@ -22,6 +22,7 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.messages import SentPrompt, encode
+from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backend import Load
 from ragboost.proxy.upstream.backends import Backends
@@ -154,10 +155,13 @@ async def _route(engines: int, num: int, *, num_sequences: int = 20) -> float:
     for backend in dispatcher.backends.all:
         for _ in range(num_sequences):
             tenant.booster(backend.name).boost("?", rng.sample(pool, DOCUMENTS))
-    admissions = [dispatcher.admission() for _ in range(max(1, num // 10))]
-    for admission in admissions:
-        admission.tenant, admission.prompt_tokens = tenant, PROMPT_TOKENS
-        admission.leading = Request("?", tuple(rng.sample(pool, DOCUMENTS)))
+    admissions = []
+    for _ in range(max(1, num // 10)):
+        front = tuple(rng.sample(pool, DOCUMENTS))
+        request = RoutingRequest(
+            tenant=tenant, find_leading=partial(Request, "?", front), prompt_tokens=PROMPT_TOKENS
+        )
+        admissions.append(dispatcher.admission(request))
     started = time.thread_time()
     for admission in admissions:
         await dispatcher.router.place(admission)

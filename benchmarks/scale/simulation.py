@@ -23,6 +23,7 @@ from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.replicas.load_board import LoadBoard
+from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
@@ -136,9 +137,11 @@ class SimulatedProxy:
     ) -> None:
         """Route, order and send one request, until its response has ended."""
         tokens = sum(self._tenant.tokens.count_documents(documents)) + QUESTION_TOKENS
-        admission = self._dispatcher.admission()
-        admission.tenant, admission.prompt_tokens = self._tenant, tokens
-        admission.leading = Request("why?", documents)
+        front = Request("why?", documents)
+        request = RoutingRequest(
+            tenant=self._tenant, find_leading=lambda: front, prompt_tokens=tokens
+        )
+        admission = self._dispatcher.admission(request)
         with await self._dispatcher.enter(admission):
             name = admission.backend.name
             async with self._tenant.lock:

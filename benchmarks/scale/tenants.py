@@ -11,6 +11,7 @@ sent. Tenants and documents follow Zipf laws; each tenant has documents of its o
 import asyncio
 import gc
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from benchmarks.command import make_parser, report, show_rows
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
-from ragboost.proxy.routing.admission import MessagePrefix
+from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
@@ -49,12 +50,15 @@ async def measure(*, engines: int, tenants: int, sessions: int, turns: int) -> d
     for turn in range(turns):
         for session in range(sessions):
             tenant = pool.get(TenantKey("m", f"salt {owners[session]}"))
-            admission = dispatcher.admission()
-            admission.tenant, admission.prompt_tokens = tenant, DOCUMENTS * DOCUMENT_TOKENS
             links = [b"%d/%d" % (session, at) for at in range(turn + 1)]
-            admission.prefixes = [MessagePrefix(link, 400) for link in links]
             documents = _documents(rng, int(owners[session]))
-            admission.leading = Request("?", documents)
+            request = RoutingRequest(
+                tenant=tenant,
+                find_leading=partial(Request, "?", documents),
+                prefixes=[MessagePrefix(link, 400) for link in links],
+                prompt_tokens=DOCUMENTS * DOCUMENT_TOKENS,
+            )
+            admission = dispatcher.admission(request)
             started = time.thread_time_ns()
             await dispatcher.router.place(admission)
             placed = time.thread_time_ns()

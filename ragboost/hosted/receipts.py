@@ -80,6 +80,14 @@ def find_price(prices: Sequence[PriceSettings], model: str) -> PriceSettings | N
     return max(fitting, key=lambda price: len(price.model), default=None)
 
 
+def cost_of(
+    prices: Sequence[PriceSettings], model: str, usage: Usage, *, dropped_tokens: int
+) -> PromptCost | None:
+    """Return the cost of a prompt; None without a price for its model."""
+    price = find_price(prices, model) if prices else None
+    return prompt_cost(price, usage, dropped_tokens=dropped_tokens) if price is not None else None
+
+
 def lost_cost(price: PriceSettings, lost_tokens: int) -> float:
     """Return what tokens cost that are computed again, beyond what reading them from the cache
     does."""

@@ -7,6 +7,7 @@ Knows parsed requests and settings. Does not know backends, or how requests are 
 import hashlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
@@ -14,7 +15,7 @@ from ragboost.errors import RagBoostError
 from ragboost.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
-from ragboost.proxy.upstream.relay import UpstreamRequest
+from ragboost.proxy.records import Observation
 from ragboost.rewriting.parsed_request import ParsedRequest, run_bytes
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
@@ -50,33 +51,28 @@ class RequestObserver:
         return [piece for piece in pieces if piece.span is None or not self._is_moved]
 
     async def observe(
-        self, request: ParsedRequest, upstream: UpstreamRequest, parse: Parse, *, is_whole: bool
-    ) -> ParsedRequest:
-        """Learn from a request, note in `upstream` what is seen, and return the request to send:
-        its piece that varies is moved if that is wanted and possible.
+        self, request: ParsedRequest, parse: Parse, *, is_whole: bool
+    ) -> tuple[ParsedRequest, Observation]:
+        """Learn from a request; return the request to send, and what is seen: its piece that varies
+        is moved if that is wanted and possible.
 
         Args:
             parse: parses a body as the request's was.
             is_whole: the client sent the conversation, so that it is compared and may be changed.
         """
-        upstream.detection = request.detection
-        if request.found is None:
-            upstream.num_documents = upstream.detection.num_documents  # they stay where they are
-        if is_whole:
-            comparison = self._watch.observe(request, kind=request.kind)
-            if comparison is not None:
-                upstream.cache_break = await self._compare(comparison, request.tenant_key.model)
-        piece = upstream.varying = self._pieces.observe(request)
+        comparison = self._watch.observe(request, kind=request.kind) if is_whole else None
+        cache_break = None
+        if comparison is not None:
+            cache_break = await self._compare(comparison, request.tenant_key.model)
+        piece, record = self._pieces.observe(request), None
         if self._is_recorded:
             tokens = self._tenants.get(request.tenant_key).tokens
-            upstream.record = describe(request, piece, tokens)
+            record = describe(request, piece, tokens)
+        seen = Observation(cache_break, piece, record)
         if piece is None or not (is_whole and self._is_moved):
-            return request
+            return request, seen
         moved = await self._move(request, piece, parse)
-        if moved is None:
-            return request
-        upstream.varying = None
-        return moved
+        return (request, seen) if moved is None else (moved, seen._replace(varying=None))
 
     def compare_orders(self, result: Rewriting, tenant: Tenant, backend: str) -> None:
         """Compare the order of a boosted request with the client's, in models of the same prefix
@@ -121,12 +117,11 @@ class RequestObserver:
         if not (moved and moved.found and found and moved.found.keys == found.keys):
             self._pieces.keep_in_place(request)
             return None
-        moved.arm = request.arm
-        return moved
+        return replace(moved, arm=request.arm, is_boost_wanted=request.is_boost_wanted)
 
 
-def choose_arm(request: ParsedRequest, *, share: float) -> None:
-    """Put a request in an arm, unless there are no documents to boost, or no hold-out.
+def with_arm(request: ParsedRequest, *, share: float) -> ParsedRequest:
+    """Return a request in its arm, unless there are no documents to boost, or no hold-out.
 
     One that is held out is not planned with others either. All requests of a conversation have one
     arm, in every process: it follows from the conversation's name, else from the tenant and the
@@ -136,14 +131,14 @@ def choose_arm(request: ParsedRequest, *, share: float) -> None:
         share: of the conversations that are boosted, from 0 to 1.
     """
     if share >= 1 or request.found is None or not request.is_boost_wanted:
-        return
+        return request
     names = [request.session] if request.session is not None else request.tenant_key
     parts = [name.encode("utf-8", "surrogatepass") for name in names]
     if request.session is None:
         parts += _beginning(request)
     digest = hashlib.sha256(b"\0".join(parts)).digest()
-    request.is_boost_wanted = int.from_bytes(digest[:8], "big") < share * 2**64
-    request.arm = "boosted" if request.is_boost_wanted else "held_out"
+    is_boosted = int.from_bytes(digest[:8], "big") < share * 2**64
+    return replace(request, is_boost_wanted=is_boosted, arm="boosted" if is_boosted else "held_out")
 
 
 def _beginning(request: ParsedRequest) -> list[bytes]:

@@ -6,7 +6,7 @@ from ragboost.booster.tenants import Tenant
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import RequestObserver
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.records import Placed
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
@@ -27,10 +27,10 @@ class ShadowTrial:
         self._histories = Histories(settings.session)
 
     async def run(
-        self, request: ParsedRequest, tenant: Tenant, admission: Admission, *, in_thread: bool
+        self, request: ParsedRequest, tenant: Tenant, placed: Placed, *, in_thread: bool
     ) -> None:
         """Boost a request, count it, and forget the result; the caller has locked the tenant."""
-        backend = admission.backend.name
+        backend = placed.backend.name
         conversation: Conversation | None = None
         if request.session is not None:
             conversation = self._conversations.get(request.session)
@@ -39,7 +39,7 @@ class ShadowTrial:
 
         def work() -> Rewriting:
             result = Rewriting(request, conversation, label_template=self._label_template)
-            result.boost(tenant.booster(backend), planned=admission.planned)
+            result.boost(tenant.booster(backend), planned=placed.planned)
             if (context := result.context) is not None:
                 kept = sum(tenant.tokens.count_documents(context.documents))
                 retrieved = sum(tenant.tokens.count_documents(context.retrieved))

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -93,6 +93,13 @@ class JsonBody:
         name = message_field(self.fields)
         self.list_name = name if isinstance(self.fields.get(name), list) else ""
         self.messages: Sequence[msgspec.Raw] = self.elements(name) if self.list_name else ()
+
+    @classmethod
+    def unread(cls, raw: bytes) -> Self:
+        """Return a body that is no JSON object: it has no fields, and is forwarded as it came."""
+        body = cls(b"{}")
+        body.raw = raw
+        return body
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""

@@ -6,8 +6,9 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import EllipsisType
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
@@ -86,35 +87,39 @@ class Bypass(NamedTuple):
 
 
 NO_DOCUMENTS = Bypass("no_documents")
+UNREAD = Bypass("malformed_body")
 
 
+@dataclass(frozen=True, eq=False)
 class ParsedRequest:
-    def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
-        self.body = body
-        self.tenant_key = tenant_key
-        self.options = options  # the fields of the `ragboost` object, checked; empty without one
-        # False: the client asks for its documents in the order given, without hints.
-        self.is_boost_wanted = is_boost_wanted(options)
-        self.arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
-        self.session: str | None = None  # unique name of its conversation; None: unnamed
-        self.owner = b""  # hash of what tells users apart: credentials, end user, cache salt
-        self.shape: Format | None = None  # of its documents; None without any, as is `found`
-        self.found: FoundDocuments | None = None
-        self.kind: EngineKind = ""  # of the backends
-        self.bypass: Bypass | None = None  # why there are no documents to boost
-        # What recognises its conversation if that has no name: the links of its messages, which
-        # depend on its model, cache salt, credentials, end user and instructions, too. Empty where
-        # recognition is off, or without documents.
-        self.links: Sequence[Link] = ()
-        self.scope = b""  # the seed of `links`; empty where recognition is off
-        # Link of the question, shape and keys of documents beside the messages; empty if they are
-        # inside.
-        self.question_link: Link = b""
-        self.shape_beside = ""
-        self.keys_beside: tuple[str, ...] = ()
-        self._leading: Request | EllipsisType | None = ...
+    """What came: the body, and what follows from it."""
 
-    @property
+    body: JsonBody
+    tenant_key: TenantKey
+    options: Mapping[str, Any]  # the fields of the `ragboost` object, checked; empty without one
+    # False: the client asks for its documents in the order given, without hints, or they are held
+    # out.
+    is_boost_wanted: bool = True
+    arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
+    session: str | None = None  # unique name of its conversation; None: unnamed
+    owner: bytes = b""  # hash of what tells users apart: credentials, end user, cache salt
+    shape: Format | None = None  # of its documents; None without any, as is `found`
+    found: FoundDocuments | None = None
+    kind: EngineKind = ""  # of the backends
+    bypass: Bypass | None = None  # why there are no documents to boost
+    # What recognises its conversation if that has no name: the links of its messages, which depend
+    # on its model, cache salt, credentials, end user and instructions, too. Empty where recognition
+    # is off, or without documents.
+    links: Sequence[Link] = ()
+    scope: bytes = b""  # the seed of `links`; empty where recognition is off
+
+    @classmethod
+    def unread(cls, raw: bytes, *, team: str) -> Self:
+        """Return a request whose body is no JSON object, which the backend reports."""
+        key = TenantKey("", "", team)
+        return cls(JsonBody.unread(raw), key, {}, bypass=UNREAD)
+
+    @cached_property
     def detection(self) -> Detection:
         """The detection of its documents, whatever becomes of the request."""
         if self.shape is not None and self.found is not None:
@@ -135,18 +140,29 @@ class ParsedRequest:
         at = num_instructions(messages[:_MAX_OPENING])
         return at if at < min(len(messages), _MAX_OPENING) else None
 
+    @cached_property
+    def question_link(self) -> Link:
+        """Link of the question with documents beside the messages; empty if they are inside."""
+        is_beside = self.shape is not None and not self.shape.in_place
+        if not (self.links and is_beside and self.found is not None):
+            return b""
+        return self.links[self.found.message] if self.found.message is not None else b""
+
+    @property
+    def shape_beside(self) -> str:
+        """Name of the shape of documents beside the messages; empty if they are inside."""
+        return self.shape.name if self.shape is not None and self.question_link else ""
+
+    @property
+    def keys_beside(self) -> tuple[str, ...]:
+        return self.found.keys if self.found is not None and self.question_link else ()
+
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
 
         None if there are none. `Request.prompt_prefix` is the hash of the text before them. Never
-        raises: why a malformed request has none stands in `bypass.error`. Computed once: later
-        calls get the first answer, whatever their conversation.
+        raises: why a malformed request has none stands in `bypass.error`.
         """
-        if self._leading is ...:
-            self._leading = self._find_leading(conversation)
-        return self._leading
-
-    def _find_leading(self, conversation: Conversation | None) -> Request | None:
         shape, found = self.shape, self.found
         if shape is None or found is None or not found.documents or not self.is_boost_wanted:
             return None
@@ -210,30 +226,37 @@ def parse_request(
         RequestError: the `ragboost` object or the session header is malformed.
     """
     body = JsonBody(raw)
-    options = ragboost_fields(body.fields)
-    request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
-    request.kind = kind
+    options, key = ragboost_fields(body.fields), TenantKey.of(body.fields, team=team)
     user = user_of(headers) if user is None else user
-    request.owner = _owner(body.fields, request.tenant_key, user)
-    scope = hashlib.sha256(request.owner + request.tenant_key.model.encode()).digest()
+    owner = _owner(body.fields, key, user)
+    scope = hashlib.sha256(owner + key.model.encode()).digest()
     if session is None and (name := _session_name(body.fields, options, headers)) is not None:
         session = f"{scope.hex()}/{name}"
-    request.session = session
-    if session is None and recognises:
-        instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
-        request.scope = b"".join((scope, *instructions))
+    shape, found, bypass = None, None, None
     try:
-        tenant = "\n".join((*request.tenant_key, user))
+        tenant = "\n".join((*key, user))
         hit = find_format(formats, body.fields, tenant=tenant, learns=learns)
-        if hit is not None:
-            request.shape, request.found = hit
-            if request.scope:
-                _set_links(request, *hit)
-        else:
-            request.bypass = NO_DOCUMENTS
+        shape, found = hit or (None, None)
+        bypass = None if hit is not None else NO_DOCUMENTS
     except UnknownShapeError as error:
-        request.bypass = Bypass.of(error)
-    return request
+        bypass = Bypass.of(error)
+    request = ParsedRequest(
+        body,
+        key,
+        options,
+        is_boost_wanted=is_boost_wanted(options),
+        session=session,
+        owner=owner,
+        shape=shape,
+        found=found,
+        kind=kind,
+        bypass=bypass,
+    )
+    if session is not None or not recognises:
+        return request
+    instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
+    scope = b"".join((scope, *instructions))
+    return replace(request, scope=scope, links=_links(body, shape, found, scope=scope))
 
 
 async def run_bytes(work: Callable[[], T], num_bytes: int, *, max_bytes: int = _LARGE_BYTES) -> T:
@@ -280,13 +303,13 @@ def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
-def _set_links(request: ParsedRequest, shape: Format, found: FoundDocuments) -> None:
-    body = request.body
-    if body.messages and (found.message is not None or shape.in_place):
-        request.links = chain_links(body.message_digests, seed=request.scope)
-        if not shape.in_place and found.message is not None:
-            request.question_link = request.links[found.message]
-            request.shape_beside, request.keys_beside = shape.name, found.keys
+def _links(
+    body: JsonBody, shape: Format | None, found: FoundDocuments | None, *, scope: bytes
+) -> Sequence[Link]:
+    if shape is None or found is None or not body.messages:
+        return ()
+    is_recognised = found.message is not None or shape.in_place
+    return chain_links(body.message_digests, seed=scope) if is_recognised else ()
 
 
 def prompt_prefix(

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ragboost.errors import ConfigError
-from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.records import Answer, Placed, SentRequest
 from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
 from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
 from ragboost.rewriting.varying_piece import VaryingPiece, texts_before
@@ -105,12 +105,18 @@ class RequestLog:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _STOP_S)
 
-    def add(self, exchange: ClientExchange, record: RecordedRequest, usage: Usage | None) -> None:
+    async def done(
+        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
+    ) -> None:
+        if sent.seen.record is not None:
+            self.add(answer, sent.seen.record, answer.usage)
+
+    def add(self, answer: Answer, record: RecordedRequest, usage: Usage | None) -> None:
         """Hand over the line of a completion that has ended; drop it if the disk is behind."""
         before = record.head_tokens + record.varying_tokens + sum(record.doc_tokens)
         reported = usage.prompt_tokens if usage is not None else 0
         total = min(reported, MAX_TOKENS) or record.tail_tokens  # an estimate: of the whole prompt
-        arrived = time.time() - (time.perf_counter() - exchange.started)
+        arrived = time.time() - (time.perf_counter() - answer.started)
         shape = replace(record, t_s=round(arrived, 3), tail_tokens=max(0, total - before))
         line = msgspec.json.encode(shape) + b"\n"
         with self._changed:

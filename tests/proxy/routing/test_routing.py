@@ -15,7 +15,8 @@ from ragboost.errors import ConfigError
 from ragboost.formats import make_formats
 from ragboost.hosted.cache_marks import kept_s
 from ragboost.proxy.app import create_app
-from ragboost.proxy.routing.admission import Admission, MessagePrefix
+from ragboost.proxy.records import SentRequest
+from ragboost.proxy.routing.admission import Admission, MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
@@ -413,9 +414,8 @@ async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> 
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
     front = Request("why?", (Document("a text"),))
     async with tenant.lock:
-        admission = dispatcher.admission()
-        admission.tenant, admission.leading, admission.prompt_tokens = tenant, front, 10
-        task = asyncio.create_task(dispatcher.enter(admission))
+        request = RoutingRequest(tenant=tenant, find_leading=lambda: front, prompt_tokens=10)
+        task = asyncio.create_task(dispatcher.enter(dispatcher.admission(request)))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -448,7 +448,7 @@ async def test_prompts_and_cached_documents_have_one_unit() -> None:
     with dispatcher.admission() as admission:
         await dispatcher.admit(admission, request, tenant=tenant)
         assert admission.backend is whole
-        assert admission.prompt_tokens == len(raw)
+        assert admission.request.prompt_tokens == len(raw)
         assert 0.9 * len(raw) < admission.cached_tokens < len(raw)
 
 
@@ -456,12 +456,13 @@ async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
     settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
     tenants = Tenants(settings)
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
-    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 2000}]})
-    request = parse_request(raw.encode(), (), formats=make_formats(settings))
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 2000}]}
+    raw = json.dumps(body).encode()
+    request = parse_request(raw, (), formats=make_formats(settings))
     tenant = tenants.get(request.tenant_key)
     with dispatcher.admission() as admission:
         await dispatcher.admit(admission, request)
-        dispatcher.rewritten(admission, num_bytes=len(raw), cached_tokens=0)
+        dispatcher.rewritten(admission, SentRequest(raw, ()))
         first = admission.backend
     one_token_per_byte(tenant)
     with dispatcher.admission() as admission:
@@ -484,16 +485,15 @@ async def test_instructions_before_other_documents_count_as_long_as_they_are() -
         one_token_per_byte(tenant)
         with dispatcher.admission() as admission:
             await dispatcher.admit(admission, request, tenant=tenant)
-            dispatcher.rewritten(admission, num_bytes=len(raw), cached_tokens=0)
-            assert admission.prompt_tokens == len(raw)
+            dispatcher.rewritten(admission, SentRequest(raw, ()))
+            assert admission.request.prompt_tokens == len(raw)
             assert max(admission.cached_by_backend) <= len(json.dumps(instructions))
 
 
 async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePrefix]) -> int:
     """The bytes of messages that a backend was sent, at one token per byte."""
-    admission = Admission(None)  # type: ignore[arg-type]
-    admission.prefixes, admission.tokens_per_byte = seen, 1.0
-    reading = await prefixes.read(admission, ["a", "b"])
+    request = RoutingRequest(prefixes=seen, tokens_per_byte=1.0)
+    reading = await prefixes.read(request, ["a", "b"])
     return 0 if reading is None else int(reading.cached["ab".index(backend)])
 
 
@@ -551,9 +551,9 @@ async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its
     router.prefixes._clock = lambda: now
 
     async def place(messages: bytes) -> Backend:
-        admission = Admission(None)  # type: ignore[arg-type]
-        admission.prefixes = prefixes_of(JsonBody(b'{"messages":%b}' % messages), seed=b"")
-        admission.prompt_tokens = 100
+        prefixes = prefixes_of(JsonBody(b'{"messages":%b}' % messages), seed=b"")
+        request = RoutingRequest(prefixes=prefixes, prompt_tokens=100)
+        admission = Admission(None, request)  # type: ignore[arg-type]
         await router.place(admission)
         return admission.backend
 

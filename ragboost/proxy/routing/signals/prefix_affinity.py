@@ -11,7 +11,7 @@ from ragboost.booster.tenants import number_of
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import RouterSettings
 from ragboost.index import Clearings, Holders
-from ragboost.proxy.routing.admission import Admission, MessagePrefix
+from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.signals.signal import (
     CacheReading,
     RoutingSignal,
@@ -51,10 +51,10 @@ class PrefixAffinity(RoutingSignal):
         self._tick = 0
         self._forgotten = Clearings()
 
-    async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
-        links = [prefix.link for prefix in reversed(admission.prefixes)]
+    async def read(self, request: RoutingRequest, names: Sequence[str]) -> CacheReading | None:
+        links = [prefix.link for prefix in reversed(request.prefixes)]
         found = [sent for link in links if (sent := self._sent.peek(link)) is not None]
-        if admission.history and (sent := self._sent.peek(admission.history)) is not None:
+        if request.history and (sent := self._sent.peek(request.history)) is not None:
             found.append(sent)
         if not found:
             return None
@@ -64,7 +64,7 @@ class PrefixAffinity(RoutingSignal):
         for sent in found:
             members = self._members(sent) & ~seen
             seen |= members
-            holders.append(Holders(int(sent.num_bytes * admission.tokens_per_byte), members))
+            holders.append(Holders(int(sent.num_bytes * request.tokens_per_byte), members))
         cached = spread(holders, columns)
         whole = self._sent.peek(links[0]) if links else None
         turn = next((sent for sent in found if sent is not whole and self._members(sent)), None)
