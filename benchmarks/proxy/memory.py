@@ -27,7 +27,6 @@ from ragboost.booster import Booster
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.formats import make_formats
-from ragboost.proxy.memory import short_collections
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from ragboost.rewriting.history import History
 from ragboost.rewriting.rewriter import Rewriting
@@ -93,17 +92,6 @@ def _rewritten(request: ParsedRequest, conversation: Conversation, booster: Boos
 
 
 def _nodes(num: int) -> dict[str, Any]:
-    """Fill the index with the collector's settings of `serve`."""
-    with short_collections():
-        return _filled_index(num)
-
-
-def _nodes_without_freezing(num: int) -> dict[str, Any]:
-    """Fill the index with Python's own settings of the collector."""
-    return _filled_index(num)
-
-
-def _filled_index(num: int) -> dict[str, Any]:
     pauses: list[float] = []
     started = 0.0
 
@@ -163,7 +151,6 @@ _KINDS: dict[str, Callable[[int], dict[str, Any]]] = {
     "sessions_library": _library_sessions,
     "conversations": _conversations,
     "nodes": _nodes,
-    "nodes_default_collector": _nodes_without_freezing,
 }
 
 

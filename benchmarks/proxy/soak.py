@@ -56,7 +56,7 @@ _COUNTED = 50  # entries; smaller containers are not shown
 # Slopes per 10,000 requests that do not count as growth, whatever their interval.
 _SMALL = {"RSS in use, MB": 0.2, "open files": 0.2, "threads": 0.1, "tasks": 0.2}
 _FREE = "malloc free, MB"
-_MAX_FREE_MB = 64.0  # that malloc may keep, as `proxy.memory.bounded_malloc` lets it
+_MAX_FREE_MB = 64.0  # that malloc may keep
 _T_95 = 2.07  # Student's t for 22 degrees of freedom
 _BOUNDS = {
     "RAGBOOST_SESSION__STORE": "sqlite",
