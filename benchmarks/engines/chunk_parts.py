@@ -265,12 +265,6 @@ def _sglang_itl(kind: Kind, args: argparse.Namespace) -> Json:
     return {"slowest_step_s": found, "itl_ratio": found["gradual 0.15"] / found["full prefill"]}
 
 
-def quality(kind: Kind, args: argparse.Namespace) -> Json:
-    from benchmarks.engines.quality_vllm import quality
-
-    return quality(args)
-
-
 def _deep(kind: Kind, args: argparse.Namespace, **options: Any) -> OfflineEngine:
     shape = {**DEEP, "num_hidden_layers": args.layers}
     return kind.make(shape, DTYPES[args.dtype], **options)
@@ -278,16 +272,15 @@ def _deep(kind: Kind, args: argparse.Namespace, **options: Any) -> OfflineEngine
 
 def main() -> None:
     kinds = {make.__name__: make for make in (vllm, sglang, embedded)}
-    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained, quality)}
+    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=kinds)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--tokens", default="1024,4096,8192")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--seeds", default="201,202,203")
     parser.add_argument("--policies", default="")
     add = partial(parser.add_argument, type=int)
-    for name, value in (("layers", 24), ("workers", 1), ("questions", 1000), ("prompts", 100)):
+    for name, value in (("layers", 24), ("workers", 1), ("questions", 1000)):
         add(f"--{name}", default=value)
     args = parser.parse_args()
     print(json.dumps(parts[args.part](kinds[args.engine](), args)))

@@ -14,7 +14,6 @@ Parts, each in a process of the engine's environment (`make engines`):
   prefill divided by it for the default policy, `ttft_ratio_by_policy` for all. CPU seconds,
   medians of alternating runs.
 - `itl`: slowest step that a decoding request sees while a prompt comes in, in seconds.
-- `quality`: answers of the reference model, compared with those in transformers (`quality_vllm`).
 - `sustained`: new questions over one corpus; `sustained` is the speed-up of the last 50 divided by
   that of the first 50.
 """
@@ -30,11 +29,11 @@ from scripts.processes import exit_on_sigterm
 from tests.engines.servers import environment, missing, python
 
 PARTS = {
-    "vllm": ("equality", "poisoning", "ttft", "itl", "sustained", "quality"),
+    "vllm": ("equality", "poisoning", "ttft", "itl", "sustained"),
     "sglang": ("equality", "poisoning", "ttft", "itl", "sustained"),
     "embedded": ("sustained",),
 }
-FORWARDED = ("tokens", "layers", "workers", "questions", "dtype", "seeds", "prompts", "policies")
+FORWARDED = ("tokens", "layers", "workers", "questions", "dtype", "policies")
 
 
 def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -70,9 +69,7 @@ def main() -> None:
         default="bfloat16",
         help="of the timed model; float32 on CPUs without instructions for bfloat16 (AVX2)",
     )
-    parser.add_argument("--seeds", default="201,202,203", help="prompts of `quality`")
-    parser.add_argument("--prompts", type=int, default=100, help="of `quality`, per task and seed")
-    parser.add_argument("--policies", default="", help="of `quality` and `ttft`; default: six")
+    parser.add_argument("--policies", default="", help="of `ttft`; default: six")
     args = parser.parse_args()
     exit_on_sigterm()
     if reason := missing(args.engine):
