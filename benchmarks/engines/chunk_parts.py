@@ -72,12 +72,6 @@ def sglang() -> Kind:
     return Kind(ReuseSGLang, {"page_size": 16}, timed, sustained)
 
 
-def embedded() -> Kind:
-    from benchmarks.engines.offline_transformers import ReuseTransformers
-
-    return Kind(ReuseTransformers, {}, lambda _most, _workers: {}, {})
-
-
 def equality(kind: Kind, args: argparse.Namespace) -> Json:
     """Compare with `ChunkReuse` over the same model, chunks and order."""
     prompts = Prompts(system=40, chunks=5, size=120, question=23)
@@ -271,7 +265,7 @@ def _deep(kind: Kind, args: argparse.Namespace, **options: Any) -> OfflineEngine
 
 
 def main() -> None:
-    kinds = {make.__name__: make for make in (vllm, sglang, embedded)}
+    kinds = {make.__name__: make for make in (vllm, sglang)}
     parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=kinds)

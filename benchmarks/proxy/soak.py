@@ -1,6 +1,6 @@
 """Run the proxy for an hour under mixed traffic and faults, and see what grows.
 
-    python -m benchmarks.proxy.soak --minutes 60 --json --plot soak.svg
+    python -m benchmarks.proxy.soak --minutes 60 --json
 
 `ragboost serve` is a process between clients on HTTP and two FakeEngine processes that publish
 cache events: stateless, named and session conversations, streams, clients that leave, odd requests
@@ -26,20 +26,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, pairwise
 from pathlib import Path
-from subprocess import STDOUT, Popen
+from subprocess import Popen
 from typing import Any, NamedTuple
 
 import httpx
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
+from benchmarks.processes import listens, spawn, stop
 from benchmarks.proxy.soak_proxy import read_stages
 from benchmarks.proxy.soak_traffic import Outcome, Traffic
-from benchmarks.proxy.targets import ROOT, listens, stop
-from ragboost.plots import check_plot, line_plot
 from scripts.ports import free_port
 from scripts.processes import exit_on_sigterm
 
@@ -48,10 +46,7 @@ _RESTART_EVERY_S = 60.0
 _DOWN_S = 5.0
 _KILL_S = 1.0  # after a kill, running requests may still fail
 _SPANS = 24
-_POINTS = 40  # of a line in the plot
-_PLOTTED = ("RSS, MB", "malloc in use, MB", "Python objects, MB", "open files", "threads", "tasks")
 _JUDGED_REQUESTS = 10_000  # shorter runs end before the bounded maps are full
-_LINES = 25  # of the program whose allocations grew most
 _COUNTED = 50  # entries; smaller containers are not shown
 # Slopes per 10,000 requests that do not count as growth, whatever their interval.
 _SMALL = {"RSS in use, MB": 0.2, "open files": 0.2, "threads": 0.1, "tasks": 0.2}
@@ -109,7 +104,6 @@ class Soak:
     engines: dict[int, Popen[bytes]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     containers: list[dict[str, list[int]]] = field(default_factory=list)  # minute by minute
-    allocations: list[dict[str, int]] = field(default_factory=list)  # minute by minute
     kills: list[float] = field(default_factory=list)
     num_missed: int = 0  # samples without a response of the proxy
 
@@ -129,7 +123,7 @@ class Soak:
         backends = [f"--backend=http://127.0.0.1:{engine}" for engine in self.ports]
         program = [sys.executable, "-m", "benchmarks.proxy.soak_proxy", str(memory_port)]
         serve = [*program, "serve", "--port", str(port), *backends]
-        proxy = _spawn(serve, log=self.folder / "proxy.log", env=environment)
+        proxy = spawn(serve, log=self.folder / "proxy.log", env=environment)
         try:
             if not listens(proxy, port):
                 raise SystemExit((self.folder / "proxy.log").read_text())
@@ -146,7 +140,7 @@ class Soak:
 
     def _spawn_engine(self, port: int) -> Popen[bytes]:
         command = [sys.executable, "-m", "benchmarks.fake_engine", str(port), "--floods"]
-        self.engines[port] = _spawn(command, log=Path(os.devnull))
+        self.engines[port] = spawn(command, log=Path(os.devnull))
         return self.engines[port]
 
     async def _restart(self, until: float) -> None:
@@ -176,22 +170,10 @@ class Soak:
                             read_stages, proxy.memory_port, "containers"
                         )
                         self.containers.append(found)
-                        found = await asyncio.to_thread(
-                            read_stages, proxy.memory_port, "allocations"
-                        )
-                        self.allocations.append(found)
                 except (OSError, httpx.HTTPError):
                     self.num_missed += 1
                 progress.update(task, completed=now - started)
                 await asyncio.sleep(every_s)
-
-
-def _spawn(
-    command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
-) -> Popen[bytes]:
-    environment = {**os.environ, **(env or {})}
-    with log.open("ab") as output:
-        return Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=STDOUT)
 
 
 def _wait_for_engine(engine: Popen[bytes], port: int) -> None:
@@ -260,17 +242,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the run")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=0, help="seed of the clients")
-    parser.add_argument("--plot", type=Path, help="write the samples to an .svg or .png file")
     options = parser.parse_args()
     exit_on_sigterm()
-    if options.plot:
-        check_plot(options.plot)
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(options.minutes, options.rate, options.seed, Path(folder))
         traffic = asyncio.run(soak.run())
     result = _result(soak, traffic)
-    if options.plot:
-        _plot(options.plot, soak.samples)
     report(result, options, _show)
     has_grown = result["grown"] and soak.samples[-1].requests >= _JUDGED_REQUESTS
     sys.exit(1 if result["errors"] or has_grown or result["over_bound"] else 0)
@@ -299,7 +276,6 @@ def _result(soak: Soak, traffic: Traffic) -> dict[str, Any]:
         "grown": [name for name, each in slopes.items() if each.grows],
         "rss_mb_by_thousand": _by_thousand(soak.samples, "RSS, MB"),
         "containers": _containers(soak.containers),
-        "allocations": _grown_allocations(soak.allocations),
         "over_bound": _over_bound(soak, slopes),
     }
 
@@ -338,49 +314,25 @@ def _containers(samples: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, Any
     }
 
 
-def _grown_allocations(samples: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Return the bytes minute by minute of the lines that grew most after the warm-up."""
-    late = samples[int(len(samples) * _WARM_UP) :] or [{}]
-    grown = sorted(late[-1], key=lambda line: late[0].get(line, 0) - late[-1][line])
-    return {line: [found.get(line, 0) for found in samples] for line in grown[:_LINES]}
-
-
-def _plot(path: Path, samples: Sequence[Sample]) -> None:
-    """Plot means of spans, each value relative to its highest mean."""
-    edges = range(0, len(samples), max(1, len(samples) // _POINTS))
-    spans = [samples[a:b] for a, b in pairwise(edges)] or [samples]
-    lines = {}
-    for name in (name for name in _PLOTTED if name in samples[0].values):
-        means = [statistics.fmean(sample.values[name] for sample in span) for span in spans]
-        top = max(means) or 1.0
-        points = (
-            (float(span[0].requests), mean / top) for span, mean in zip(spans, means, strict=True)
-        )
-        lines[f"{name} (highest: {top:,.0f})"] = list(points)
-    line_plot(path, lines, x_label="requests", y_label="share of the highest value", y_top=1.1)
-
-
 def _show(result: dict[str, Any]) -> None:
     title = f"{result['requests']:,} requests in {result['minutes']:g} minutes"
-    table = Table("proxy", "first", "last", "highest", "per 10,000 requests", "±", "", title=title)
-    for name, values in result["slopes"].items():
-        *figures, grows = values.values()
-        table.add_row(name, *(f"{value:,.2f}" for value in figures), "grows" if grows else "")
-    console = Console()
-    console.print(table)
-    kept = Table("entries of", "bound", "first", "middle", "last")
-    for name, row in result["containers"].items():
-        entries = row["entries"]
-        shown = (row["bound"] or "", entries[0], entries[len(entries) // 2], entries[-1])
-        kept.add_row(name, *map(str, shown))
-    console.print(kept)
-    console.print(
+    rows = [{"value": name, **row} for name, row in result["slopes"].items()]
+    show_rows(rows, title)
+    containers = result["containers"].items()
+    if kept := [{"entries of": name, **_ends(**row)} for name, row in containers]:
+        show_rows(kept)
+    print(
         f"{result['engine_kills']} engines killed, {result['caused_errors']} requests failed with "
         f"them, {result['errors']} other errors; "
-        f"p50 {result['p50_ms']} ms, p99 {result['p99_ms']} ms"
+        f"p50 {result['p50_ms']} ms, p99 {result['p99_ms']} ms",
+        *result["first_errors"],
+        sep="\n",
     )
-    for problem in result["first_errors"]:
-        console.print(problem, markup=False)
+
+
+def _ends(*, bound: int, entries: Sequence[int]) -> dict[str, int]:
+    middle = entries[len(entries) // 2]
+    return {"bound": bound, "first": entries[0], "middle": middle, "last": entries[-1]}
 
 
 def _progress() -> Progress:

@@ -5,9 +5,8 @@
 Started by `benchmarks.proxy.soak`. A connection to PORT on loopback that sends `memory` gets one
 JSON object: malloc's bytes in use, those that are free but kept, which no object owns, and the rest
 of the process's own memory: Python's small objects and stacks. Knows glibc and Linux; elsewhere the
-object is empty. For `containers` it gets the entries of all that RAGBoost's objects keep, and for
-`allocations` the bytes allocated by each line, if `PYTHONTRACEMALLOC` is set. Bounds that are no
-settings are a fiftieth of what they are in the product, so that they are reached.
+object is empty. For `containers` it gets the entries of all that RAGBoost's objects keep. Bounds
+that are no settings are a fiftieth of what they are in the product, so that they are reached.
 """
 
 import ctypes
@@ -19,7 +18,6 @@ import re
 import socket
 import sys
 import threading
-import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,15 +111,6 @@ def _num_pool_threads() -> int:
     return sum(thread.name.startswith(_POOLS) for thread in threading.enumerate())
 
 
-def allocations() -> dict[str, int]:
-    """Return the bytes that the lines of the program have allocated and not freed, if traced."""
-    if not tracemalloc.is_tracing():
-        return {}
-    gc.collect()
-    lines = tracemalloc.take_snapshot().statistics("lineno")
-    return {f"{line.traceback[0].filename}:{line.traceback[0].lineno}": line.size for line in lines}
-
-
 def _reachable() -> list[Any]:
     """Return what the other threads refer to; a frozen heap is not among `gc.get_objects()`."""
     modules = list(sys.modules.values())
@@ -163,7 +152,6 @@ def _lower_bounds() -> None:
 _ANSWERS: dict[str, Callable[[], dict[str, Any]]] = {
     "memory": memory_stages,
     "containers": containers,
-    "allocations": allocations,
 }
 
 

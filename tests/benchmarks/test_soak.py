@@ -5,9 +5,9 @@ from subprocess import Popen
 
 import pytest
 
+from benchmarks.processes import listens, stop
 from benchmarks.proxy.soak import Sample, slope
 from benchmarks.proxy.soak_proxy import memory_stages, read_stages
-from benchmarks.proxy.targets import listens, stop
 from ragboost.config import Settings
 from scripts.ports import free_port
 from tests.fakes import FakeEngine
