@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.command import make_parser, model_directory
 from benchmarks.language.arms import SYSTEM
-from benchmarks.language.cases import CountTokens
+from benchmarks.language.cases import CountTokens, token_counter
 from benchmarks.language.cells import make_cases
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import model_name
@@ -128,11 +128,7 @@ def measure(model: Path, args: Namespace) -> dict[str, Any]:
     """Serve a model and evaluate it; answers are kept in a folder, for the next run."""
     served = {"dtype": args.dtype, "capacity_tokens": CAPACITY}
     app = create_engine_app(EngineSettings(model=model, num_threads=1, **served))
-    tokenizer = app.state.loaded.tokenizer
-
-    def count_tokens(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False))
-
+    count_tokens = token_counter(app.state.loaded.tokenizer)
     draw = partial(needle_sets, args.data, count_tokens=count_tokens, seed=args.seed)
     single = list(single_rows(draw(count=-(-args.questions // NUM_DOCUMENTS))))[: args.questions]
     turns = list(conversation_rows(draw(count=args.conversations)))

@@ -44,13 +44,11 @@ from benchmarks.scale.load import (
     arrival_gaps,
     compare_rows,
     load_figures,
-    plot,
     show,
 )
 from benchmarks.scale.simulated_load import simulate
 from ragboost.booster.booster import Booster
 from ragboost.config import Settings
-from ragboost.plots import check_plot
 from ragboost.proxy.app import create_app
 from ragboost.serving import serve_in_thread
 from ragboost.types import Request
@@ -145,8 +143,6 @@ def main() -> None:
     else:
         result = serve(options)
         results = [result]
-    if options.plot:
-        plot(options.plot, results[0])
     report(result, options, lambda _: show(results))
 
 
@@ -226,7 +222,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--saturation-clients", type=int, default=32, help="per engine")
     parser.add_argument("--cache-tokens", type=int, default=100_000, help="prefix cache size")
     parser.add_argument("--seed", type=int, default=1, help="of the first repeat's arrivals")
-    parser.add_argument("--plot", type=Path, metavar="F.svg", help="goodput over load")
     real = parser.add_argument_group("real engines")
     real.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")
     real.add_argument("--clients", type=int, action="append", default=[], help="closed loops")
@@ -238,8 +233,6 @@ def parse() -> argparse.Namespace:
     simulated.add_argument("--lanes", type=int, default=1, help="prompts computed concurrently")
     simulated.add_argument("--replicas", type=int, default=1)
     options = parser.parse_args()
-    if options.plot:
-        check_plot(options.plot)
     if options.engine == "simulated":
         options.requests = options.requests or 600
         return options
