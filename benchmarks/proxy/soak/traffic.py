@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from benchmarks.proxy.soak_odd import odd_request, stall
+from benchmarks.proxy.soak.odd import odd_request, stall
 from scripts.http_client import CHAT, Json
 
 _DOCUMENTS = 500  # so few that all of them are met within the warm-up

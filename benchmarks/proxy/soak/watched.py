@@ -1,6 +1,6 @@
 """`ragboost` in this process, with a port that tells where its memory is.
 
-    python -m benchmarks.proxy.soak_proxy PORT serve --backend http://127.0.0.1:8000
+    python -m benchmarks.proxy.soak.watched PORT serve --backend http://127.0.0.1:8000
 
 Started by `benchmarks.proxy.soak`. A connection to PORT on loopback that sends `memory` gets one
 JSON object: malloc's bytes in use, those that are free but kept, which no object owns, and the rest

@@ -10,7 +10,7 @@ tasks are sampled, once a minute the entries of all containers of RAGBoost's obj
 where the memory is: in use by malloc's callers, free but kept by malloc, or of Python's small
 objects. Growth is by requests, not by time, so that a busy machine changes nothing: after a third
 of the requests, the slope per 10,000 of them is a regression over means of equal spans, with its
-95 % interval. A value grows if its slope is above both that interval and a small figure, `_SMALL`.
+95 % interval. A value grows if its slope is above that interval and a small figure, `growth.SMALL`.
 Of RSS that is the part in use: what malloc has been given back and keeps has a bound, not a slope.
 An error is caused if the request was running when an engine was killed; all others count.
 """
@@ -22,9 +22,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import cycle, pairwise
+from itertools import cycle
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, NamedTuple
@@ -36,23 +36,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.command import make_parser, report, show_rows
 from benchmarks.processes import listens, spawn, stop
-from benchmarks.proxy.soak_proxy import read_stages
-from benchmarks.proxy.soak_traffic import Outcome, Traffic
+from benchmarks.proxy.soak.growth import Sample, Slope, slope
+from benchmarks.proxy.soak.traffic import Outcome, Traffic
+from benchmarks.proxy.soak.watched import read_stages
 from scripts.ports import free_port
 from scripts.processes import exit_on_sigterm
 
-_WARM_UP = 1 / 3  # of the requests
 _RESTART_EVERY_S = 60.0
 _DOWN_S = 5.0
 _KILL_S = 1.0  # after a kill, running requests may still fail
-_SPANS = 24
 _JUDGED_REQUESTS = 10_000  # shorter runs end before the bounded maps are full
 _COUNTED = 50  # entries; smaller containers are not shown
-# Slopes per 10,000 requests that do not count as growth, whatever their interval.
-_SMALL = {"RSS in use, MB": 0.2, "open files": 0.2, "threads": 0.1, "tasks": 0.2}
 _FREE = "malloc free, MB"
 _MAX_FREE_MB = 64.0  # that malloc may keep, as `proxy.memory.bounded_malloc` lets it
-_T_95 = 2.07  # Student's t for 22 degrees of freedom
 _BOUNDS = {
     "RAGBOOST_SESSION__STORE": "sqlite",
     "RAGBOOST_SESSION__MAX_SESSIONS": "50",
@@ -70,26 +66,6 @@ _GAUGES = {
     "index nodes": re.compile(r"^ragboost_index_nodes (\S+)", re.MULTILINE),
     "conversations": re.compile(r"^ragboost_sessions (\S+)", re.MULTILINE),
 }
-
-
-@dataclass
-class Sample:
-    """The proxy's process at one time."""
-
-    requests: int  # answered so far
-    values: dict[str, float]
-
-
-@dataclass
-class Slope:
-    """Growth of one value after the warm-up."""
-
-    first: float  # mean of the first span
-    last: float  # mean of the last span
-    highest: float  # of all samples
-    per_10k: float  # requests
-    interval: float  # half of the slope's 95 % interval
-    grows: bool = False  # the slope is above its interval and above a small figure
 
 
 @dataclass
@@ -121,7 +97,7 @@ class Soak:
         port, memory_port = free_port(), free_port()
         environment = {**_BOUNDS, "RAGBOOST_SESSION__PATH": str(self.folder / "sessions.db")}
         backends = [f"--backend=http://127.0.0.1:{engine}" for engine in self.ports]
-        program = [sys.executable, "-m", "benchmarks.proxy.soak_proxy", str(memory_port)]
+        program = [sys.executable, "-m", "benchmarks.proxy.soak.watched", str(memory_port)]
         serve = [*program, "serve", "--port", str(port), *backends]
         proxy = spawn(serve, log=self.folder / "proxy.log", env=environment)
         try:
@@ -206,29 +182,6 @@ def _read_values(proxy: _Watched) -> dict[str, float]:
             values[name] = float(found[1])
     values["metric lines"] = float(text.count("\n"))
     return values
-
-
-def slope(samples: Sequence[Sample], name: str) -> Slope:
-    """Fit a line through the means of equal spans after the warm-up.
-
-    Means of spans are less alike than single samples, whose interval would be too narrow.
-    """
-    first = samples[-1].requests * _WARM_UP
-    late = [(s.requests / 1e4, s.values[name]) for s in samples if s.requests >= first]
-    count = min(_SPANS, len(late))
-    edges = [len(late) * i // count for i in range(count + 1)]
-    spans = [late[a:b] for a, b in pairwise(edges)]
-    x = [statistics.fmean(answered for answered, _ in span) for span in spans]
-    y = [statistics.fmean(value for _, value in span) for span in spans]
-    fit = statistics.linear_regression(x, y)
-    rest = sum((b - fit.intercept - fit.slope * a) ** 2 for a, b in zip(x, y, strict=True))
-    middle = statistics.fmean(x)
-    spread = sum((a - middle) ** 2 for a in x)
-    error = (rest / max(1, count - 2) / spread) ** 0.5
-    highest, interval = max(value for _, value in late), _T_95 * error
-    grows = fit.slope > max(interval, _SMALL.get(name, float("inf")))
-    figures: Iterator[Any] = (round(v, 2) for v in (y[0], y[-1], highest, fit.slope, interval))
-    return Slope(*figures, grows)
 
 
 def is_caused(outcome: Outcome, kills: Sequence[float]) -> bool:
