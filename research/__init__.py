@@ -1,2 +1,1 @@
-"""Mechanisms of papers, and reference implementations, that the product does not serve. Tested, and
-not part of the wheel."""
+"""Mechanisms of papers that the product does not serve. Tested, and not part of the wheel."""

@@ -21,8 +21,8 @@ from ragboost.chunk_cache.selection.policy import budget, choose
 from ragboost.chunk_cache.selection.view import QUESTION_ROWS, SelectionView
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
-from research.oracle import Oracle
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
+from tests.chunk_cache.oracle import Oracle
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 TOKENS = [*SYSTEM, *flat(CHUNKS), *QUESTION]

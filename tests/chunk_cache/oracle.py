@@ -1,4 +1,4 @@
-"""The bound of all selections: a choice that is given."""
+"""A selection policy whose choice is given."""
 
 from collections.abc import Collection
 
