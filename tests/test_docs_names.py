@@ -15,9 +15,8 @@ from tests.test_rooms import ROOMS
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
-# The lab is frozen: its commands and files are those of the day they ran.
-LIVE = [page for page in PAGES if "lab" not in page.parts]
+LAB = ROOT / "docs" / "lab"  # frozen: its commands and names are those of the dates given there
+PAGES = [*OUTSIDE, *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent != LAB)]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -52,8 +51,6 @@ def test_commands_targets_and_modules_exist(page: str) -> None:
             parameters = getattr(command, "commands", {}).get(found[2], command).params
             options = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
             assert flags(line) <= options | {"--help"}, line
-        elif ROOT / page not in LIVE:
-            continue
         elif found := re.match(r"python -m ((?:benchmarks|scripts)\.[\w.]+)", line):
             path = ROOT / found[1].replace(".", "/")
             assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), line
@@ -74,7 +71,7 @@ SOURCES = [
 
 
 def test_the_benchmarks_that_pages_and_sources_name_exist() -> None:
-    for page in (*LIVE, *SOURCES):
+    for page in (*PAGES, *SOURCES):
         text = page.read_text("utf-8")
         named = re.findall(r"(?<![\w/.])benchmarks[./]([a-z_]+(?:[./][a-z_]+)*)", text)
         named += re.findall(rf"`((?:{BENCHMARK_ROOMS})\.\w+) --", text)
@@ -111,6 +108,17 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page: str) -> None:
             assert anchor in slugs, link
 
 
+def test_the_lab_is_in_no_menu_and_in_no_search() -> None:
+    for page in LAB.glob("*.md"):
+        assert page.read_text("utf-8").startswith("---\norphan: true\nnosearch: true\n---\n"), page
+
+
+def test_only_two_pages_lead_to_the_lab() -> None:
+    leading = {page.name for page in PAGES if re.search(r"\]\([^)]*lab/", page.read_text("utf-8"))}
+
+    assert leading == {"architecture.md", "measured.md"}
+
+
 def test_the_architecture_page_has_the_rooms_in_the_order_of_imports() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     table = page.partition("## Rooms")[2].partition("\n## ")[0]
@@ -139,7 +147,7 @@ def test_the_tests_that_a_page_names_exist(page: str) -> None:
         ), f"{path}::{function}"
 
 
-@pytest.mark.parametrize("page", [name for name in names(LIVE) if name != "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [name for name in names(PAGES) if name != "CHANGELOG.md"])
 def test_the_files_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     for path in re.findall(
