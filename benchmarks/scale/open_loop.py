@@ -33,7 +33,7 @@ from benchmarks.command import make_parser, report
 from benchmarks.datasets.workloads import GENERATORS
 from benchmarks.engines.end_to_end import MAX_MODEL_LEN, load
 from benchmarks.engines.replays import completion
-from benchmarks.engines.served import wait_until_ready
+from benchmarks.engines.served import proxied
 from benchmarks.scale.load import (
     ARMS,
     LOADS,
@@ -48,9 +48,6 @@ from benchmarks.scale.load import (
 )
 from benchmarks.scale.simulated_load import simulate
 from ragboost.booster.booster import Booster
-from ragboost.config import Settings
-from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
 from ragboost.types import Request
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import EngineServer, missing
@@ -101,13 +98,7 @@ class Bench:
 
     @contextmanager
     def _proxy(self, arm: str) -> Iterator[str]:
-        app = create_app(Settings(backend={"url": self._server.url}, **ARMS[arm]))
-        with serve_in_thread(app) as url:
-            self._server.clear_cache()
-            self._server.post(
-                "/v1/completions", {"model": "tiny", "prompt": "Run one step.", "max_tokens": 1}
-            )
-            wait_until_ready(app)
+        with proxied([self._server], {"backend": {"url": self._server.url}, **ARMS[arm]}) as url:
             yield url
 
     def _lines(self, requests: Sequence[Request], *, boost: bool) -> Lines:
