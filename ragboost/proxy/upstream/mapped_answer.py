@@ -80,12 +80,12 @@ class AnswerMapper:
     a stream  | relayed | held back: `_events` | `_incoming` | a part of an event: `_chunks` |
 
     Args:
-        request: the fields of the request as it is sent, whose last text the answer may continue.
+        continued: the text of the request, as it is sent, that the answer continues.
     """
 
-    def __init__(self, citations: CitationMap, *, request: Mapping[str, Any]) -> None:
+    def __init__(self, citations: CitationMap, *, continued: str = "") -> None:
         self._citations = citations
-        self._prefix = _continued(request)
+        self._prefix = continued
         self._is_stream = False
         self._is_off = False  # relay the rest as it comes
         self._chunks: list[bytes] = []  # of a body, or of the beginning of the next event
@@ -226,7 +226,7 @@ def _decode(data: bytes) -> Any:
         return decode_json(data)
 
 
-def _continued(request: Mapping[str, Any]) -> str:
+def continued_text(request: Mapping[str, Any]) -> str:
     """Return the text that an answer continues; empty if it begins anew."""
     if isinstance(prompt := request.get("prompt"), str):
         return prompt.rpartition("\n")[2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragboost.formats.citations import CitationMap
-from ragboost.proxy.upstream.mapped_answer import AnswerMapper
+from ragboost.proxy.upstream.mapped_answer import AnswerMapper, continued_text
 
 MOVED = CitationMap({"1": "3", "2": "1", "3": "2", "4": "12", "12": "4"}, words=("Document",))
 TEXT = "The lease [1, 4] says so; see Documents 2 and 3, `a [1]`, not [7]. Document 4."
@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def relayed(body: bytes, *, is_stream: bool, rng: random.Random, **request: Any) -> bytes:
-    mapper = AnswerMapper(MOVED, request=request)
+    mapper = AnswerMapper(MOVED, continued=continued_text(request))
     mapper.start(is_stream=is_stream)
     received, at = b"", 0
     while at < len(body):
@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_relayed_as_it_came(body: bytes) -> None:
 
 
 def test_text_is_relayed_while_no_citation_is_open() -> None:
-    mapper = AnswerMapper(MOVED, request={})
+    mapper = AnswerMapper(MOVED)
     mapper.start(is_stream=True)
     for text in ("It ", "was Document", " ", "[", "or"):
         raw = event({"choices": [{"index": 0, "delta": {"content": text}}]})
