@@ -1,7 +1,7 @@
 """Send the demo's requests to a chat server, one after another, over real HTTP and streams."""
 
 from collections.abc import AsyncGenerator
-from contextlib import closing
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from ragboost.booster.booster import Booster
@@ -26,7 +26,7 @@ async def replay(
     """Send all sessions, then all conversations turn by turn with the whole history, and yield each
     answer; the next request is sent when its answer is asked for. Plain requests carry the
     documents in the prompt, as applications without RAGBoost write them."""
-    with closing(Backend(BackendSettings(url=url))) as client:
+    async with aclosing(Backend(BackendSettings(url=url))) as client:
         for turn in workload.sessions:
             body = _body([], turn, boosted=boosted, max_tokens=max_tokens)
             yield await ask_streamed(client, body)

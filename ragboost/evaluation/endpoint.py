@@ -83,8 +83,8 @@ class ChatEndpoint:
         fields = {name: value for name, value in self._fields.items() if value is not None}
         return {**fields, "messages": [{"role": r, "content": text} for r, text in messages]}
 
-    def close(self) -> None:
-        self._backend.close()
+    async def aclose(self) -> None:
+        await self._backend.aclose()
 
     async def ask(self, messages: Messages) -> str:
         """Return the answer to a conversation; wait and try again while the endpoint is busy."""

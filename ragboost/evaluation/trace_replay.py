@@ -5,7 +5,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,7 +103,7 @@ class TraceReplay:
         """Replay requests in order of arrival. Raises `BackendError`, the first, if all failed."""
         results: list[ReplayedRequest] = []
         started = time.perf_counter()
-        with closing(Backend(self._settings)) as client:
+        async with aclosing(Backend(self._settings)) as client:
             async with asyncio.TaskGroup() as tasks:
                 for request in requests:
                     due = started + request.arrival_s / self._speed
