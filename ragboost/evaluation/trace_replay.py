@@ -103,14 +103,13 @@ class TraceReplay:
         """Replay requests in order of arrival. Raises `BackendError`, the first, if all failed."""
         results: list[ReplayedRequest] = []
         started = time.perf_counter()
-        async with aclosing(Backend(self._settings)) as client:
-            async with asyncio.TaskGroup() as tasks:
-                for request in requests:
-                    due = started + request.arrival_s / self._speed
-                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                    await self._slots.acquire()  # the bound holds for what waits, too
-                    late_s = max(0.0, time.perf_counter() - due)
-                    tasks.create_task(self._send(client, request, late_s, results, on_done))
+        async with aclosing(Backend(self._settings)) as client, asyncio.TaskGroup() as tasks:
+            for request in requests:
+                due = started + request.arrival_s / self._speed
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                await self._slots.acquire()  # the bound holds for what waits, too
+                late_s = max(0.0, time.perf_counter() - due)
+                tasks.create_task(self._send(client, request, late_s, results, on_done))
         return _result(results, time.perf_counter() - started)
 
     async def _send(

@@ -103,7 +103,7 @@ class HttpClient:
 
     def __init__(self, url: str, *, connect_timeout_s: float, read_timeout_s: float) -> None:
         self._url = url
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout = ClientTimeout(connect=connect_timeout_s, ceil_threshold=inf)
         self._read_timeout_s = read_timeout_s
         self._server: ClientRequest | None = None  # the address, in aiohttp's form
         self._connectors: Sequence[TCPConnector] = ()  # one without a pool, and the pool
@@ -148,7 +148,7 @@ class HttpClient:
             await connector.close()
 
     async def _connect(self, *, is_pooled: bool) -> Connection:
-        timeout = ClientTimeout(connect=self._connect_timeout_s, ceil_threshold=inf)
+        timeout = self._connect_timeout
         try:
             if self._server is None:  # an event loop runs from now on
                 self._server = ClientRequest("GET", URL(self._url).origin())
@@ -157,9 +157,9 @@ class HttpClient:
             while not _is_usable(connection := await connector.connect(self._server, [], timeout)):
                 _abort(connection)
             return connection
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise BackendTimeoutError(
-                f"no connection to the backend in {self._connect_timeout_s:g} s"
+                f"no connection to the backend in {timeout.connect:g} s"
             ) from None
         except (ClientError, ValueError) as error:
             reason = _refusal(error)
