@@ -22,7 +22,8 @@ from typing import Any
 from benchmarks.command import make_parser, report, show_columns
 from benchmarks.engines.served import Mode, Served, serve
 from ragboost.chunk_cache.selection import DEFAULT_POLICY
-from ragboost.config import BackendSettings
+from ragboost.evaluation.endpoint import ChatEndpoint
+from ragboost.evaluation.streamed_answer import STREAMED
 from ragboost.evaluation.trace_replay import TraceReplay
 from ragboost.evaluation.traces import TraceRequest, read_trace
 from scripts.http_client import CHAT, Body
@@ -68,8 +69,8 @@ def replay(
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Replay the trace in all arms, and return their figures."""
     requests = read_trace(args.data, limit=args.requests)
-    texts = TraceReplay(BackendSettings(), model="tiny", max_tokens=1, scale=args.scale)
-    bodies = [texts.payload(request) for request in requests]
+    texts = TraceReplay(ChatEndpoint("http://unused", model="tiny"), max_tokens=1, scale=args.scale)
+    bodies = [{**texts.payload(request), **STREAMED} for request in requests]
     reuse = {"ragboost": {"reuse": {"policy": DEFAULT_POLICY, "ratio": args.ratio}}}
     modes = make_modes(args.arms, ratio=args.ratio, host_bytes=args.host_bytes, fill=args.fill)
     with serve(
