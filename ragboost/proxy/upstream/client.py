@@ -218,6 +218,7 @@ async def _read_head(protocol: ResponseHandler) -> tuple[RawResponseMessage, Str
             return message, payload
         if message.code < 100 or message.code == 101:  # no upgrade was asked for
             break
+        protocol.start_timeout()  # NOTE: aiohttp stops it at the end of an interim response
     raise HttpProcessingError(message=f"status {message.code}")
 
 
@@ -262,4 +263,4 @@ def _refusal(error: Exception) -> str:
     if isinstance(error, ClientConnectorError):
         return refusal_reason(error.os_error)
     cause = getattr(error, "certificate_error", None)
-    return refusal_reason(cause) if isinstance(cause, OSError) else str(error)
+    return refusal_reason(cause) if isinstance(cause, OSError) else "it has no valid address"

@@ -107,6 +107,7 @@ async def test_answers_without_a_body_are_over_with_their_head(method: str, answ
     [
         (b"not http\r\n\r\n",),
         (OK + b"x: " + b"y" * 300_000,),
+        (OK + b"x: y\r\n" * 200 + b"content-length: 0\r\n\r\n",),
         (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",),
         (b"",),
         (b"HTTP/1.1 099 What\r\ncontent-length: 0\r\n\r\n",),
@@ -144,15 +145,19 @@ async def test_a_silent_server_is_a_timeout_before_and_inside_an_answer() -> Non
         has_come.set()
         if b"/begin" in head:
             writer.write(OK + b"content-length: 9\r\n\r\nhello")
+        if b"/interim" in head:
+            writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
         await reader.read()
 
     clock = LoopClock()
     async with backend(serve, read_timeout_s=600) as one:
-        request = asyncio.create_task(one.request("GET", "/x", headers=[]))
-        await has_come.wait()
-        await clock.advance(601)
-        with pytest.raises(BackendTimeoutError):
-            await request
+        for target in ("/x", "/interim"):
+            request = asyncio.create_task(one.request("GET", target, headers=[]))
+            await has_come.wait()
+            has_come.clear()
+            await clock.advance(601)
+            with pytest.raises(BackendTimeoutError):
+                await request
         response = await one.request("GET", "/begin", headers=[])
         assert await response.read() == b"hello"
         more = asyncio.create_task(response.read())
