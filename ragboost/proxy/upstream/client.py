@@ -16,6 +16,7 @@ from aiohttp import (
     ClientError,
     ClientRequest,
     ClientTimeout,
+    ServerDisconnectedError,
     StreamReader,
     TCPConnector,
     ThreadedResolver,
@@ -125,14 +126,9 @@ class HttpClient:
         connection = await self._connect(is_pooled=is_pooled)
         protocol = connection.protocol
         assert isinstance(protocol, _Protocol)
-        assert protocol.transport is not None, "not connected"
-        protocol.begin(is_head_request=is_head_request, timeout_s=self._read_timeout_s)
-        if body:
-            protocol.transport.writelines((head, body))
-        else:
-            protocol.transport.write(head)
-        protocol.start_timeout()
         try:
+            protocol.begin(is_head_request=is_head_request, timeout_s=self._read_timeout_s)
+            protocol.send(head, body)
             message, payload = await _read_head(protocol)
         except BaseException as error:
             _abort(connection)
@@ -184,6 +180,15 @@ class _Protocol(ResponseHandler):
             max_line_size=_MAX_FIELD_BYTES,
             max_field_size=_MAX_FIELD_BYTES,
         )
+
+    def send(self, head: bytes, body: bytes) -> None:
+        if self.transport is None:
+            raise ServerDisconnectedError
+        if body:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(head)
+        self.start_timeout()
 
     def data_received(self, data: bytes) -> None:
         if self.is_busy or not data:
@@ -252,11 +257,10 @@ def _failure(error: BaseException, timeout_s: float, *, is_reused: bool = False)
     if isinstance(error, asyncio.TimeoutError):
         return BackendTimeoutError(f"no response from the backend in {timeout_s:g} s")
     if isinstance(error, HttpProcessingError):
-        problem = f"invalid HTTP response: {error.message}"
-    else:
-        problem = "connection closed"
+        problem = error.message.partition(":")[0]  # what follows quotes the response
+        return BackendConnectionError(f"no response from the backend: invalid HTTP: {problem}")
     kind = StaleConnectionError if is_reused else BackendConnectionError
-    return kind(f"no response from the backend: {problem}")
+    return kind("no response from the backend: connection closed")
 
 
 def _refusal(error: Exception) -> str:

@@ -115,8 +115,9 @@ async def test_answers_without_a_body_are_over_with_their_head(method: str, answ
 )
 async def test_what_is_no_answer_is_an_error_before_one_begins(pieces: tuple[bytes, ...]) -> None:
     async with backend(answers(*pieces)) as one:
-        with pytest.raises(BackendConnectionError):
+        with pytest.raises(BackendConnectionError) as refused:
             await one.request("GET", "/x", headers=[])
+    assert not any(text in str(refused.value) for text in ("not http", "yyy", "\n"))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ async def test_a_probe_neither_takes_a_connection_from_the_pool_nor_leaves_one_t
 async def test_interim_responses_without_end_are_an_error() -> None:
     flood = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 1000
     async with backend(answers(flood)) as one:
-        with pytest.raises(BackendConnectionError, match="invalid HTTP response"):
+        with pytest.raises(BackendConnectionError, match="invalid HTTP"):
             await one.request("GET", "/x", headers=[])
 
 
