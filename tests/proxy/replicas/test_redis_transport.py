@@ -78,7 +78,7 @@ async def opened(url: str, number: int) -> list[Replica]:
 
 async def publish(replica: Replica, *messages: bytes) -> None:
     """Publish messages when the replica listens."""
-    client: Any = make_client(replica.settings.session)
+    client: Any = make_client(replica.settings.session, max_reply_bytes=1 << 20)
     while not await client.publish(CHANNEL, b""):
         pass
     for each in messages:
@@ -203,7 +203,7 @@ async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServ
     names = [str(number) for number in range(2_000)]
     for name in names:
         one.follower.on_sent(name, LAYOUT, cached_tokens=0)
-    client: Any = make_client(one.settings.session)
+    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
     assert await client.xadd(CHANNEL, {b"not a message": b""})
     while await client.xlen(CHANNEL) < 11:  # 200 prompts in each
         pass
@@ -219,7 +219,7 @@ async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServ
 @pytest.mark.asyncio
 async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer) -> None:
     (one,) = await opened(redis.url, 1)
-    client: Any = make_client(one.settings.session)
+    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
     for _ in range(2_000):
         await one.transport._send(told(SentPrompt(one.backend.key, "i", LAYOUT)), is_kept=True)
     assert 500 <= await client.xlen(CHANNEL) <= 700  # whole nodes of the stream are dropped
@@ -233,7 +233,7 @@ async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer)
 @pytest.mark.asyncio
 async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisServer) -> None:
     (one,) = await opened(redis.url, 1)
-    client: Any = make_client(one.settings.session)
+    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
     await one.close()
     await client.set(CHANNEL, b"of somebody else")
     await client.aclose()

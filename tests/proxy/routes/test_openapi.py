@@ -67,7 +67,9 @@ def test_paths_of_documentation_are_the_backends(proxy: ProxyServer, path: str) 
     assert httpx.get(proxy.url + path).json()["path"] == path
 
 
-@pytest.mark.parametrize("path", ["/health", "/version", "/metrics", "/dashboard", "/v1/sessions"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/version", "/metrics", "/dashboard", "/v1/sessions?user=u"]
+)
 def test_head_is_served_where_get_is(proxy: ProxyServer, engine: FakeEngine, path: str) -> None:
     answer = httpx.head(proxy.url + path)
     assert (answer.status_code, answer.content) == (200, b"")
@@ -116,7 +118,7 @@ def test_the_session_api_is_limited_counted_and_logged_as_completions_are(
         client.headers["authorization"] = "Bearer k"
         statuses.append(client.post("/v1/sessions", content=b" " * 2000).status_code)
         statuses.append(client.get("/v1/sessions/none").status_code)
-        statuses.append(client.get("/v1/sessions").status_code)
+        statuses.append(client.get("/v1/sessions?user=u").status_code)
         text = client.get("/metrics").text
     assert statuses == [401, 413, 404, 200]
     lines = [json.loads(record.getMessage()) for record in caplog.records]
