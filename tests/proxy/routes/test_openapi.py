@@ -125,3 +125,20 @@ def test_the_session_api_is_limited_counted_and_logged_as_completions_are(
     assert [line["status"] for line in lines] == statuses
     assert [line["outcome"] for line in lines] == ["refused", "refused", "refused", "ok"]
     assert 'endpoint="sessions",model="",outcome="refused"} 3.0' in text
+
+
+def test_the_page_of_metrics_is_open_unless_it_has_a_key_of_its_own(
+    start_proxy: Callable[..., ProxyServer],
+) -> None:
+    """On a quiet proxy, its counters are the exact tokens of single requests."""
+    open_page = start_proxy(proxy={"api_keys": ["k"]}).url
+    closed = start_proxy(proxy={"api_keys": ["k"], "metrics_key": "m"}).url
+    assert httpx.get(f"{open_page}/metrics").status_code == 200
+    for headers in ({}, {"authorization": "Bearer k"}, {"x-api-key": "wrong"}):
+        refused = httpx.get(f"{closed}/metrics", headers=headers)
+        assert refused.status_code == 401
+        assert "ragboost_" not in refused.text
+    answer = httpx.get(f"{closed}/metrics", headers={"authorization": "Bearer m"})
+    assert "ragboost_requests_total" in answer.text
+    with_it = httpx.get(f"{closed}/v1/models", headers={"authorization": "Bearer m"})
+    assert with_it.status_code == 401, "it opens nothing else"
