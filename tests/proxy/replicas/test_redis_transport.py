@@ -13,6 +13,7 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
+from ragboost.proxy.replicas import redis_transport
 from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.message_handler import MessageHandler
 from ragboost.proxy.replicas.messages import LoadReport, ReplicaMessage, SentPrompt, encode
@@ -22,6 +23,7 @@ from ragboost.proxy.upstream.backends import Backends
 from ragboost.sessions.redis import make_client
 from tests.eventually import eventually, eventually_async
 from tests.fakes import FakeEngine
+from tests.fakes.damaged_redis import ENDS, REPLIES, damaged
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.fakes.redis import PROGRAM, RedisServer
 
@@ -322,3 +324,22 @@ async def test_rubbish_on_the_channel_is_ignored(
     one.backend.load.running = one.backend.load.assigned = 2
 
     await eventually_async(lambda: two.backend.elsewhere, equals=Load(2, 2, 0))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", REPLIES)
+async def test_no_reply_of_a_damaged_server_ends_the_exchange(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_transport, "_RETRY_S", 0.0)
+    async with damaged(REPLIES[kind], is_last=kind in ENDS) as server:
+        replica = Replica(server.url)
+        await replica.open()
+        for number in range(3):
+            replica.follower.on_sent(str(number), LAYOUT, cached_tokens=0)
+        await eventually_async(
+            lambda: server.num_replies > 5 or (server.num_replies and not replica.transport.problem)
+        )
+        assert not any(task.done() for task in replica.transport._tasks)
+        assert "words" not in (replica.transport.problem or "")
+        await replica.close()
