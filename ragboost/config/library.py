@@ -254,7 +254,9 @@ class SessionSettings(Section):
     """The memory of conversations."""
 
     max_sessions: int = Field(
-        10_000, ge=1, description="Sessions kept; the least recently used are dropped."
+        10_000,
+        ge=1,
+        description="Sessions kept, of 16 messages each; the least recently used are dropped.",
     )
     ttl_s: float = Field(
         86_400.0, gt=0, description="Seconds after its last use until a session expires."
@@ -263,8 +265,7 @@ class SessionSettings(Section):
         256 * 1024 * 1024,
         ge=1024,
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to sessions with an id, to recognised conversations, and to chat sessions in memory or in "
-        "Redis.",
+        "to conversations whose clients resend them, and to chat sessions.",
     )
     max_documents: int = Field(
         10_000,
@@ -274,8 +275,8 @@ class SessionSettings(Section):
     )
     stateless: bool = Field(
         True,
-        description="Recognise conversations without a session id by their messages, if a request "
-        "gives all documents of its earlier turns itself. Kept in the proxy's memory.",
+        description="Follow conversations without a session id, too, whose documents are inside "
+        "their messages. Kept in the proxy's memory.",
     )
     store: Literal["memory", "sqlite", "redis"] = Field(
         "memory",

@@ -23,7 +23,6 @@ from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.sent_history import Digest
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
 
@@ -58,7 +57,6 @@ class RequestEncoder:
         result: Rewriting,
         *,
         client: ClientSide,
-        history: Digest,
         seen: Observation,
         tracked: TrackedRequest | None,
         is_hosted: bool,
@@ -88,7 +86,6 @@ class RequestEncoder:
             headers,
             context=context,
             delta=result.delta,
-            history=history,
             bypass=result.bypass,
             seen=seen,
             tracked=tracked,

@@ -39,6 +39,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.rewriting.headers import RawHeaders, request_headers
+from ragboost.rewriting.history import History
 from ragboost.rewriting.json_body import MalformedBodyError
 from ragboost.rewriting.parsed_request import (
     UNREAD,
@@ -47,9 +48,9 @@ from ragboost.rewriting.parsed_request import (
     parse_request,
     run_bytes,
 )
-from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.sent_history import UNCHANGED, Conversation, Conversations, Digest
+from ragboost.rewriting.sent_history import Conversation
+from ragboost.types import Request
 
 # A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.
 _PARSED_BYTES = 64 * 1024
@@ -75,7 +76,7 @@ class BoostPipeline:
         dispatcher: Dispatcher,
     ) -> None:
         self.tenants = tenants
-        self.conversations = Conversations(settings.session)  # those with a name
+        self.history = History(settings.session)
         self.observer = RequestObserver(settings, tenants, metrics)
         self._settings = settings
         self._metrics = metrics
@@ -102,7 +103,6 @@ class BoostPipeline:
         self._priorities: Priorities | None = None
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
-        self._histories = Histories(settings.session)
         self._log = DetectionLog()
 
     async def prepare(
@@ -132,18 +132,22 @@ class BoostPipeline:
         read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
         parsed = await run_bytes(read, len(raw), max_bytes=_PARSED_BYTES)
         seen = await self._observe(parsed, raw, is_whole=history is None)
-        conversation = self._recognised(parsed) or history
         tenant = None
-        if not self._is_plain(parsed, conversation):
+        if not self._is_plain(parsed, history):
             tenant = self.tenants.get(parsed.tenant_key)
-        announce = partial(announce, parsed, headers) if announce is not None else None
-        placed = await self._place(parsed, tenant, conversation, admission, announce=announce)
+        placed = await self._dispatcher.admit(
+            admission,
+            parsed,
+            tenant=tenant,
+            find_leading=partial(self._leading, parsed, history),
+            announce=partial(announce, parsed, headers) if announce is not None else None,
+        )
         is_read = history is not None or self._settings.proxy.receipts
         client = ClientSide(headers, has_stream_options, is_read)
         if tenant is None:
             sent = self._as_it_came(parsed, seen, client)
         else:
-            work = self._boost(parsed, placed, tenant, conversation, client=client, seen=seen)
+            work = self._boost(parsed, placed, tenant, history, client=client, seen=seen)
             # A thread cannot be cancelled: the tenant is locked until it is done, client or not.
             sent = await (asyncio.shield(work) if parsed.is_large else work)
         seconds = time.perf_counter() - started - placed.waited_s
@@ -173,39 +177,20 @@ class BoostPipeline:
             seen = seen._replace(cache_break=found._replace(path=path))
         return seen
 
-    def _recognised(self, request: ParsedRequest) -> Conversation | None:
-        if request.links:
-            return self._histories.match(request)
-        self._histories.add_unchanged(request)
-        return None
+    def _known(self, parsed: ParsedRequest, history: Conversation | None) -> Conversation | None:
+        """Return what is known of the conversation; None if it has none to look for."""
+        if history is not None or not parsed.is_followed:
+            return history
+        return self.history.known(parsed.chain)
 
-    async def _place(
-        self,
-        parsed: ParsedRequest,
-        tenant: Tenant | None,
-        conversation: Conversation | None,
-        admission: Admission,
-        *,
-        announce: Callable[[Backend], None] | None,
-    ) -> Placed:
-        """Wait for a place at a backend."""
-        digest = conversation.digest if conversation is not None else UNCHANGED
-        if conversation is None and parsed.session is not None and tenant is not None:
-            conversation = self.conversations.get(parsed.session)
-        return await self._dispatcher.admit(
-            admission,
-            parsed,
-            tenant=tenant,
-            conversation=conversation,
-            history=digest,
-            announce=announce,
-        )
+    def _leading(self, parsed: ParsedRequest, history: Conversation | None) -> Request | None:
+        return parsed.leading(self._known(parsed, history))
 
-    def _is_plain(self, request: ParsedRequest, conversation: Conversation | None) -> bool:
+    def _is_plain(self, request: ParsedRequest, history: Conversation | None) -> bool:
         """Return True if there is nothing to rewrite, so that the body is forwarded as it came."""
         if request.bypass is UNREAD:
             return True
-        if conversation is None and request.session is not None:
+        if history is None and request.session is not None:
             return False  # what was sent for a named conversation is read under the tenant's lock
         error = request.bypass.error if request.bypass is not None else None
         has_documents = (
@@ -213,7 +198,7 @@ class BoostPipeline:
             or FIELD in request.body.fields
             or (error is not None and not isinstance(error, LeftAloneError))
         )
-        has_history = conversation is not None and bool(conversation.forms)
+        has_history = history is not None and bool(history.forms)
         return not (has_documents or has_history or self._encoder.changes_all)
 
     def _as_it_came(
@@ -230,7 +215,7 @@ class BoostPipeline:
         parsed: ParsedRequest,
         placed: Placed,
         tenant: Tenant,
-        conversation: Conversation | None,
+        history: Conversation | None,
         *,
         client: ClientSide,
         seen: Observation,
@@ -242,11 +227,9 @@ class BoostPipeline:
         if parsed.is_large and parsed.found is not None:  # to know lengths
             await asyncio.to_thread(tenant.tokens.count_documents, parsed.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            parts = parsed, placed, tenant, conversation
-            conversation, result = await self._rewrite(*parts, client=client)
+            result = await self._rewrite(parsed, placed, tenant, history, client=client)
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
-        history = self._remember(parsed, conversation, result)
         self._metrics.count_blank(result.num_blank)
         encode = partial(
             self._encoder.encode,
@@ -254,7 +237,6 @@ class BoostPipeline:
             tenant,
             result,
             client=client,
-            history=history,
             seen=seen,
             tracked=tracked,
             is_hosted=not has_id,
@@ -266,14 +248,12 @@ class BoostPipeline:
         request: ParsedRequest,
         placed: Placed,
         tenant: Tenant,
-        conversation: Conversation | None,
+        history: Conversation | None,
         *,
         client: ClientSide,
-    ) -> tuple[Conversation | None, Rewriting]:
-        """Rewrite a request under its tenant's lock; return the result with its conversation."""
-        is_named = conversation is None and request.session is not None
-        if is_named and request.session is not None:
-            conversation = self.conversations.get(request.session)
+    ) -> Rewriting:
+        """Rewrite a request under its tenant's lock, and keep what it adds to its conversation."""
+        conversation = self._known(request, history)
         in_thread, ratio = request.is_large, None
         if client.has_stream_options:
             ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
@@ -291,16 +271,9 @@ class BoostPipeline:
             return result
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
-        if is_named and conversation is not None:
-            self.conversations.add(conversation, result.delta)
-        return conversation, result
-
-    def _remember(
-        self, request: ParsedRequest, conversation: Conversation | None, result: Rewriting
-    ) -> Digest:
-        if not request.links or conversation is None:
-            return UNCHANGED
-        return self._histories.add(request, conversation, result.delta)
+        if history is None:  # else its owner keeps it
+            self.history.add(result.delta)
+        return result
 
     def _count(self, parsed: ParsedRequest, sent: SentRequest, *, seconds: float) -> None:
         self._metrics.observe_overhead("boost", seconds=seconds)

@@ -50,7 +50,6 @@ class SentRequest:
     headers: RawHeaders  # without the request id
     context: Context | None = None  # of the boosted documents
     delta: HistoryDelta = NO_DELTA  # what it adds to its conversation
-    history: bytes = b""  # digest of the rewritten history, for a conversation without a name
     bypass: Bypass | None = None  # why nothing was boosted
     seen: Observation = NO_OBSERVATION
     tracked: TrackedRequest | None = None  # None: nothing was boosted

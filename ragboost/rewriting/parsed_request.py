@@ -6,7 +6,7 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -107,11 +107,7 @@ class ParsedRequest:
     found: FoundDocuments | None = None
     kind: EngineKind = ""  # of the backends
     bypass: Bypass | None = None  # why there are no documents to boost
-    # What recognises its conversation if that has no name: the links of its messages, which depend
-    # on its model, cache salt, credentials, end user and instructions, too. Empty where recognition
-    # is off, or without documents.
-    links: Sequence[Link] = ()
-    scope: bytes = b""  # the seed of `links`; empty where recognition is off
+    is_followed: bool = False  # its history is looked for, and kept
 
     @classmethod
     def unread(cls, raw: bytes, *, team: str) -> Self:
@@ -133,29 +129,50 @@ class ParsedRequest:
         num = len(self.found.documents) if self.found is not None else 0
         return num > _MANY_DOCUMENTS or len(self.body.raw) > _LARGE_BYTES
 
-    @property
-    def opening(self) -> int | None:
-        """Index of the first message beside instructions; None where recognition is off."""
-        messages = self.body.fields.get(self.body.list_name) or () if self.scope else ()
-        at = num_instructions(messages[:_MAX_OPENING])
-        return at if at < min(len(messages), _MAX_OPENING) else None
+    @cached_property
+    def links(self) -> Sequence[Link]:
+        """The chain of its messages, each with all before it.
+
+        Documents beside them belong to the conversation only if it has a name: without one, they
+        are a part of their question.
+        """
+        digests, found = self.body.message_digests, self.found
+        at = found.message if found is not None and self._is_beside else None
+        if at is not None and self.session is None and found is not None:
+            question = b"\n".join((digests[at], *map(str.encode, found.keys)))
+            digests = [*digests[:at], question, *digests[at + 1 :]]
+        return chain_links(digests, seed=self._scope)
 
     @cached_property
-    def question_link(self) -> Link:
-        """Link of the question with documents beside the messages; empty if they are inside."""
-        is_beside = self.shape is not None and not self.shape.in_place
-        if not (self.links and is_beside and self.found is not None):
-            return b""
-        return self.links[self.found.message] if self.found.message is not None else b""
+    def links_behind(self) -> Sequence[Link]:
+        """The chain of messages behind documents that stand above them all; empty without any."""
+        is_above = self.shape is not None and not self.shape.in_message
+        if is_above and self.found is not None:
+            above = self.found.seed
+        else:
+            above = self.body.field_bytes("documents") if self.shape is None else b""
+        if not above:
+            return ()
+        return chain_links(self.body.message_digests, seed=b"\n".join((self._scope, above)))
 
     @property
-    def shape_beside(self) -> str:
-        """Name of the shape of documents beside the messages; empty if they are inside."""
-        return self.shape.name if self.shape is not None and self.question_link else ""
+    def chain(self) -> Sequence[Link]:
+        """All links under which its history may be found."""
+        return [*self.links, *self.links_behind]
+
+    @cached_property
+    def _scope(self) -> bytes:
+        """Whose messages they are: a name stands for its user, model and cache salt; without one,
+        the tenant's, behind these instructions."""
+        if self.session is not None:
+            return self.session.encode("utf-8", "surrogatepass")
+        body = self.body
+        above = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
+        return b"".join((repr(self.tenant_key).encode(), *above))
 
     @property
-    def keys_beside(self) -> tuple[str, ...]:
-        return self.found.keys if self.found is not None and self.question_link else ()
+    def _is_beside(self) -> bool:
+        return self.shape is not None and self.shape.in_message and not self.shape.in_place
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
@@ -166,8 +183,7 @@ class ParsedRequest:
         shape, found = self.shape, self.found
         if shape is None or found is None or not found.documents or not self.is_boost_wanted:
             return None
-        seed = b"" if shape.in_message else found.seed
-        history = self.history(conversation, seed=seed, is_boosted=True)
+        history = self.history(conversation, is_behind=not shape.in_message, is_boosted=True)
         if history.sent or history.repeated is not None:
             return None
         prefix = prompt_prefix(self.body, shape, found, kind=self.kind)
@@ -177,13 +193,13 @@ class ParsedRequest:
         self,
         conversation: Conversation | None,
         *,
-        seed: bytes = b"",
+        is_behind: bool = False,
         is_boosted: bool | None = None,
     ) -> ResentMessages:
         """Find the rewritten messages before and at the question.
 
         Args:
-            seed: identifies documents above the messages, which belong to their history.
+            is_behind: the documents above the messages belong to their history.
             is_boosted: the client wants its documents boosted; None: that makes no difference.
         """
         if self.found is None or self.found.message is None:
@@ -194,8 +210,7 @@ class ParsedRequest:
             question=self.found.message,
             retrieved=self.found.keys,
             is_boosted=is_boosted,
-            links=() if seed else self.links,
-            seed=seed,
+            links=self.links_behind if is_behind else self.links,
         )
 
 
@@ -214,7 +229,7 @@ def parse_request(
     """Parse a completion request.
 
     Args:
-        recognises: find what recognises its conversation, if that has no name.
+        recognises: its history is looked for, too, if it has no name.
         user: under which its conversation is kept; None: the user of its credentials.
         session: unique name of its conversation; None: the one that the request names, if any.
         team: of its API key.
@@ -240,7 +255,7 @@ def parse_request(
         bypass = None if hit is not None else NO_DOCUMENTS
     except UnknownShapeError as error:
         bypass = Bypass.of(error)
-    request = ParsedRequest(
+    return ParsedRequest(
         body,
         key,
         options,
@@ -251,12 +266,8 @@ def parse_request(
         found=found,
         kind=kind,
         bypass=bypass,
+        is_followed=session is not None or (shape is not None and recognises),
     )
-    if session is not None or not recognises:
-        return request
-    instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
-    scope = b"".join((scope, *instructions))
-    return replace(request, scope=scope, links=_links(body, shape, found, scope=scope))
 
 
 async def run_bytes(work: Callable[[], T], num_bytes: int, *, max_bytes: int = _LARGE_BYTES) -> T:
@@ -301,15 +312,6 @@ def _is_name(value: Any) -> bool:
 def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     parts = (user, key.cache_salt, key.team, *map(fields.get, _END_USER))
     return hashlib.sha256(repr(parts).encode()).digest()
-
-
-def _links(
-    body: JsonBody, shape: Format | None, found: FoundDocuments | None, *, scope: bytes
-) -> Sequence[Link]:
-    if shape is None or found is None or not body.messages:
-        return ()
-    is_recognised = found.message is not None or shape.in_place
-    return chain_links(body.message_digests, seed=scope) if is_recognised else ()
 
 
 def prompt_prefix(

@@ -43,7 +43,10 @@ class Metrics:
         self._declare_predictions()
         # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
-        self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        self.history_messages = gauge(
+            "ragboost_history_messages",
+            "Messages kept as they were sent, to be sent again unchanged.",
+        )
         # Counter of failed operations.
         self.session_store_failures = self._counter(
             "ragboost_session_store_failures_total",

@@ -34,8 +34,6 @@ class RoutingRequest:
     tenant: Tenant | None = None  # whose context indexes hold its documents
     find_leading: Callable[[], Request | None] = lambda: None
     prefixes: Sequence[MessagePrefix] = ()  # of its messages
-    is_prefix_whole: bool = True  # the last of these is the whole request
-    history: Link = b""  # hash of its history as the engine was sent it
     prompt_tokens: int = 0  # estimated
     tokens_per_byte: float = DEFAULT_TOKENS_PER_BYTE  # of that estimate
     conversation: str = ""  # unique name; its requests keep their order

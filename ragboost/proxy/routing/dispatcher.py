@@ -3,12 +3,10 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError, BackendRefusedError
-from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import kept_s
 from ragboost.proxy.records import Placed, SentRequest
 from ragboost.proxy.routing.admission import (
@@ -22,9 +20,8 @@ from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
-from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.sent_history import Conversation
+from ragboost.types import Request
 
 
 class Dispatcher:
@@ -82,21 +79,19 @@ class Dispatcher:
         request: ParsedRequest,
         *,
         tenant: Tenant | None = None,
-        conversation: Conversation | None = None,
-        history: Link = b"",
+        find_leading: Callable[[], Request | None] = lambda: None,
         announce: Callable[[Backend], None] | None = None,
     ) -> Placed:
         """Wait until a completion may be sent; without a `tenant`, nothing will be boosted.
 
-        `history` is the hash of what the engine was sent for the request's history; empty if
-        unknown. `announce` is called once, if a request that is boosted has to wait.
+        `find_leading` finds the documents that may be planned. `announce` is called once, if a
+        request that is boosted has to wait.
         """
         routed = self._describe(request)
         if self._examines_bodies:
-            routed = self._examine(request, routed, history=history)
+            routed = self._examine(request, routed)
             if tenant is not None:
-                find = partial(request.leading, conversation)
-                routed = replace(routed, tenant=tenant, find_leading=find)
+                routed = replace(routed, tenant=tenant, find_leading=find_leading)
         if tenant is not None and announce is not None:
             routed = replace(routed, announce=announce)
         admission.request = routed
@@ -113,20 +108,15 @@ class Dispatcher:
             priority=priority if isinstance(priority, int) else 0,
         )
 
-    def _examine(
-        self, request: ParsedRequest, routed: RoutingRequest, *, history: Link
-    ) -> RoutingRequest:
+    def _examine(self, request: ParsedRequest, routed: RoutingRequest) -> RoutingRequest:
         """Add what the messages say of the conversation, and of its length as it was sent."""
-        prefixes, is_whole = routed.prefixes, routed.is_prefix_whole
+        prefixes: Sequence[MessagePrefix] = ()
         if self.router.looks_at_caches:
-            prefixes = self._prefixes(request)
-            is_whole = len(prefixes) == len(request.body.messages)
-        num_bytes = self._sent_bytes(prefixes, history, len(request.body.raw))
+            prefixes = prefixes_of(request.links_behind or request.links, request.body.messages)
+        num_bytes = self._sent_bytes(prefixes, len(request.body.raw))
         return replace(
             routed,
             prefixes=prefixes,
-            is_prefix_whole=is_whole,
-            history=history,
             prompt_tokens=int(num_bytes * routed.tokens_per_byte),
             conversation=request.session or "",
             is_stream=request.body.fields.get("stream") is True,
@@ -155,12 +145,7 @@ class Dispatcher:
                 self.router.prefixes,
                 admission.request,
             )
-            num_bytes = len(sent.body)
-            whole = num_bytes if request.is_prefix_whole else None
-            prefixes.remember(name, request.prefixes, num_bytes=whole)
-            if sent.history:
-                links = (MessagePrefix(sent.history, num_bytes),)
-                prefixes.remember(name, links, num_bytes=num_bytes)
+            prefixes.remember(name, request.prefixes, num_bytes=len(sent.body))
 
     def begun(self, admission: Admission, *, is_stream: bool) -> None:
         """Note that a response has begun; the first byte of a stream comes when it is computed."""
@@ -190,19 +175,6 @@ class Dispatcher:
         admission.move(backend)
         return True
 
-    def _prefixes(self, request: ParsedRequest) -> tuple[MessagePrefix, ...]:
-        """Return the message prefixes that identify what a backend was or will be sent.
-
-        Documents given beside the messages are rendered into the last one, which without a session
-        says nothing about them: another request may ask the same with other documents.
-        """
-        body = request.body
-        parts = (*request.tenant_key, request.session or "")
-        seed = b"%b %b" % (repr(parts).encode(), body.field_bytes("documents"))
-        prefixes = prefixes_of(body, seed=seed)
-        is_unique = request.session is not None or FIELD not in body.fields
-        return prefixes if is_unique else prefixes[:-1]
-
-    def _sent_bytes(self, prefixes: Sequence[MessagePrefix], history: Link, num_bytes: int) -> int:
+    def _sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
         sent, original = self.router.prefixes.longest(prefixes)
-        return max(num_bytes + max(0, sent - original), self.router.prefixes.num_bytes(history))
+        return num_bytes + max(0, sent - original)

@@ -94,8 +94,7 @@ class Router:
         admission.assign(backend, cached_tokens=cached_tokens)
         if (request := admission.request).prefixes:
             num_bytes = round(request.prompt_tokens / request.tokens_per_byte)
-            whole = num_bytes if request.is_prefix_whole else None
-            self.prefixes.remember(backend.name, request.prefixes, num_bytes=whole)
+            self.prefixes.remember(backend.name, request.prefixes, num_bytes=num_bytes)
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""

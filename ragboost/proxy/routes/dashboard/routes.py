@@ -64,7 +64,7 @@ class Dashboard:
             "totals": {
                 **read_totals(samples),
                 "index_nodes": self._state.boosting.tenants.num_nodes,
-                "sessions": len(self._state.boosting.conversations),
+                "history_messages": len(self._state.boosting.history),
                 "waiting": self._state.dispatcher.num_waiting,
             },
             "errors": read_errors(samples),
