@@ -75,12 +75,6 @@ class IndexSettings(Section):
         ge=1,
         description="Nodes kept, a bound on memory; the least recently used are dropped.",
     )
-    max_visits: int = Field(
-        32,
-        ge=1,
-        description="Nodes that one search compares before it only descends. Raise it to find "
-        "longer prefixes, lower it for speed.",
-    )
 
 
 class TokenSettings(Section):
