@@ -27,6 +27,7 @@ from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.content_coding import BodyTooLargeError
 from ragboost.proxy.asgi.errors import invalid_request
 from ragboost.proxy.asgi.request_body import read_text
+from ragboost.proxy.records import PreparedRequest
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (
@@ -41,7 +42,6 @@ from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import user_of
 from ragboost.rewriting.parsed_request import run_bytes
@@ -203,7 +203,7 @@ class SessionTurns(Completions):
             history = read_history(turns, system=session.system)
             make = partial(make_turn, body, history.messages, model=session.model)
             request = await run_bytes(make, len(body) + sum(map(len, history.messages)))
-            upstream = await self._prepare(exchange, admission, request, history)
+            prepared = await self._prepare(exchange, admission, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
             def commit(answers: list[AnswerMessage]) -> None:
@@ -211,16 +211,16 @@ class SessionTurns(Completions):
                     running.end(None)
                     return
                 # The first choice continues the session.
-                answered = SessionTurn.of(request.new, answers[0], upstream.delta)
+                answered = SessionTurn.of(request.new, answers[0], prepared.sent.delta)
                 running.end(self._commit(running, session, turns, answered))
 
             reader = ResponseReader(
-                strips_usage=upstream.is_usage_added,
+                strips_usage=prepared.sent.is_usage_added,
                 on_messages=commit,
                 before_end=running.stored,
-                write_receipt=self._receipt_writer(upstream, admission),
+                write_receipt=self._receipt_writer(prepared, admission),
             )
-            await self._relay(exchange, admission, upstream, reader=reader)
+            await self._relay(exchange, admission, prepared, reader=reader)
 
     async def _prepare(
         self,
@@ -228,7 +228,7 @@ class SessionTurns(Completions):
         admission: Admission,
         request: TurnRequest,
         history: SessionHistory,
-    ) -> UpstreamRequest:
+    ) -> PreparedRequest:
         limit = self._settings.proxy.max_body_bytes
         if len(request.body) > limit:
             raise BodyTooLargeError(

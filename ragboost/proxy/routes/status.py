@@ -94,7 +94,7 @@ class StatusRoutes:
         """Return all metrics in Prometheus' text format."""
         state, metrics = self._state, self._state.metrics
         metrics.index_nodes.set(state.boosting.tenants.num_nodes)
-        metrics.sessions.set(len(state.boosting.conversations))
+        metrics.history_messages.set(len(state.boosting.history))
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.queue_depth.set(state.dispatcher.num_waiting)
         gauges = (metrics.backend_up, metrics.backend_running, metrics.backend_hold_limit)
