@@ -28,10 +28,10 @@ from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.formats import make_formats
 from ragboost.proxy.memory import short_collections
-from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from ragboost.rewriting.history import History
+from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.sent_history import Conversation, Conversations
+from ragboost.rewriting.sent_history import Conversation
 from ragboost.types import Document
 from scripts.processes import exit_on_sigterm
 

@@ -76,7 +76,7 @@ STAGES = {
     ],
     "metrics and recent requests": [
         "proxy.observability.metrics:Metrics.count_request",
-        "proxy.observability.completion_metrics:CompletionMetrics.done",
+        "proxy.observability.metrics:Metrics.done",
         "proxy.observability.metrics:Metrics.observe_wait",
         "proxy.pipeline:BoostPipeline._count",
         "proxy.cache_learning:CacheLearning.done",
