@@ -130,11 +130,6 @@ class OrderingSettings(Section):
         description="Most relevant documents to keep next to the question, the best one last. They "
         "are not reordered for the cache.",
     )
-    move_varying: bool = Field(
-        False,
-        description="Move text that differs in nearly every request, such as a date or a user's "
-        "name, from before the documents to behind them, if it is in the same text.",
-    )
 
 
 class DedupSettings(Section):

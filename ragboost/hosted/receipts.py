@@ -33,7 +33,6 @@ def write_receipt(
     dropped_tokens: int,
     bought_tokens: int,
     cost: PromptCost | None = None,
-    advice: str = "",
     cache_break: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the JSON object that says what one request used and saved.
@@ -45,7 +44,6 @@ def write_receipt(
             index counts them.
         bought_tokens: see `Usage.bought_tokens`.
         cost: with a price for the model.
-        advice: what keeps the prompt from being cached, if that is known.
         cache_break: why it is not the continuation of another.
     """
     fields: dict[str, Any] = {
@@ -67,8 +65,6 @@ def write_receipt(
         fields["cost"] = round(cost.cost, _DIGITS)
         fields["uncached_cost"] = round(cost.uncached, _DIGITS)
         fields["saved_cost"] = round(cost.saved, _DIGITS)
-    if advice:
-        fields["advice"] = advice
     if cache_break is not None:
         fields["cache_break"] = cache_break
     return msgspec.json.encode(fields)

@@ -1,11 +1,10 @@
 """Look at each request: its arm of a hold-out, why it is not the continuation of the one before,
-what varies before its documents, and what these would have found cached in the client's order.
+and what its documents would have found cached in the client's order.
 
 Knows parsed requests and settings. Does not know backends, or how requests are forwarded.
 """
 
 import hashlib
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,11 +17,9 @@ from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.records import Observation
 from ragboost.rewriting.parsed_request import ParsedRequest, run_bytes
 from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.varying_piece import VaryingPiece, VaryingPieces, move_piece
 from ragboost.tokens.chat_template import ChatTemplate
 from ragboost.wires.body import num_instructions
 
-Parse = Callable[[bytes], ParsedRequest]
 _MAX_BYTES = 64 * 1024  # of both requests on the event loop: comparing these takes about 2 ms
 _ALL = 256  # requests of which all orders are compared, so that there are figures from the first on
 _SAMPLED = "0"  # first digit of the keys of sampled documents
@@ -33,7 +30,6 @@ class RequestObserver:
     """Observations of the latest requests of one app, over all teams."""
 
     def __init__(self, settings: Settings, tenants: Tenants, metrics: Metrics) -> None:
-        self._pieces = VaryingPieces(max_messages=settings.session.max_sessions)
         proxy = settings.proxy  # the teams of a file may become more
         num_teams = len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS
         template = ChatTemplate.beside(settings.tokens.tokenizer)
@@ -42,37 +38,21 @@ class RequestObserver:
         self._metrics = metrics
         self._is_recorded = proxy.record is not None
         self._is_shadow = proxy.shadow
-        self._is_moved = settings.ordering.move_varying and not proxy.shadow
         self._num_compared = 0  # requests whose orders were, or might have been
 
-    def varying(self, team: str) -> list[VaryingPiece]:
-        """Return what varies in a team's requests and is not moved, the longest pieces first."""
-        pieces = self._pieces.of_team(team)
-        return [piece for piece in pieces if piece.span is None or not self._is_moved]
-
-    async def observe(
-        self, request: ParsedRequest, parse: Parse, *, is_whole: bool
-    ) -> tuple[ParsedRequest, Observation]:
-        """Learn from a request; return the request to send, and what is seen: its piece that varies
-        is moved if that is wanted and possible.
+    async def observe(self, request: ParsedRequest, *, is_whole: bool) -> Observation:
+        """Learn from a request, and return what is seen.
 
         Args:
-            parse: parses a body as the request's was.
-            is_whole: the client sent the conversation, so that it is compared and may be changed.
+            is_whole: the client sent the conversation, so that it is compared.
         """
         comparison = self._watch.observe(request, kind=request.kind) if is_whole else None
-        cache_break = None
+        cache_break = record = None
         if comparison is not None:
             cache_break = await self._compare(comparison, request.tenant_key.model)
-        piece, record = self._pieces.observe(request), None
         if self._is_recorded:
-            tokens = self._tenants.get(request.tenant_key).tokens
-            record = describe(request, piece, tokens)
-        seen = Observation(cache_break, piece, record)
-        if piece is None or not (is_whole and self._is_moved):
-            return request, seen
-        moved = await self._move(request, piece, parse)
-        return (request, seen) if moved is None else (moved, seen._replace(varying=None))
+            record = describe(request, self._tenants.get(request.tenant_key).tokens)
+        return Observation(cache_break, record)
 
     def compare_orders(self, result: Rewriting, tenant: Tenant, backend: str) -> None:
         """Compare the order of a boosted request with the client's, in models of the same prefix
@@ -104,20 +84,6 @@ class RequestObserver:
             cause, lost = str(cache_break.cause), cache_break.lost_tokens
             self._metrics.count_cache_break(cause, lost_tokens=lost)
         return cache_break
-
-    async def _move(
-        self, request: ParsedRequest, piece: VaryingPiece, parse: Parse
-    ) -> ParsedRequest | None:
-        def work() -> ParsedRequest | None:
-            raw = move_piece(request, piece)
-            return None if raw is None else parse(raw)
-
-        moved, found = await run_bytes(work, len(request.body.raw)), request.found
-        # Other documents: the shape would read the piece as one of them.
-        if not (moved and moved.found and found and moved.found.keys == found.keys):
-            self._pieces.keep_in_place(request)
-            return None
-        return replace(moved, arm=request.arm, is_boost_wanted=request.is_boost_wanted)
 
 
 def with_arm(request: ParsedRequest, *, share: float) -> ParsedRequest:

@@ -23,7 +23,7 @@ from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.encoder import ClientSide, RequestEncoder
 from ragboost.proxy.observability.detection_log import DetectionLog
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.observer import Parse, RequestObserver, with_arm
+from ragboost.proxy.observer import RequestObserver, with_arm
 from ragboost.proxy.priorities import Priorities
 from ragboost.proxy.records import (
     NO_OBSERVATION,
@@ -58,6 +58,7 @@ _OBJECT = b'"ragboost"'
 
 
 Announce = Callable[[ParsedRequest, RawHeaders, Backend], None]
+Parse = Callable[[bytes], ParsedRequest]
 
 
 class BoostPipeline:
@@ -130,7 +131,7 @@ class BoostPipeline:
         parse = partial(self._parse, headers=headers, session=session, team=team, kind=kind)
         read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
         parsed = await run_bytes(read, len(raw), max_bytes=_PARSED_BYTES)
-        parsed, seen = await self._observe(parsed, raw, parse, is_whole=history is None)
+        seen = await self._observe(parsed, raw, is_whole=history is None)
         tenant = None
         if not self._is_plain(parsed, history):
             tenant = self.tenants.get(parsed.tenant_key)
@@ -167,16 +168,14 @@ class BoostPipeline:
             return ParsedRequest.unread(raw, team=team)
         return with_arm(parsed, share=self._share)
 
-    async def _observe(
-        self, parsed: ParsedRequest, raw: bytes, parse: Parse, *, is_whole: bool
-    ) -> tuple[ParsedRequest, Observation]:
+    async def _observe(self, parsed: ParsedRequest, raw: bytes, *, is_whole: bool) -> Observation:
         if parsed.bypass is UNREAD:
-            return parsed, NO_OBSERVATION
-        parsed, seen = await self.observer.observe(parsed, parse, is_whole=is_whole)
+            return NO_OBSERVATION
+        seen = await self.observer.observe(parsed, is_whole=is_whole)
         if self._stable is not None and (found := seen.cache_break) is not None:
             path = self._stable.client_path(found.path, raw)
             seen = seen._replace(cache_break=found._replace(path=path))
-        return parsed, seen
+        return seen
 
     def _known(self, parsed: ParsedRequest, history: Conversation | None) -> Conversation | None:
         """Return what is known of the conversation; None if it has none to look for."""

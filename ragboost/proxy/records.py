@@ -16,7 +16,6 @@ from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
 from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.rewriting.sent_history import HistoryDelta
-from ragboost.rewriting.varying_piece import VaryingPiece
 from ragboost.wires.usage import Usage
 
 
@@ -36,7 +35,6 @@ class Observation(NamedTuple):
     """What was seen of a request beside its documents."""
 
     cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
-    varying: VaryingPiece | None = None  # differs before the documents, and is sent there
     record: RecordedRequest | None = None  # its shape, for `proxy.record`
 
 

@@ -12,13 +12,12 @@ from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError, read_body, read_text
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
-from ragboost.proxy.records import Answer, Observation, PreparedRequest, SentRequest
+from ragboost.proxy.records import Answer, PreparedRequest, SentRequest
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import get_header, request_headers
-from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.wires.usage import Usage
 
 
@@ -143,17 +142,10 @@ class Completions(Passthrough):
                 dropped_tokens=dropped,
                 bought_tokens=sent.bought_tokens,
                 cost=cost_of(prices, parsed.tenant_key.model, usage, dropped_tokens=dropped),
-                advice=self._advice(parsed, seen),
                 cache_break=seen.cache_break.as_json() if seen.cache_break else None,
             )
 
         return write
-
-    def _advice(self, parsed: ParsedRequest, seen: Observation) -> str:
-        if seen.varying is None:
-            return ""
-        tokens_per_byte = self._boosting.tenants.tokens_per_byte(parsed.tenant_key.model)
-        return seen.varying.sentence(tokens_per_byte)
 
     async def _relay(
         self,
