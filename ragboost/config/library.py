@@ -75,12 +75,6 @@ class IndexSettings(Section):
         ge=1,
         description="Nodes kept, a bound on memory; the least recently used are dropped.",
     )
-    max_visits: int = Field(
-        32,
-        ge=1,
-        description="Nodes that one search compares before it only descends. Raise it to find "
-        "longer prefixes, lower it for speed.",
-    )
 
 
 class TokenSettings(Section):
@@ -271,8 +265,7 @@ class SessionSettings(Section):
         256 * 1024 * 1024,
         ge=1024,
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to conversations whose clients resend them, and to chat sessions in memory or in "
-        "Redis.",
+        "to conversations whose clients resend them, and to chat sessions.",
     )
     max_documents: int = Field(
         10_000,

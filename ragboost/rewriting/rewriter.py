@@ -19,7 +19,8 @@ from ragboost.formats.ragboost_object import blank_positions, without_object
 from ragboost.hints import label_documents
 from ragboost.ordering import Order
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, prompt_prefix
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 from ragboost.rewriting.sent_history import (
     Conversation,
     HistoryDelta,

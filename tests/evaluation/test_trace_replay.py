@@ -157,7 +157,7 @@ def test_an_endpoint_that_is_no_address_is_one_sentence(tmp_path: Path) -> None:
     command = ["bench", "trace", str(write(tmp_path, recorded(0.0))), "--endpoint", "nonsense"]
     done = CliRunner().invoke(app, [*command, "--model", "m"])
     assert isinstance(done.exception, ConfigError)
-    assert "--endpoint must begin with http://" in str(done.exception)
+    assert "endpoint must begin with http://" in str(done.exception)
 
 
 def test_a_server_that_refuses_everything_is_one_sentence(tmp_path: Path, unused_port: int) -> None:

@@ -1,20 +1,16 @@
-"""Ask a chat server for one streamed answer, and note its usage and when it began."""
+"""Read one streamed chat completion: its text, its usage and when it began."""
 
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import closing
 from typing import Any, NamedTuple
 
 from ragboost.errors import BackendStatusError
-from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.rewriting.headers import get_header
 from ragboost.wires.usage import Usage, read_usage
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-_CHAT = "/v1/chat/completions"
-_MAX_ERROR = 300
 _MAX_LINE_BYTES = 4 * 1024 * 1024
 
 
@@ -25,31 +21,20 @@ class StreamedAnswer(NamedTuple):
     documents_dropped: int = 0  # that a proxy did not send again
 
 
-async def ask_streamed(client: Backend, body: Mapping[str, Any]) -> StreamedAnswer:
-    """Send a chat completion, which must be `STREAMED`, and read its answer."""
-    started = time.perf_counter()
+async def read_streamed(response: UpstreamResponse, *, started: float) -> StreamedAnswer:
+    """Read the response to a `STREAMED` request that was sent at `started`."""
     ttft_s, usage = 0.0, None
     answer: list[str] = []
-    response = await client.request(
-        "POST",
-        _CHAT,
-        headers=[(b"content-type", b"application/json")],
-        body=json.dumps(body).encode(),
-    )
-    with closing(response):
-        if response.status != 200:
-            text = (await response.read())[:_MAX_ERROR].decode("utf-8", "replace")
-            raise BackendStatusError(f"the server answered {response.status}: {text}")
-        async for event in _events(response):
-            usage = read_usage(event) or usage
-            for text in _texts(event):
-                ttft_s = ttft_s or time.perf_counter() - started
-                answer.append(text)
-    dropped = get_header(response.headers, b"x-ragboost-documents-dropped") or ""
+    async for event in _events(response):
+        usage = read_usage(event) or usage
+        for text in _texts(event):
+            ttft_s = ttft_s or time.perf_counter() - started
+            answer.append(text)
     if usage is None:
         raise BackendStatusError("the stream ended without usage")
-    ttft_s = ttft_s or time.perf_counter() - started
+    dropped = get_header(response.headers, b"x-ragboost-documents-dropped") or ""
     num_dropped = int(dropped) if dropped.isdecimal() and len(dropped) < 10 else 0
+    ttft_s = ttft_s or time.perf_counter() - started
     return StreamedAnswer("".join(answer), usage, ttft_s, num_dropped)
 
 
