@@ -1,7 +1,7 @@
 """Find hints and references in a payload that name nothing, or something else.
 
 Reads the sentences that the documentation quotes: order hints, location hints, references to a
-document's beginning, numbers of documents and tool results.
+document's beginning and tool results.
 """
 
 import re
@@ -19,8 +19,7 @@ _ORDER = re.compile(r"Documents by relevance, most relevant first: (.*)")
 _QUOTED = re.compile(
     r'Please refer to the document that begins with "(.*?)" in the previous conversation\.'
 )
-_NUMBERED = re.compile(r"Cite documents by their numbers: (.*?)\.(?:\n|$)")
-_WORDS = ("Please refer", "by relevance", "Cite documents", "[Doc_")
+_WORDS = ("Please refer", "by relevance", "[Doc_")
 _WHOLE_RESULT = re.compile(r"\[Same as tool result (\d+) above\.\]")
 _PASSAGE = re.compile(
     r'\n\[Same text as in tool result (\d+) above, from "(.*?)" to "(.*?)", (\d+) characters\.\]\n'
@@ -51,11 +50,6 @@ def _check_text(text: str, before: str) -> Iterator[str]:
         here = f"{squeezed} {' '.join(text[: found.start()].split())}"
         if here.count(found[1]) < 1:
             yield f"nothing earlier begins with {found[1]!r}"
-    for listed in _NUMBERED.findall(text):
-        for pair in listed.split(", "):
-            name = pair.partition(" is ")[0].split()[-1].strip("[]:")
-            if text.count(name) < 2:
-                yield f"{name} is numbered, but not there"
     labelled: dict[str, str] = {}
     for head in _HEAD.finditer(text):
         named = head[0] if MARKER.search(head[0]) else head[0] + text[head.end() :].split("\n")[0]
