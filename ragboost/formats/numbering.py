@@ -7,7 +7,7 @@ back with the client's.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,10 @@ _TAG = re.compile(r"<([^\W\d_]{1,40})\b")
 _WORDED = r"[^\W\d_]{1,40}[ \u00a0#:：-]{0,2}"
 _LABEL = rf"^[ \t#*>-]{{0,8}}(?:[\[【(（「]{{1,2}}(?:{_WORDED})?|{_WORDED})\d{{1,6}}[\])】）」:：]"
 _LISTED = re.compile(rf"{_LABEL}(?:.*\n)+?{_LABEL}", re.MULTILINE)
+_EXAMPLE = re.compile(
+    r"\b(?:cit(?:e|es|ed|ing|ation|ations)|e\.g\.|examples?|zitier\w*|citez|citar?)\b|引用|标注|例如",
+    re.IGNORECASE,
+)
 _MAX_QUESTION = 2000  # characters of a user's text in which numbers are replaced
 # Fields that prescribe the form of an answer, or report its tokens.
 _FORMS = ("response_format", "structured_outputs", "text_format", "output_config", "output_format")
@@ -154,8 +158,17 @@ def texts_behind(
         is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
         # A record of another kind may stand behind documents that are JSON.
         if slot.is_user and is_short and not (is_leading and group.is_json):
-            texts += parts
+            texts += [line for part in parts for line in _asking(part)]
     return [*texts, *_answers_behind(body, leading, stop=stop)], stop is not None
+
+
+def _asking(part: TextBehind) -> Iterator[TextBehind]:
+    """Yield the lines that do not say how to cite: numbers in these are examples."""
+    at = part.start
+    for line in part.text.splitlines(keepends=True):
+        if not _EXAMPLE.search(line):
+            yield TextBehind(part.path, line, at)
+        at += len(line)
 
 
 def _answers_behind(body: Mapping[str, Any], slot: Slot, *, stop: Slot | None) -> list[TextBehind]:

@@ -214,6 +214,15 @@ def test_a_question_before_the_documents_that_names_one_keeps_their_order(
     assert backend.bodies[1]["messages"][1] == message
 
 
+def test_an_instruction_behind_the_documents_stays_as_it_is(
+    client: httpx.Client, backend: ScriptedEndpoint
+) -> None:
+    ask(client, asked(ORDERS[0]))
+    ask(client, asked(ORDERS[1], "What does [2] say?\n- Cite as [1][2]."))
+    text = str(backend.bodies[1]["messages"][1]["content"])
+    assert text.endswith("Question: What does [1] say?\n- Cite as [1][2].")
+
+
 def test_arguments_of_tools_and_answers_that_are_no_json_pass(
     client: httpx.Client, model: Model
 ) -> None:
