@@ -31,7 +31,7 @@ _ORDERED = (
 )
 _PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 
-# Imported on demand; see `ragboost.ordering.policy`.
+# Imported on demand; see `ragboost.ordering.request`.
 ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
     {
         "relevance": "ragboost.ordering.request:OrderPolicy",
