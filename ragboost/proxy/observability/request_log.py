@@ -18,7 +18,8 @@ import msgspec
 
 from ragboost.errors import ConfigError
 from ragboost.proxy.records import Answer, Placed, SentRequest
-from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
+from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
 from ragboost.tokens import TokenCounter
 from ragboost.wires.usage import Usage
