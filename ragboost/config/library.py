@@ -90,9 +90,6 @@ class TokenSettings(Section):
         description="Count each document once, in the background, with POST /tokenize of a backend "
         "that reports its prefix cache. Off: lengths are estimates.",
     )
-    max_documents: int = Field(
-        200_000, ge=1, description="Lengths kept per model; the least recently used are dropped."
-    )
 
 
 class OrderingSettings(Section):
