@@ -26,7 +26,8 @@ from ragboost.formats.ragboost_object import (
 from ragboost.jsonl import decode
 from ragboost.retrieval.corpus import Corpus, find_documents
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import NO_DOCUMENTS, Bypass, prompt_prefix
+from ragboost.rewriting.parsed_request import NO_DOCUMENTS, Bypass
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.types import Document, DocumentId, as_documents
 
@@ -62,7 +63,7 @@ class LineParser:
     def __init__(
         self, settings: Settings, *, corpus: Corpus | None = None, reads_records: bool = False
     ) -> None:
-        self._formats = make_formats(settings)
+        self._formats = make_formats(settings, maps_answers=False)
         self._corpus = corpus
         self._reads_records = reads_records
 

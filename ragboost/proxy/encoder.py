@@ -4,7 +4,7 @@ Does not know which documents were sent, nor why.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ragboost.booster.tenants import Tenant
 from ragboost.cache_sync.tracked_request import (
@@ -19,20 +19,13 @@ from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.records import Observation, SentRequest
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.mapped_answer import continued_text
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
+from ragboost.rewriting.headers import request_headers, with_header
 from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.rewriting.tool_results import share_tool_results
 from ragboost.wires.body import is_stored, message_list
-
-
-class ClientSide(NamedTuple):
-    """The client's side of a request, as far as what is sent depends on it."""
-
-    headers: RawHeaders
-    has_stream_options: bool  # of its API: fields beside it may be added
-    is_read: bool  # the proxy reads the response in any case
 
 
 class RequestEncoder:
@@ -56,27 +49,25 @@ class RequestEncoder:
         tenant: Tenant,
         result: Rewriting,
         *,
-        client: ClientSide,
+        is_read: bool,
         seen: Observation,
         tracked: TrackedRequest | None,
         is_hosted: bool,
     ) -> SentRequest:
-        """Encode a rewritten request."""
+        """Encode a rewritten request; `is_read`: the proxy reads the response in any case."""
         context, engine_id = result.context, tracked.engine_id if tracked is not None else None
         new_id = engine_id if engine_id is not None and engine_id.is_generated else None
-        has_options = client.has_stream_options
+        has_options = parsed.has_stream_options
         is_usage_added = has_options and context is not None and self._lacks_usage(parsed)
         body = self._body(
             parsed,
             result,
             tenant,
             new_id if has_options else None,
-            has_options=has_options,
             is_usage_added=is_usage_added,
             is_hosted=is_hosted,
         )
-        is_read = client.is_read or context is not None
-        headers = request_headers(client.headers, is_read=is_read)
+        headers = request_headers(parsed.headers, is_read=is_read or context is not None)
         if new_id is not None:
             headers = with_header(headers, SESSION_HEADER, new_id.name.encode())
         dropped = context.dropped if context is not None else ()
@@ -93,6 +84,8 @@ class RequestEncoder:
             num_documents=result.num_documents or num_left,  # they stay where they are
             num_dropped=result.num_dropped + result.num_blank,
             dropped_tokens=sum(tenant.tokens.count_documents(dropped)) if dropped else 0,
+            citations=result.citations,
+            continued=continued_text(result.fields) if result.citations is not None else "",
         )
 
     def _body(
@@ -102,7 +95,6 @@ class RequestEncoder:
         tenant: Tenant,
         new_id: EngineRequestId | None,
         *,
-        has_options: bool,
         is_usage_added: bool,
         is_hosted: bool,
     ) -> bytes:
@@ -115,7 +107,7 @@ class RequestEncoder:
         if is_usage_added:
             options = fields.get("stream_options") or {}
             fields = {**fields, "stream_options": {**options, "include_usage": True}}
-        if has_options and self._chunk_reuse.is_supported:
+        if request.has_stream_options and self._chunk_reuse.is_supported:
             message = request.found.message if request.found is not None else None
             reuse, team = request.options.get("reuse"), request.tenant_key.team
             fields = add_chunks(fields, context, message=message, reuse=reuse, tenant=team)

@@ -20,7 +20,7 @@ from ragboost.errors import ConfigError, RequestError
 from ragboost.formats import LeftAloneError, make_formats
 from ragboost.formats.ragboost_object import FIELD, GRAPH
 from ragboost.hosted.stable_order import StableOrder
-from ragboost.proxy.encoder import ClientSide, RequestEncoder
+from ragboost.proxy.encoder import RequestEncoder
 from ragboost.proxy.observability.detection_log import DetectionLog
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import RequestObserver, with_arm
@@ -57,7 +57,7 @@ _PARSED_BYTES = 64 * 1024
 _OBJECT = b'"ragboost"'
 
 
-Announce = Callable[[ParsedRequest, RawHeaders, Backend], None]
+Announce = Callable[[ParsedRequest, Backend], None]
 Parse = Callable[[bytes], ParsedRequest]
 
 
@@ -120,7 +120,7 @@ class BoostPipeline:
         """Assign a request to a backend, and boost it or forward its body unchanged.
 
         Args:
-            session: unique name of the conversation; None: the request's, or it is recognised.
+            session: unique name of the conversation; None: the one that the request gives, if any.
             history: what the engine was sent for the earlier messages; not kept here.
             announce: called with a request to boost that has to wait.
 
@@ -128,8 +128,15 @@ class BoostPipeline:
             RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
         """
         started, kind = time.perf_counter(), self._kinds.common
-        parse = partial(self._parse, headers=headers, session=session, team=team, kind=kind)
-        read = partial(self._read, raw, parse, team=team, has_chunks=has_stream_options)
+        parse = partial(
+            self._parse,
+            headers=headers,
+            session=session,
+            team=team,
+            kind=kind,
+            has_stream_options=has_stream_options,
+        )
+        read = partial(self._read, raw, headers, parse, team=team, has_chunks=has_stream_options)
         parsed = await run_bytes(read, len(raw), max_bytes=_PARSED_BYTES)
         seen = await self._observe(parsed, raw, is_whole=history is None)
         tenant = None
@@ -140,21 +147,22 @@ class BoostPipeline:
             parsed,
             tenant=tenant,
             find_leading=partial(self._leading, parsed, history),
-            announce=partial(announce, parsed, headers) if announce is not None else None,
+            announce=partial(announce, parsed) if announce is not None else None,
         )
         is_read = history is not None or self._settings.proxy.receipts
-        client = ClientSide(headers, has_stream_options, is_read)
         if tenant is None:
-            sent = self._as_it_came(parsed, seen, client)
+            sent = self._as_it_came(parsed, seen, is_read=is_read)
         else:
-            work = self._boost(parsed, placed, tenant, history, client=client, seen=seen)
+            work = self._boost(parsed, placed, tenant, history, is_read=is_read, seen=seen)
             # A thread cannot be cancelled: the tenant is locked until it is done, client or not.
             sent = await (asyncio.shield(work) if parsed.is_large else work)
         seconds = time.perf_counter() - started - placed.waited_s
         self._count(parsed, sent, seconds=seconds)
         return PreparedRequest(parsed, placed, sent, seconds)
 
-    def _read(self, raw: bytes, parse: Parse, *, team: str, has_chunks: bool) -> ParsedRequest:
+    def _read(
+        self, raw: bytes, headers: RawHeaders, parse: Parse, *, team: str, has_chunks: bool
+    ) -> ParsedRequest:
         try:
             body = self._priorities.apply(raw, team) if self._priorities is not None else raw
             body = self._stable.apply(body) if self._stable is not None else body
@@ -165,7 +173,7 @@ class BoostPipeline:
         except MalformedBodyError as error:  # the backend reports it
             if _OBJECT in raw:  # which no backend reads: it would answer without the documents
                 raise RequestError(f"a body with a `ragboost` object: {error}") from None
-            return ParsedRequest.unread(raw, team=team)
+            return ParsedRequest.unread(raw, headers, team=team)
         return with_arm(parsed, share=self._share)
 
     async def _observe(self, parsed: ParsedRequest, raw: bytes, *, is_whole: bool) -> Observation:
@@ -202,9 +210,9 @@ class BoostPipeline:
         return not (has_documents or has_history or self._encoder.changes_all)
 
     def _as_it_came(
-        self, parsed: ParsedRequest, seen: Observation, client: ClientSide
+        self, parsed: ParsedRequest, seen: Observation, *, is_read: bool
     ) -> SentRequest:
-        headers = request_headers(client.headers, is_read=client.is_read)
+        headers = request_headers(parsed.headers, is_read=is_read)
         num_documents = parsed.detection.num_documents if parsed.found is None else 0
         return SentRequest(
             parsed.body.raw, headers, bypass=parsed.bypass, seen=seen, num_documents=num_documents
@@ -217,17 +225,17 @@ class BoostPipeline:
         tenant: Tenant,
         history: Conversation | None,
         *,
-        client: ClientSide,
+        is_read: bool,
         seen: Observation,
     ) -> SentRequest:
         """Rewrite and encode a request, and keep what it adds to its conversation."""
         follower = self._sync.followers[placed.backend.name]
         has_id, tracked = bool(follower.streams), None
-        engine_id = EngineRequestId.of(parsed.body.fields, client.headers) if has_id else None
+        engine_id = EngineRequestId.of(parsed.body.fields, parsed.headers) if has_id else None
         if parsed.is_large and parsed.found is not None:  # to know lengths
             await asyncio.to_thread(tenant.tokens.count_documents, parsed.found.documents)
         async with tenant.lock:  # other requests of its model wait: only while its index is used
-            result = await self._rewrite(parsed, placed, tenant, history, client=client)
+            result = await self._rewrite(parsed, placed, tenant, history)
             if (context := result.context) is not None:
                 tracked = TrackedRequest(follower, tenant, context, result, engine_id=engine_id)
         self._metrics.count_blank(result.num_blank)
@@ -236,7 +244,7 @@ class BoostPipeline:
             parsed,
             tenant,
             result,
-            client=client,
+            is_read=is_read,
             seen=seen,
             tracked=tracked,
             is_hosted=not has_id,
@@ -249,13 +257,11 @@ class BoostPipeline:
         placed: Placed,
         tenant: Tenant,
         history: Conversation | None,
-        *,
-        client: ClientSide,
     ) -> Rewriting:
         """Rewrite a request under its tenant's lock, and keep what it adds to its conversation."""
         conversation = self._known(request, history)
         in_thread, ratio = request.is_large, None
-        if client.has_stream_options:
+        if request.has_stream_options:
             ratio = self._chunk_reuse.recompute_ratio(request.options.get("reuse"))
         if self._shadow is not None:
             await self._shadow.run(request, tenant, placed, in_thread=in_thread)

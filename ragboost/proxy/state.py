@@ -12,7 +12,6 @@ from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.cache_learning import CacheLearning
-from ragboost.proxy.observability.completion_metrics import CompletionMetrics
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
@@ -55,7 +54,8 @@ class ProxyState:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        backends, metrics, tenants = Backends.of(settings), Metrics(), Tenants(settings)
+        backends, tenants = Backends.of(settings), Tenants(settings)
+        metrics = Metrics(settings.prices)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
@@ -95,7 +95,7 @@ class ProxyState:
             announcer,
             pipeline,
             recent,
-            [*logs, recent, CompletionMetrics(metrics, settings.prices), learning],
+            [*logs, recent, metrics, learning],
             dispatcher,
             make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
@@ -145,6 +145,4 @@ def _watch_prompts(metrics: Metrics, handler: MessageHandler) -> None:
 def _request_log(settings: ProxySettings, metrics: Metrics) -> RequestLog | None:
     if settings.record is None:
         return None
-    return RequestLog(
-        settings.record, max_bytes=settings.record_max_bytes, count=metrics.count_recorded
-    )
+    return RequestLog(settings.record, count=metrics.count_recorded)

@@ -20,13 +20,8 @@ from ragboost.formats import Format, LeftAloneError, make_formats
 from ragboost.formats.detection import ADVICE
 from ragboost.rewriting.headers import RawHeaders, printable
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
-from ragboost.rewriting.parsed_request import (
-    NO_DOCUMENTS,
-    Bypass,
-    ParsedRequest,
-    parse_request,
-    prompt_prefix,
-)
+from ragboost.rewriting.parsed_request import NO_DOCUMENTS, Bypass, ParsedRequest, parse_request
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_offline_counter, num_bytes
 from ragboost.types import Document

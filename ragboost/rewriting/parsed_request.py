@@ -5,7 +5,7 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -26,21 +26,11 @@ from ragboost.formats import (
 from ragboost.formats.ragboost_object import is_boost_wanted, ragboost_fields
 from ragboost.rewriting.headers import RawHeaders, user_of
 from ragboost.rewriting.json_body import JsonBody, Link, chain_links
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 from ragboost.rewriting.sent_history import Conversation, ResentMessages
 from ragboost.types import Request
-from ragboost.wires.body import (
-    Path,
-    content_of,
-    is_instruction,
-    may_have_cache_mark,
-    num_instructions,
-    question_part,
-)
 from ragboost.wires.normal_form import (
     EngineKind,
-    normal_instructions,
-    normal_message,
-    normal_tool,
 )
 from ragboost.wires.registry import ANY
 
@@ -49,8 +39,6 @@ _MAX_SESSION_NAME = 256
 # Smaller requests stay on the event loop: handing over to a thread costs more than it frees.
 _LARGE_BYTES = 256 * 1024
 _MANY_DOCUMENTS = 1000  # boosting so many takes about 10 ms
-_MAX_NORMAL = 8  # messages that are brought into the form in which the backend reads them
-_MAX_OPENING = 4  # instructions and the first question
 # Where vLLM, LiteLLM and the Responses API name a conversation.
 _OTHER_HEADERS = (b"x-session-id", b"x-litellm-session-id")
 _SESSION_HEADERS = frozenset({SESSION_HEADER, *_OTHER_HEADERS})
@@ -97,6 +85,8 @@ class ParsedRequest:
     body: JsonBody
     tenant_key: TenantKey
     options: Mapping[str, Any]  # the fields of the `ragboost` object, checked; empty without one
+    headers: RawHeaders = ()
+    has_stream_options: bool = True  # its API takes fields that it does not define
     # False: the client asks for its documents in the order given, without hints, or they are held
     # out.
     is_boost_wanted: bool = True
@@ -110,10 +100,10 @@ class ParsedRequest:
     is_followed: bool = False  # its history is looked for, and kept
 
     @classmethod
-    def unread(cls, raw: bytes, *, team: str) -> Self:
+    def unread(cls, raw: bytes, headers: RawHeaders, *, team: str) -> Self:
         """Return a request whose body is no JSON object, which the backend reports."""
         key = TenantKey("", "", team)
-        return cls(JsonBody.unread(raw), key, {}, bypass=UNREAD)
+        return cls(JsonBody.unread(raw), key, {}, headers, bypass=UNREAD)
 
     @cached_property
     def detection(self) -> Detection:
@@ -225,6 +215,7 @@ def parse_request(
     team: str = "",
     learns: bool = True,
     kind: EngineKind = "",
+    has_stream_options: bool = True,
 ) -> ParsedRequest:
     """Parse a completion request.
 
@@ -235,6 +226,7 @@ def parse_request(
         team: of its API key.
         learns: it may teach how documents stand in its tenant's texts.
         kind: of the backends.
+        has_stream_options: its API takes fields that it does not define.
 
     Raises:
         MalformedBodyError: the body is not a JSON object.
@@ -259,6 +251,8 @@ def parse_request(
         body,
         key,
         options,
+        headers,
+        has_stream_options,
         is_boost_wanted=is_boost_wanted(options),
         session=session,
         owner=owner,
@@ -312,88 +306,3 @@ def _is_name(value: Any) -> bool:
 def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     parts = (user, key.cache_salt, key.team, *map(fields.get, _END_USER))
     return hashlib.sha256(repr(parts).encode()).digest()
-
-
-def prompt_prefix(
-    body: JsonBody,
-    shape: Format,
-    found: FoundDocuments,
-    *,
-    first: int | None = None,
-    kind: EngineKind = "",
-) -> str:
-    """Hash what precedes the first document of a payload, as the backend reads it.
-
-    Args:
-        first: index of the earliest message that carries documents, for documents inside messages;
-            None: that of the question.
-        kind: of the backend.
-
-    Returns:
-        16 hex digits; empty if nothing precedes the documents.
-    """
-    if shape.in_place:
-        return _name_of(_before(body, found.path, found.start, kind))
-    if not shape.in_message:
-        return _name_of(_before_messages(body, kind))
-    message = found.message if first is None else first
-    if message is None:
-        return ""
-    path, content = content_of(body.fields, message)
-    return _name_of(_before(body, path, question_part(content), kind))
-
-
-def _before(body: JsonBody, path: Path, start: int, kind: EngineKind) -> list[bytes]:
-    names = ANY.tools if is_instruction(path) else ANY.tools + ANY.instructions
-    parts = _fields(body, names, kind)
-    value: Any = body.fields
-    for depth, step in enumerate(path):
-        if isinstance(step, int) and step:
-            if depth == 1 and path[0] == body.list_name:
-                parts += _digests(body, step, kind)
-            elif depth == 1 and is_instruction(path):
-                parts.append(body.encode_bytes(normal_instructions(value[:step], kind)))
-            else:
-                parts.append(body.encode_bytes(normal_message(value[:step], kind)))
-        value = value[step]
-    if start:
-        parts.append(body.encode_bytes(normal_message(value[:start], kind)))
-    return parts
-
-
-def _before_messages(body: JsonBody, kind: EngineKind) -> list[bytes]:
-    """Return what a chat template may render before the documents: tools and instructions."""
-    parts = _fields(body, (*ANY.tools, *ANY.instructions), kind)
-    parts.append(body.field_bytes("chat_template"))
-    num = num_instructions(body.fields.get(body.list_name) or ())
-    return parts + _digests(body, num, kind)
-
-
-def _fields(body: JsonBody, names: Iterable[str], kind: EngineKind) -> list[bytes]:
-    parts = []
-    for name in names:
-        value, raw = body.fields.get(name), body.field_bytes(name)
-        if value and name in ANY.instructions:
-            raw = body.encode_bytes(normal_instructions(value, kind))
-        elif isinstance(value, list) and may_have_cache_mark(raw):
-            raw = body.encode_bytes([normal_tool(tool, kind) for tool in value])
-        parts.append(raw if value else b"")
-    return parts
-
-
-def _digests(body: JsonBody, num: int, kind: EngineKind) -> list[bytes]:
-    """Return digests of the first messages. A long history is its conversation's own, and nobody
-    else's documents stand behind it: beyond the first messages, the client's bytes will do."""
-    if not num:
-        return []
-    first = body.fields[body.list_name][: min(num, _MAX_NORMAL)]
-    normal = [body.encode_bytes(normal_message(message, kind)) for message in first]
-    digests = [hashlib.sha256(data).digest() for data in normal]
-    return digests + body.message_digests[_MAX_NORMAL:num] if num > _MAX_NORMAL else digests
-
-
-def _name_of(parts: Sequence[bytes]) -> str:
-    if not any(parts):
-        return ""
-    joined = b"".join([b"%d %b" % (len(part), part) for part in parts])
-    return hashlib.sha256(joined).hexdigest()[:16]

@@ -9,7 +9,7 @@ from ragboost.config import Settings
 from ragboost.context import Context
 from ragboost.formats import FoundDocuments, LeftAloneError, find_format, make_formats
 from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import prompt_prefix
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 
 SETTINGS = Settings()
 

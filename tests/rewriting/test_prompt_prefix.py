@@ -10,7 +10,8 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.formats import make_formats
-from ragboost.rewriting.parsed_request import parse_request, prompt_prefix
+from ragboost.rewriting.parsed_request import parse_request
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 from ragboost.wires.normal_form import EngineKind
 from tests.eventually import eventually
 from tests.fakes import FakeEngine

@@ -1,6 +1,6 @@
 """Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -9,15 +9,18 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
+from ragboost.config import PriceSettings
 from ragboost.context import Context
 from ragboost.formats import Detection
-from ragboost.hosted.receipts import PromptCost
+from ragboost.hosted.receipts import PromptCost, cost_of
 from ragboost.index import IndexEntry
 from ragboost.proxy.observability.collectors import (
     NumberCollector,
     Read,
     StreamCollector,
 )
+from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.wires.usage import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -30,7 +33,8 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 class Metrics:
     """The metrics of one app, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, prices: Sequence[PriceSettings] = ()) -> None:
+        self._prices = prices
         self.registry = CollectorRegistry()
         self._counter = partial(Counter, registry=self.registry)
         self._histogram = partial(Histogram, registry=self.registry)
@@ -262,6 +266,24 @@ class Metrics:
             self._models.add(model)
         self._requests.labels(endpoint, model, outcome).inc(1)
         self._duration.labels(endpoint).observe(seconds)
+
+    async def done(
+        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
+    ) -> None:
+        """Count a completion: time, tokens, money, arm."""
+        if answer.ended is None:
+            return
+        usage, ttft_s, dropped, cost = answer.usage, answer.ttft_s, sent.dropped_tokens, None
+        if ttft_s is not None:
+            result = "boosted" if sent.context is not None else "bypassed"
+            self.observe_first_byte(answer.endpoint, result, seconds=ttft_s)
+        if usage is not None:
+            model = parsed.tenant_key.model
+            cost = cost_of(self._prices, model, usage, dropped_tokens=dropped)
+            self.count_cost(dropped, cost)
+            self.count_usage(usage, bought_tokens=usage.bought_tokens(sent.bought_tokens))
+        if parsed.arm is not None and answer.outcome == "ok":
+            self.count_arm(parsed.arm, usage, cost, seconds=ttft_s or 0.0)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
         self._ttft.labels(endpoint, result).observe(seconds)

@@ -18,13 +18,15 @@ import msgspec
 
 from ragboost.errors import ConfigError
 from ragboost.proxy.records import Answer, Placed, SentRequest
-from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
+from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.rewriting.prompt_prefix import prompt_prefix
 from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
 from ragboost.tokens import TokenCounter
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 
+_MAX_BYTES = 100 * 1024 * 1024  # of both files
 _MAX_WAITING_BYTES = 16 * 1024 * 1024
 _STOP_S = 5.0
 _HEX = 16
@@ -68,7 +70,9 @@ class RequestLog:
     lines. A ConfigError is raised if the file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, path: Path, *, count: Callable[[str, int], None], max_bytes: int = _MAX_BYTES
+    ) -> None:
         self._path = path
         self._max_bytes = max_bytes // 2
         self._count = count
@@ -147,7 +151,7 @@ class RequestLog:
 
     def _append(self, line: bytes) -> None:
         if len(line) > self._max_bytes:
-            raise OSError(0, "a line is longer than proxy.record_max_bytes allows")
+            raise OSError(0, "a line is longer than the log may have")
         if self._file < 0:
             self._open()
         if self._size + len(line) > self._max_bytes:

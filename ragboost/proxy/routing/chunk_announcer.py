@@ -17,7 +17,7 @@ from ragboost.hints import label_documents
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import CREDENTIALS, RawHeaders
+from ragboost.rewriting.headers import CREDENTIALS
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, run_bytes
 from ragboost.rewriting.rewriter import Rewriting
 
@@ -39,7 +39,7 @@ class ChunkAnnouncer:
         self._in_flight: Counter[Backend] = Counter()
         self._in_flight_bytes = 0
 
-    def announce(self, request: ParsedRequest, headers: RawHeaders, backend: Backend) -> None:
+    def announce(self, request: ParsedRequest, backend: Backend) -> None:
         """Announce a request that waits for a backend, if that helps; return at once."""
         if request.found is None or not self._probe.loads_ahead(backend):
             return
@@ -52,7 +52,7 @@ class ChunkAnnouncer:
             return
         self._in_flight[backend] += 1
         self._in_flight_bytes += size
-        task = asyncio.create_task(self._send(request, headers, backend))
+        task = asyncio.create_task(self._send(request, backend))
         self._tasks.add(task)
         task.add_done_callback(partial(self._end, backend, size))
 
@@ -70,14 +70,14 @@ class ChunkAnnouncer:
         if not task.cancelled():
             task.result()  # a bug is reported
 
-    async def _send(self, request: ParsedRequest, headers: RawHeaders, backend: Backend) -> None:
+    async def _send(self, request: ParsedRequest, backend: Backend) -> None:
         raw = request.body.raw
         path = next((path for name, path in _PATHS.items() if name in request.body.fields), "")
         try:
             body = await run_bytes(partial(self._body, request), len(raw))
             if body is None or not path:
                 return
-            credentials = [header for header in headers if header[0] in CREDENTIALS]
+            credentials = [header for header in request.headers if header[0] in CREDENTIALS]
             status, _ = await backend.ask(
                 f"/chunk_prefetch{path}", body=body, headers=credentials, timeout_s=_TIMEOUT_S
             )

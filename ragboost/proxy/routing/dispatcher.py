@@ -113,7 +113,7 @@ class Dispatcher:
         prefixes: Sequence[MessagePrefix] = ()
         if self.router.looks_at_caches:
             prefixes = prefixes_of(request.links_behind or request.links, request.body.messages)
-        num_bytes = self._sent_bytes(prefixes, len(request.body.raw))
+        num_bytes = self.router.sent_bytes(prefixes, len(request.body.raw))
         return replace(
             routed,
             prefixes=prefixes,
@@ -140,12 +140,7 @@ class Dispatcher:
         if sent.context is not None:
             admission.expect(sent.context.predicted_cached_tokens)
         if self.router.looks_at_caches:
-            name, prefixes, request = (
-                admission.backend.name,
-                self.router.prefixes,
-                admission.request,
-            )
-            prefixes.remember(name, request.prefixes, num_bytes=len(sent.body))
+            self.router.note_sent(admission, num_bytes=len(sent.body))
 
     def begun(self, admission: Admission, *, is_stream: bool) -> None:
         """Note that a response has begun; the first byte of a stream comes when it is computed."""
@@ -174,7 +169,3 @@ class Dispatcher:
             return False
         admission.move(backend)
         return True
-
-    def _sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
-        sent, original = self.router.prefixes.longest(prefixes)
-        return num_bytes + max(0, sent - original)

@@ -10,9 +10,8 @@ from functools import partial
 import numpy as np
 
 from ragboost.config import RouterSettings
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import Admission, MessagePrefix
 from ragboost.proxy.routing.signals import make_signals
-from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity
 from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
@@ -42,22 +41,20 @@ class Router:
         self, backends: Backends, settings: RouterSettings, *, kept_s: float = 0.0
     ) -> None:
         self.backends = backends
-        self._signals = make_signals(settings)
+        self._signals = make_signals(settings, kept_s=kept_s)
         self._running_tokens = settings.running_tokens
-        affinities = [s for s in self._signals if isinstance(s, PrefixAffinity)]
-        self.prefixes = affinities[0] if affinities else PrefixAffinity(settings)
-        self.prefixes.kept_s = kept_s
         # Bodies have to be examined: there is a choice, and the contents of caches count.
         self.looks_at_caches = backends.width > 1 and any(
             signal.reads_caches for signal in self._signals
         )
-        backends.on_down.append(lambda backend: self.prefixes.forget(backend.name))
+        for signal in self._signals:
+            backends.on_down.append(signal.forget)
+            backends.on_removed.append(signal.remove)
         # By number of the backend, as of the last change of its load.
         self._waiting = np.zeros(backends.width)
         self._running = np.zeros(backends.width)
         self._changed: set[Backend] = set()
         self._choices = np.zeros(backends.width)  # lately, by number of the backend
-        backends.on_removed.append(lambda backend: self.prefixes.remove(backend.name))
         backends.on_change.append(self._read_backends)
         self._read_backends()
 
@@ -92,9 +89,16 @@ class Router:
             if names is self._names:  # no backend came or went meanwhile
                 break
         admission.assign(backend, cached_tokens=cached_tokens)
-        if (request := admission.request).prefixes:
-            num_bytes = round(request.prompt_tokens / request.tokens_per_byte)
-            self.prefixes.remember(backend.name, request.prefixes, num_bytes=num_bytes)
+        request = admission.request
+        self.note_sent(admission, num_bytes=round(request.prompt_tokens / request.tokens_per_byte))
+
+    def note_sent(self, admission: Admission, *, num_bytes: int) -> None:
+        for signal in self._signals:
+            signal.note_sent(admission.request, admission.backend, num_bytes=num_bytes)
+
+    def sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
+        """Estimate how long a request of so many bytes will be as it is sent."""
+        return max([signal.sent_bytes(prefixes, num_bytes) for signal in self._signals])
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -499,6 +500,16 @@ def prefixes_in(raw: bytes) -> tuple[MessagePrefix, ...]:
     return prefixes_of(chain_links(body.message_digests), body.messages)
 
 
+def named(name: str) -> Any:
+    return SimpleNamespace(name=name)
+
+
+def send(
+    prefixes: PrefixAffinity, name: str, sent: Sequence[MessagePrefix], *, num_bytes: int
+) -> None:
+    prefixes.note_sent(RoutingRequest(prefixes=sent), named(name), num_bytes=num_bytes)
+
+
 async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePrefix]) -> int:
     """The bytes of messages that a backend was sent, at one token per byte."""
     request = RoutingRequest(prefixes=seen, tokens_per_byte=1.0)
@@ -509,18 +520,17 @@ async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePre
 async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
     prefixes = PrefixAffinity(RouterSettings(max_prefixes=1))  # of each of two backends
     seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
-    prefixes.remember("b", (), num_bytes=0)
-    prefixes.remember("a", seen, num_bytes=500)
-    assert prefixes.longest(seen) == (500, 80)
-    assert prefixes.longest(seen[:1]) == (40, 40)
+    send(prefixes, "b", (), num_bytes=0)
+    send(prefixes, "a", seen, num_bytes=500)
+    assert prefixes.sent_bytes(seen, 80) == 500
+    assert prefixes.sent_bytes(seen[:1], 40) == 40
     assert await held(prefixes, "a", seen) == 500
     assert await held(prefixes, "b", seen) == 0
     other = prefixes_in(b'{"messages":["%b"]}' % (b"z" * 38))
-    prefixes.remember("a", other, num_bytes=7)
-    assert prefixes.longest(seen[:1]) == (0, 0)
+    send(prefixes, "a", other, num_bytes=7)
     assert await held(prefixes, "a", seen[:1]) == 0
-    prefixes.forget("a")
-    assert prefixes.longest(seen) == (0, 0)
+    prefixes.forget(named("a"))
+    assert prefixes.sent_bytes(seen, 80) == 80
     assert await held(prefixes, "a", seen) == 0
 
 
@@ -528,10 +538,10 @@ async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards
     prefixes = PrefixAffinity(RouterSettings())
     seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
     for backend in "ab":
-        prefixes.remember(backend, seen, num_bytes=80)
-    prefixes.forget("a")
+        send(prefixes, backend, seen, num_bytes=80)
+    prefixes.forget(named("a"))
     assert [await held(prefixes, backend, seen) for backend in "ab"] == [0, 80]
-    prefixes.remember("a", seen[:1], num_bytes=40)
+    send(prefixes, "a", seen[:1], num_bytes=40)
     assert [await held(prefixes, backend, seen) for backend in "ab"] == [40, 80]
 
 
@@ -557,7 +567,8 @@ async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its
     now = 1000.0
     settings = Settings(backends=KEYS, router={"running_tokens": 0})  # type: ignore[arg-type]
     router = Router(Backends.of(settings), settings.router, kept_s=300.0)
-    router.prefixes._clock = lambda: now
+    (affinity,) = [each for each in router._signals if isinstance(each, PrefixAffinity)]
+    affinity._clock = lambda: now
 
     async def place(messages: bytes) -> Backend:
         prefixes = prefixes_in(b'{"messages":%b}' % messages)

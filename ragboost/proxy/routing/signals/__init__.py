@@ -19,9 +19,10 @@ POLICIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def make_signals(settings: RouterSettings) -> list[RoutingSignal]:
+def make_signals(settings: RouterSettings, *, kept_s: float = 0.0) -> list[RoutingSignal]:
     signals = []
     for name in POLICIES[settings.policy]:
         module, _, kind = name.partition(":")
-        signals.append(getattr(import_module(f"{__name__}.{module}"), kind)(settings))
+        signal = getattr(import_module(f"{__name__}.{module}"), kind)
+        signals.append(signal(settings, kept_s=kept_s))
     return signals

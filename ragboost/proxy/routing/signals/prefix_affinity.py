@@ -19,6 +19,7 @@ from ragboost.proxy.routing.signals.signal import (
     RoutingSignal,
     spread,
 )
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.json_body import Link
 
 _KEPT = 10**12  # tokens; more than any queue, less than what is set against a backend that is down
@@ -36,16 +37,20 @@ class _Sent(NamedTuple):
 class PrefixAffinity(RoutingSignal):
     """The prefixes sent to all backends; the least recently used are evicted.
 
-    For `kept_s`, a conversation stays with the backends of its last turn, whatever their load.
+    While its provider keeps a prefix, a conversation stays with the backends of its last turn,
+    whatever their load.
     """
 
     reads_caches = True
-    kept_s = 0.0
 
     def __init__(
-        self, settings: RouterSettings, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: RouterSettings,
+        *,
+        kept_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, kept_s=kept_s)
         self._clock = clock
         self._max_prefixes = settings.max_prefixes
         self._sent = BoundedMap[Link, _Sent](max_entries=self._max_prefixes)
@@ -68,51 +73,41 @@ class PrefixAffinity(RoutingSignal):
         cached = spread(holders, columns)
         whole = self._sent.peek(links[0]) if links else None
         turn = next((sent for sent in found if sent is not whole and self._members(sent)), None)
-        is_kept = turn is not None and 0 < turn.turn_s > self._clock() - self.kept_s
+        is_kept = turn is not None and 0 < turn.turn_s > self._clock() - self._kept_s
         kept = [Holders(_KEPT, self._members(turn))] if turn is not None and is_kept else []
         return CacheReading(cached, cached * 0, spread(kept, columns))
 
-    def longest(self, prefixes: Sequence[MessagePrefix]) -> tuple[int, int]:
-        """Find the longest prefix that a backend was sent: its bytes as sent, and as given."""
+    def sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
+        """Add what the longest prefix that a backend was sent has gained when it was rewritten."""
         for link, original in reversed(prefixes):
-            if num_bytes := self.num_bytes(link):
-                return num_bytes, original
-        return 0, 0
+            sent = self._sent.peek(link)
+            if sent is not None and self._members(sent):
+                return num_bytes + max(0, sent.num_bytes - original)
+        return num_bytes
 
-    def num_bytes(self, link: Link) -> int:
-        """Return the bytes of a prefix as a backend was sent it; 0 for an empty or unknown one."""
-        sent = self._sent.peek(link) if link else None
-        return sent.num_bytes if sent is not None and self._members(sent) else 0
-
-    def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_bytes: int) -> None:
-        """Note that a backend is sent these prefixes.
-
-        They keep the length with which they were sent, where it is known.
-
-        Args:
-            num_bytes: of the last one as it is sent.
-        """
-        bit = 1 << number_of(backend, self._numbers)
+    def note_sent(self, request: RoutingRequest, backend: Backend, *, num_bytes: int) -> None:
+        """Note the prefixes, which keep the length with which they were sent first."""
+        bit = 1 << number_of(backend.name, self._numbers)
         self._sent.max_entries = self._max_prefixes * len(self._numbers)
         self._tick += 1
-        for at, (link, length) in enumerate(prefixes, start=1):
+        for at, (link, length) in enumerate(request.prefixes, start=1):
             sent = self._sent.get(link)
             members = self._members(sent) if sent is not None else 0
-            turn_s, is_last = 0.0, at == len(prefixes)
+            turn_s = 0.0
             if sent is not None and members:
                 length, turn_s = sent.num_bytes, sent.turn_s
-            if is_last:
+            if at == len(request.prefixes):
                 length, turn_s = num_bytes, self._clock()
             self._sent.put(link, _Sent(length, members | bit, self._tick, turn_s))
 
-    def forget(self, backend: str) -> None:
-        number = self._numbers.get(backend)
+    def forget(self, backend: Backend) -> None:
+        number = self._numbers.get(backend.name)
         if number is not None:
             self._forgotten.add(1 << number, self._tick)
 
-    def remove(self, backend: str) -> None:
+    def remove(self, backend: Backend) -> None:
         self.forget(backend)
-        self._numbers.pop(backend, None)
+        self._numbers.pop(backend.name, None)
 
     def _members(self, sent: _Sent) -> int:
         return self._forgotten.live(sent.members, sent.tick)

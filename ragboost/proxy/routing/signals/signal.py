@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ragboost.booster.tenants import number_of
 from ragboost.config import RouterSettings
 from ragboost.index import Holders
-from ragboost.proxy.routing.admission import RoutingRequest
+from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.upstream.backend import Backend
 
 Tokens = npt.NDArray[np.float64]
@@ -35,8 +35,9 @@ class RoutingSignal:
 
     reads_caches = False  # `read` is worth asking, so bodies have to be examined
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, *, kept_s: float = 0.0) -> None:
         self._settings = settings
+        self._kept_s = kept_s  # for which a provider keeps the prefix of a conversation's last turn
         self._names: Sequence[str] | None = None
         self._columns = np.zeros(0, np.int64)
 
@@ -53,6 +54,19 @@ class RoutingSignal:
     def cached_at(self, request: RoutingRequest, backend: Backend, reading: CacheReading) -> int:
         """Return the tokens of a request that the cache of the chosen backend should hold."""
         return int(reading.cached[backend.number])
+
+    def note_sent(self, request: RoutingRequest, backend: Backend, *, num_bytes: int) -> None:
+        """Note that a backend is sent a request of so many bytes."""
+
+    def sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
+        """Estimate how long a request of so many bytes will be as it is sent."""
+        return num_bytes
+
+    def forget(self, backend: Backend) -> None:
+        """Note that a backend's cache is empty."""
+
+    def remove(self, backend: Backend) -> None:
+        """Forget a backend that is none any more."""
 
     def waiting_tokens(self, backend: Backend) -> int:
         """Return the tokens to compute before a new request; they change only with `load`."""
