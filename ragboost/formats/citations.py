@@ -163,7 +163,7 @@ class CitationScanner:
     _fence: str = ""  # that opened a block of code
     _ticks: int = 0  # that opened code inside a line
     _list_end: int = -1  # of the last cited number that others may follow
-    _bracket_end: int = -1  # of the last citation in brackets
+    _bracket_end: int = -1  # of the last numbers in brackets
     _edits: list[NumberEdit] = field(default_factory=list)
 
     def feed(self, piece: str) -> list[NumberEdit]:
@@ -255,12 +255,12 @@ class CitationScanner:
             is_cut = len(behind) <= _LONGEST_SEPARATOR and not is_end
             is_open = is_cut and any(each.startswith(behind) for each in _SEPARATORS)
             return None if is_open else end
+        self._bracket_end = self._base + numbers.end() + 1
         spans = [each.span() for each in _EACH_NUMBER.finditer(buffer, *numbers.span())]
         if not all(buffer[s:e] in self.map.numbers for s, e in spans):
             return end
         for span in spans:
             self._replace(*span)
-        self._bracket_end = self._base + numbers.end() + 1
         return numbers.end()
 
     def _replace(self, start: int, end: int) -> bool:

@@ -28,12 +28,11 @@ from ragboost.formats.notes import may_cite, note
 from ragboost.formats.numbering import (
     Numbering,
     TextBehind,
-    answers_behind,
     asks_for_number,
     form_cites,
     is_answer_fixed,
     numbering_of,
-    outside,
+    texts_behind,
 )
 from ragboost.formats.references import EarlierTexts, stands_alone
 from ragboost.formats.unmarked import UnmarkedDocuments
@@ -105,7 +104,7 @@ class Messages:
             if num_later:
                 raise NothingToDoError(num_later)
             return None
-        layout = self._layout(body, slots, places, leading)._replace(references=references)
+        layout = self._layout(body, slots, scans, places, leading)._replace(references=references)
         if leading is None:
             frame = places[0].group.frame
             return FoundDocuments("", (), None, (), 0, num_repeated, num_later, frame, layout)
@@ -215,6 +214,7 @@ class Messages:
         self,
         body: Mapping[str, Any],
         slots: Sequence[Slot],
+        scans: Sequence[Scan],
         places: Sequence[_Place],
         leading: _Place | None,
     ) -> _Layout:
@@ -225,17 +225,24 @@ class Messages:
         numbering = numbering_of(group)
         if numbering is None or not self._maps_answers:
             return _Layout(leading, {}, cites)
-        later = [p for p in places if p is not leading and p.group.is_numbered]
-        stays = bool(later) or (is_answer_fixed(body) and (cites or form_cites(body)))
+        groups: dict[Path, list[Group]] = defaultdict(list)
+        for place in places:
+            groups[place.slot.path].append(place.group)
+        others = [
+            slot
+            for slot, result in zip(slots, scans, strict=True)
+            if any(g.is_numbered and g is not group for g in groups.get(slot.path, ()))
+            or result.problem
+            or result.numbers
+        ]
+        behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)
+        stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
         before = group.around()[0] if leading.slot.is_user else ""
         numbering = replace(
             numbering,
             stays=stays or asks_for_number(numbering, before),
-            maps_answer=not later,
+            maps_answer=not has_other,
         )
-        behind = _behind(body, slots, places, leading, stop=later[0] if later else None)
-        if group.is_json:  # a record of another kind may stand behind it in its text
-            behind = [text for text in behind if text.path != leading.slot.path]
         return _Layout(leading, {}, cites, numbering, behind)
 
     def _references(
@@ -333,31 +340,6 @@ def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:
         if isinstance(slot.value, str) and slot.is_leading and slot.path != path
     ]
     return any(map(may_cite, (*before, *leading.group.around())))
-
-
-def _behind(
-    body: Mapping[str, Any],
-    slots: Sequence[Slot],
-    places: Sequence[_Place],
-    leading: _Place,
-    *,
-    stop: _Place | None,
-) -> list[TextBehind]:
-    """Return the client's and the model's texts behind a list, up to another list with numbers."""
-    groups: dict[Path, list[Group]] = defaultdict(list)
-    for place in places:
-        groups[place.slot.path].append(place.group)
-    texts, begin, is_behind = list[TextBehind](), leading.group.blocks[-1].end, False
-    for slot in slots:
-        if stop is not None and slot.path == stop.slot.path:
-            break
-        if slot.path == leading.slot.path:
-            is_behind = True
-            inner = [g for g in groups[slot.path] if g.blocks[0].start >= begin]
-            texts += outside(slot, inner, start=begin)
-        elif is_behind and slot.is_user and isinstance(slot.value, str):
-            texts += outside(slot, groups[slot.path])
-    return [*texts, *answers_behind(body, leading.slot, stop=stop.slot if stop else None)]
 
 
 def _renumbered(layout: _Layout, order: Sequence[int]) -> Iterable[tuple[Path, list[Edit]]]:

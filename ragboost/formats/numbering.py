@@ -20,6 +20,10 @@ from ragboost.wires.body import Path, Slot, message_list
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _WORD = re.compile(r"([^\W\d_]{1,40})((?:[ \u00a0_#:：-]|\*\*)*)\Z")
 _TAG = re.compile(r"<([^\W\d_]{1,40})\b")
+# Two lines that begin with a number and a label's marks: a list that was not found.
+_WORDED = r"[^\W\d_]{1,40}[ \u00a0#:：-]{0,2}"
+_LABEL = rf"^[ \t#*>-]{{0,8}}(?:[\[【(（「]{{1,2}}(?:{_WORDED})?|{_WORDED})\d{{1,6}}[\])】）」:：]"
+_LISTED = re.compile(rf"{_LABEL}(?:.*\n)+?{_LABEL}", re.MULTILINE)
 _MAX_QUESTION = 2000  # characters of a user's text in which numbers are replaced
 # Fields that prescribe the form of an answer, or report its tokens.
 _FORMS = ("response_format", "structured_outputs", "text_format", "output_config", "output_format")
@@ -120,7 +124,41 @@ class TextBehind:
         return [Edit(self.start + e.start, self.start + e.end, e.new) for e in found]
 
 
-def answers_behind(body: Mapping[str, Any], slot: Slot, *, stop: Slot | None) -> list[TextBehind]:
+def texts_behind(
+    body: Mapping[str, Any],
+    slots: Sequence[Slot],
+    groups: Mapping[Path, Sequence[Group]],
+    leading: Slot,
+    group: TextGroup,
+    *,
+    others: Sequence[Slot],
+) -> tuple[list[TextBehind], bool]:
+    """Return the client's and the model's texts behind a list, up to another list with numbers, and
+    whether there is another one.
+
+    Args:
+        groups: the lists of each text.
+        leading: the text of the list, which is `group`.
+        others: texts that have lists with numbers, or may have.
+    """
+    texts, stop, end = list[TextBehind](), None, group.blocks[-1].end
+    is_behind = False
+    for slot in slots:
+        is_leading = slot.path == leading.path
+        is_behind = is_behind or is_leading
+        inner = [g for g in groups.get(slot.path, ()) if not is_leading or g.blocks[0].start >= end]
+        parts = _outside(slot, inner, start=end if is_leading else 0) if is_behind else []
+        if slot in others or (is_behind and any(_LISTED.search(part.text) for part in parts)):
+            stop = slot
+            break
+        is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
+        # A record of another kind may stand behind documents that are JSON.
+        if slot.is_user and is_short and not (is_leading and group.is_json):
+            texts += parts
+    return [*texts, *_answers_behind(body, leading, stop=stop)], stop is not None
+
+
+def _answers_behind(body: Mapping[str, Any], slot: Slot, *, stop: Slot | None) -> list[TextBehind]:
     """Return what the model wrote in the messages behind a slot's, up to another one's."""
     field = message_list(body)
     messages = body[field] if field else ()
@@ -138,14 +176,12 @@ def _message(slot: Slot, field: str) -> int:
     return at if isinstance(at, int) else -1
 
 
-def outside(slot: Slot, groups: Sequence[Group], *, start: int = 0) -> list[TextBehind]:
-    """Return the parts of a user's text, from an offset on, that are no documents; none of a long
-    text, which may hold some that were not found."""
+def _outside(slot: Slot, groups: Sequence[Group], *, start: int) -> list[TextBehind]:
+    """Return the parts of a text, from an offset on, that are no documents."""
     text, at, parts = slot.value, start, list[TextBehind]()
-    assert isinstance(text, str), "a list of blocks has no text"
+    if not isinstance(text, str):
+        return []
     for group in groups:
         parts.append(TextBehind(slot.path, text[at : group.blocks[0].start], at))
         at = group.blocks[-1].end
-    parts.append(TextBehind(slot.path, text[at:], at))
-    is_short = sum(len(part.text) for part in parts) <= _MAX_QUESTION
-    return parts if is_short else []
+    return [*parts, TextBehind(slot.path, text[at:], at)]
