@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,10 +50,10 @@ def show_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> No
     """Print a table with a row for each mapping; the first one names the columns."""
     table = Table(title=title)
     for at, name in enumerate(rows[0]):
-        table.add_column(name.replace("_", " "), no_wrap=at == 0)
+        table.add_column(name.replace("_", " "), no_wrap=at == 0, overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()))
-    Console().print(table)
+    _print(table)
 
 
 def show_columns(columns: Mapping[str, Mapping[str, Any]], title: str | None = None) -> None:
@@ -60,4 +61,8 @@ def show_columns(columns: Mapping[str, Mapping[str, Any]], title: str | None = N
     table = Table("", *columns, title=title)
     for name in next(iter(columns.values())):
         table.add_row(name, *(str(column[name]) for column in columns.values()))
-    Console().print(table)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 160).print(table)

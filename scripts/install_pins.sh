@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install pinned packages without their dependencies, and report those that cannot be installed.
+# Install pinned packages without their dependencies, and report those that cannot be installed. Pins
+# with hashes accept these files only.
 #
 # usage: install_pins.sh PYTHON REQUIREMENTS
 #
@@ -18,14 +19,18 @@ if "${pip[@]}" -r "$requirements"; then
     exit 0
 fi
 echo "$requirements: could not install all at once, trying one by one ..." >&2
-mapfile -t pins < <(grep -vE '^[[:space:]]*(#|$)' "$requirements")
+# A pin and its hashes are one line that continues.
+mapfile -t pins < <(sed -e ':more' -e '/\\$/{N;s/\\\n//;b more' -e '}' "$requirements" | grep -vE '^[[:space:]]*(#|$)')
 missing=()
+one=$(mktemp)
+trap 'rm -f "$one"' EXIT
 for pin in "${pins[@]}"; do
+    echo "$pin" > "$one"
     for pause in 2 10 0; do
-        "${pip[@]}" "$pin" && continue 2
+        "${pip[@]}" -r "$one" && continue 2
         sleep "$pause"
     done
-    missing+=("$pin")
+    missing+=("${pin%% *}")
     [ ${#missing[@]} -lt 5 ] || break
 done
 if [ ${#missing[@]} -gt 0 ]; then

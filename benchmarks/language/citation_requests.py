@@ -1,6 +1,6 @@
 """Questions about numbered documents that the product writes in another order, with several notes.
 
-Knows no model. The note of an arm stands where the product writes its own.
+Knows no model. The product writes no note: it maps the numbers in the answer.
 """
 
 import random
@@ -40,35 +40,15 @@ class Writing(NamedTuple):
 
     note: Callable[[Sequence[int]], str]
     label: Callable[[int, Sequence[int]], str] | None = None  # of a place; None: its number
-    is_behind: bool = False  # the note stands behind the question
 
 
-def _pairs(order: Sequence[int], pair: str) -> str:
-    return ", ".join(pair.format(at + 1, i + 1, "ABCDEFGH"[at]) for at, i in enumerate(order))
+def _noted(order: Sequence[int]) -> str:
+    pairs = ", ".join(f"{at} is {i + 1}" for at, i in enumerate(order, 1))
+    return f"Cite documents by their numbers: {pairs}."
 
 
-def _joined(begin: str, pair: str) -> Callable[[Sequence[int]], str]:
-    return lambda order: f"{begin} {_pairs(order, pair)}."
-
-
-def _letter(at: int, order: Sequence[int]) -> str:
-    return "ABCDEFGH"[at]
-
-
-_BY, _ORIGINAL = "Cite documents by their numbers:", "Cite the original numbers:"
 WRITINGS: Mapping[str, Writing] = {
-    "no note": Writing(lambda order: ""),
-    "original, 1 is 3": Writing(_joined(_ORIGINAL, "{0} is {1}")),
-    "[1] is [3]": Writing(_joined(_ORIGINAL, "[{0}] is [{1}]")),
-    "1 -> 3": Writing(_joined(_ORIGINAL, "{0} -> {1}")),
-    "cite 1 as 3": Writing(_joined("Cite document", "{0} as {1}")),
-    "sequence": Writing(_joined("Original numbers of the documents, in the order shown:", "{1}")),
-    "cite in sequence": Writing(_joined("Cite these documents, in the order shown, as", "{1}")),
-    "1 is 3 behind": Writing(_joined(_BY, "{0} is {1}"), is_behind=True),
-    "cite 1 as 3 behind": Writing(_joined("Cite document", "{0} as {1}"), is_behind=True),
-    "letters, A is 3": Writing(_joined(_BY, "{2} is {1}"), _letter),
-    "letters, cite A as 3": Writing(_joined("Cite document", "{2} as {1}"), _letter),
-    "letters, no note": Writing(lambda order: "", _letter),
+    "note, 1 is 3": Writing(_noted),
     "client's numbers": Writing(lambda order: "", lambda at, order: str(order[at] + 1)),
 }
 
@@ -122,13 +102,10 @@ def _body(question: str, documents: Sequence[Document]) -> Body:
 
 
 def _written(body: Body, writing: Writing, order: Sequence[int]) -> Body:
-    """Replace the labels and the note of the product's request."""
+    """Replace the labels of the product's request, and add a note."""
     system, user = body["messages"]
-    documents, _, behind = user["content"].partition(_END)
-    note, _, question = behind.rpartition(_QUESTION)
-    assert note.strip(), f"no note of the product in {user['content']!r}"
+    documents, _, question = user["content"].partition(_END)
     if (label := writing.label) is not None:
         documents = _LABEL.sub(lambda m: f"Document {label(int(m[1]) - 1, order)}: ", documents)
-    new = "".join(f"\n\n{text}" for text in [writing.note(order)] if text)
-    behind = f"{_QUESTION}{question}{new}" if writing.is_behind else f"{new}{_QUESTION}{question}"
-    return {"messages": [system, {**user, "content": documents + _END + behind}]}
+    note = "".join(f"\n\n{text}" for text in [writing.note(order)] if text)
+    return {"messages": [system, {**user, "content": f"{documents}{_END}{note}{question}"}]}

@@ -7,10 +7,11 @@
 A question about an invented sentence in one of four real documents, `Document 1: ...`, each of
 which the product writes at another place than the client's. The model is asked to answer and to
 cite the document, behind the answer; where it does not, it goes on from `(Document`. Arms: the
-client's order, the product's request, with other notes in place of its own, without one, and as
-another checkout writes it. The same questions in all arms; wordings are chosen on development
-questions and reported on test questions, of other seeds. Served by `ragboost engine`,
-greedy; replies are kept in --parts.
+client's order, the product's request, with a note or the client's numbers, and as another checkout
+writes it. The number that the model sees is mapped back to the client's in the product's arm, as
+the proxy does it in an answer, and in no other. The same questions in all arms; wordings are chosen
+on development questions and reported on test questions, of other seeds. Served by
+`ragboost engine`, greedy; replies are kept in --parts.
 """
 
 import json
@@ -138,7 +139,9 @@ def make_row(
     count: CountTokens,
 ) -> dict[str, Any]:
     """Return the scores of an arm with intervals, and its differences to the client's order."""
-    right = {name: _right(cases, found) for name, found in replies.items()}
+    right = {
+        name: _right(cases, found, is_mapped=name == PRODUCT) for name, found in replies.items()
+    }
     groups = list(range(len(cases)))
     at_place = [r.cited == str(c.place) for c, r in zip(cases, replies[arm], strict=True)]
     row: dict[str, Any] = {"arm": arm}
@@ -157,11 +160,16 @@ def make_row(
 
 
 def _right(
-    cases: Sequence[CitationCase], replies: Sequence[Reply]
+    cases: Sequence[CitationCase], replies: Sequence[Reply], *, is_mapped: bool
 ) -> tuple[list[float], list[float]]:
-    """Return which replies cite the client's number, and which answer right."""
+    """Return which replies cite the client's number, and which answer right.
+
+    Args:
+        is_mapped: the proxy maps the place that is cited to the client's number.
+    """
     pairs = list(zip(cases, replies, strict=True))
-    cited = [float(reply.cited == str(case.number)) for case, reply in pairs]
+    numbers = [case.place if is_mapped else case.number for case in cases]
+    cited = [float(reply.cited == str(n)) for n, reply in zip(numbers, replies, strict=True)]
     return cited, [contains(reply.answer, case.answers) for case, reply in pairs]
 
 

@@ -63,7 +63,7 @@ class LineParser:
     def __init__(
         self, settings: Settings, *, corpus: Corpus | None = None, reads_records: bool = False
     ) -> None:
-        self._formats = make_formats(settings)
+        self._formats = make_formats(settings, maps_answers=False)
         self._corpus = corpus
         self._reads_records = reads_records
 

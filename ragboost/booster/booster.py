@@ -74,7 +74,6 @@ class Booster(StoredConversations, UsageReports):
         self.index = ContextIndex(
             capacity_tokens=self.settings.index.capacity_tokens,
             max_nodes=self.settings.index.max_nodes,
-            max_visits=self.settings.index.max_visits,
             seat=seat,
         )
         self._policy = make_order_policy(self.settings.ordering) if policy is None else policy

@@ -87,7 +87,7 @@ class Tenant:
         self.numbers = {} if numbers is None else numbers  # of the backends' bits, by name
         self._directory: PrefixDirectory | None = None
         if numbers is not None:
-            self._directory = PrefixDirectory(max_visits=settings.index.max_visits)
+            self._directory = PrefixDirectory()
         self._policy = make_order_policy(settings.ordering)
         self._boosters: dict[str, Booster] = {}
         self._forgotten: list[Booster] = []  # not yet out of the directory

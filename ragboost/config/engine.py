@@ -23,12 +23,6 @@ class EngineSettings(Section):
         65_536, ge=16, description="Size of the prefix cache, in tokens of KV."
     )
     block_size: int = Field(16, ge=1, description="Tokens per block of the prefix cache.")
-    eviction: Literal["lru", "lacr", "next-use"] = Field(
-        "next-use",
-        description="Eviction policy of the prefix cache: lru by last use, lacr and "
-        "next-use also by what waiting requests will use. next-use equals lru while no "
-        "request waits.",
-    )
     served_model_name: str | None = Field(
         None,
         description="Name of the model in the API; None: that on the hub, or of the directory.",
@@ -36,7 +30,6 @@ class EngineSettings(Section):
     builtin_size: Literal["small", "tiny"] = Field(
         "small", description="Size of the built-in model; tiny is for tests."
     )
-    seed: int = Field(0, ge=0, description="Seed of the built-in model's weights.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
         description="Device to compute on; auto: a GPU if there is one and `model` is set, else "
@@ -51,9 +44,6 @@ class EngineSettings(Section):
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output, in tokens; None: the model's limit."
     )
-    default_max_tokens: int = Field(
-        256, ge=1, description="Tokens to generate for chat requests that set no limit."
-    )
     max_running: int = Field(16, ge=1, description="Requests computed in one batch.")
     max_running_tokens: int = Field(
         131_072,
@@ -66,9 +56,6 @@ class EngineSettings(Section):
     )
     max_step_tokens: int = Field(
         512, ge=1, description="Tokens computed in one step; longer prompts take several steps."
-    )
-    max_body_bytes: int = Field(
-        32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )
     chunks: dict[str, Any] = Field(
         {},

@@ -75,12 +75,6 @@ class IndexSettings(Section):
         ge=1,
         description="Nodes kept, a bound on memory; the least recently used are dropped.",
     )
-    max_visits: int = Field(
-        32,
-        ge=1,
-        description="Nodes that one search compares before it only descends. Raise it to find "
-        "longer prefixes, lower it for speed.",
-    )
 
 
 class TokenSettings(Section):
@@ -238,8 +232,8 @@ class FormatSettings(Section):
     numbers: Literal["map", "keep"] = Field(
         "map",
         description="Documents numbered by position, such as Document 1. map: numbers stay at "
-        "their places, and a note says which original number each place has if the model may cite "
-        "them; keep: do not reorder these documents.",
+        "their places, and the proxy writes the client's numbers into the citations of the answer; "
+        "keep: do not reorder these documents.",
     )
     max_documents: int = Field(
         10_000,

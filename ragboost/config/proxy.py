@@ -206,7 +206,6 @@ class WaitingRoomSettings(Section):
         description="adaptive: longest wait; then a request is sent, however busy the backend is, "
         "as soon as max_concurrency allows it.",
     )
-    max_batch: int = Field(32, ge=1, description="adaptive: requests planned together.")
     max_waiting: int = Field(
         1024,
         ge=1,
@@ -325,11 +324,6 @@ class ProxySettings(Section):
         None,
         description="File for a line of JSON per completion with hashed ids and token lengths, no "
         "text, for `simulate`, `doctor --log` and `bench trace`. None: off.",
-    )
-    record_max_bytes: int = Field(
-        100 * 1024 * 1024,
-        ge=64 * 1024,
-        description="Bytes of `record` with the file before it, which has the suffix .1.",
     )
     access_log: bool = Field(False, description="Log one line of JSON per request.")
     tracing: bool = Field(

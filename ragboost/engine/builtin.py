@@ -42,7 +42,7 @@ _SIZES = {
 _VOCAB_SIZE = 4096
 
 
-def build_model(size: str, *, seed: int) -> Any:
+def build_model(size: str, *, seed: int = 0) -> Any:
     """Return the built-in model in fp32: `small` (3.9 M parameters), or `tiny` for tests."""
     shape = _SIZES[size]
     config = LlamaConfig(

@@ -13,7 +13,7 @@ from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.eviction.next_use import NextUse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import check_model, find_model, model_name
@@ -54,7 +54,7 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     if settings.model is None:
-        model: Any = builtin.build_model(settings.builtin_size, seed=settings.seed)
+        model: Any = builtin.build_model(settings.builtin_size)
         tokenizer: Any = builtin.build_tokenizer()
         name = f"ragboost-{settings.builtin_size}"
     else:
@@ -104,7 +104,7 @@ def make_engine(
         loaded.runner.layout,
         capacity_tokens=settings.capacity_tokens,
         block_size=settings.block_size,
-        policy=make_eviction_policy(settings.eviction),
+        policy=NextUse(),
     )
     scheduler = Scheduler(
         loaded.runner,

@@ -35,13 +35,17 @@ __all__ = [
 ]
 
 
-def make_formats(settings: Settings, *, learns: bool = False) -> tuple[Format, ...]:
+def make_formats(
+    settings: Settings, *, learns: bool = False, maps_answers: bool = True
+) -> tuple[Format, ...]:
     """Return the known shapes in the order in which they are tried; the first match wins.
 
     Documents that the caller names explicitly come before documents found in texts.
 
     Args:
         learns: from traffic, where documents end that their text does not delimit.
+        maps_answers: the caller maps the citations of numbered documents in the answers; else
+            documents whose numbers may be cited stay in the client's order.
     """
     hints, limit = settings.hints, settings.formats.max_documents
     pool = DocumentPool()
@@ -50,5 +54,10 @@ def make_formats(settings: Settings, *, learns: bool = False) -> tuple[Format, .
         RagboostObject(max_documents=limit, pool=pool),
         DocumentsField(hints, max_documents=limit),
         DocumentsField(hints, max_documents=limit, parent="chat_template_kwargs"),
-        Messages(settings, pool=pool, unmarked=UnmarkedDocuments(settings, evidence=evidence)),
+        Messages(
+            settings,
+            pool=pool,
+            unmarked=UnmarkedDocuments(settings, evidence=evidence),
+            maps_answers=maps_answers,
+        ),
     )

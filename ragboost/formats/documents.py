@@ -3,6 +3,7 @@
 Knows decoded JSON. Does not know bytes, HTTP or any shape.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
 from ragboost.errors import RagBoostError
+from ragboost.formats.numbering import Numbering
 from ragboost.types import KEY_OF, Document, DocumentLike, as_documents, is_blank
 from ragboost.wires.body import Path
 
@@ -73,6 +75,7 @@ class FoundDocuments:
     frame: str = ""  # how they stand in a text
     layout: object = None  # state that the shape keeps from `extract` for `replace`
     blank: tuple[int, ...] = ()  # positions of those without text, which are left out
+    numbering: Numbering | None = None  # of a list whose numbers are mapped
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -82,6 +85,18 @@ class FoundDocuments:
     def seed(self) -> bytes:
         """Identifies documents above the messages, for the links of a conversation's history."""
         return "\n".join(self.keys).encode()
+
+
+def order_of(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:
+    """Return the position among `documents` of each one sent; of equal ones the first."""
+    keys = list(map(KEY_OF, documents))
+    places = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
+    if len(sent) <= len(places):
+        return list(map(places.__getitem__, map(KEY_OF, sent)))
+    copies: dict[str, list[int]] = defaultdict(list)
+    for i in range(len(documents) - 1, -1, -1):
+        copies[documents[i].key].append(i)
+    return [copies[document.key].pop() for document in sent]
 
 
 class Format(Protocol):

@@ -7,6 +7,7 @@ or list.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ragboost.bounded_map import Generations
@@ -19,13 +20,22 @@ from ragboost.formats.documents import (
     NothingToDoError,
     TooManyDocumentsError,
     UnknownShapeError,
+    order_of,
 )
 from ragboost.formats.frames import Scan, scan
 from ragboost.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
 from ragboost.formats.notes import may_cite, note
+from ragboost.formats.numbering import (
+    Numbering,
+    TextBehind,
+    asks_for_number,
+    form_cites,
+    is_answer_fixed,
+    numbering_of,
+    texts_behind,
+)
 from ragboost.formats.references import EarlierTexts, stands_alone
 from ragboost.formats.unmarked import UnmarkedDocuments
-from ragboost.types import KEY_OF, Document
 from ragboost.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
 
 _MAX_PLAIN = 16_384  # texts without documents that are remembered, and as many older ones
@@ -41,6 +51,8 @@ class _Layout(NamedTuple):
     leading: _Place | None  # the list to order
     references: Mapping[Path, Sequence[Edit]]  # edits of the other lists
     cites: bool = False  # the client's text lets the model cite the documents' numbers
+    numbering: Numbering | None = None  # of the list to order
+    behind: Sequence[TextBehind] = ()  # what may cite these numbers
 
 
 class Messages:
@@ -52,13 +64,19 @@ class Messages:
     is_ours = False
 
     def __init__(
-        self, settings: Settings, *, pool: DocumentPool, unmarked: UnmarkedDocuments
+        self,
+        settings: Settings,
+        *,
+        pool: DocumentPool,
+        unmarked: UnmarkedDocuments,
+        maps_answers: bool = True,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._unmarked = unmarked
         self._has_references = settings.dedup.enabled and settings.hints.location
         self._moves_numbered = settings.formats.numbers == "map"
+        self._maps_answers = maps_answers
         # What texts without documents hold, by hash: those of a history that is resent are searched
         # once.
         self._plain: Generations[int, Scan] = Generations()
@@ -73,7 +91,7 @@ class Messages:
         num = sum(len(place.group.blocks) for place in places)
         if num > self._settings.formats.max_documents:
             raise TooManyDocumentsError(num, self._settings.formats.max_documents)
-        leading = self._choose(places)
+        leading = self._choose(slots, places)
         if leading is None and (
             found := self._unmarked.cut(body, slots, scans, tenant=tenant, learns=learns)
         ):
@@ -86,7 +104,7 @@ class Messages:
             if num_later:
                 raise NothingToDoError(num_later)
             return None
-        layout = _Layout(leading, references, _cites(slots, leading))
+        layout = self._layout(body, slots, scans, places, leading)._replace(references=references)
         if leading is None:
             frame = places[0].group.frame
             return FoundDocuments("", (), None, (), 0, num_repeated, num_later, frame, layout)
@@ -101,6 +119,7 @@ class Messages:
             num_later=num_later,
             frame=group.frame,
             layout=layout,
+            numbering=layout.numbering,
         )
 
     def replace(
@@ -110,8 +129,12 @@ class Messages:
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
         edits: dict[Path, list[Edit]] = {path: list(e) for path, e in layout.references.items()}
         if layout.leading is not None:
-            path = layout.leading.slot.path
-            edits.setdefault(path, []).extend(self._ordered(layout, found, context))
+            order = order_of(found.documents, context.documents)
+            if order != list(range(len(layout.leading.group.blocks))):
+                path = layout.leading.slot.path
+                edits.setdefault(path, []).extend(self._ordered(layout, order, context))
+                for path, renumbered in _renumbered(layout, order):
+                    edits.setdefault(path, []).extend(renumbered)
         new, copies = dict(body), dict[int, Any]()
         # Deepest paths first: a list's own edits move its elements.
         for path in sorted(edits, key=len, reverse=True):
@@ -123,7 +146,7 @@ class Messages:
     def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
         layout = found.layout
         assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
-        order = _order(found.documents, context.documents)
+        order = order_of(found.documents, context.documents)
         if order == list(range(len(found.documents))):
             return ""
         return self._note(layout, order, context)
@@ -177,14 +200,50 @@ class Messages:
                 self._plain.turn()
         return result
 
-    def _choose(self, places: Sequence[_Place]) -> _Place | None:
+    def _choose(self, slots: Sequence[Slot], places: Sequence[_Place]) -> _Place | None:
         """Choose the list to order: of several in front, the one with most text."""
-        free = [
-            place
-            for place in places
-            if place.slot.is_leading and (self._moves_numbered or not place.group.is_numbered)
-        ]
+        free = [p for p in places if p.slot.is_leading and self._may_move(slots, p)]
         return max(free, key=_size, default=None)
+
+    def _may_move(self, slots: Sequence[Slot], place: _Place) -> bool:
+        if not place.group.is_numbered:
+            return True
+        return self._moves_numbered and (self._maps_answers or not _cites(slots, place))
+
+    def _layout(
+        self,
+        body: Mapping[str, Any],
+        slots: Sequence[Slot],
+        scans: Sequence[Scan],
+        places: Sequence[_Place],
+        leading: _Place | None,
+    ) -> _Layout:
+        group = leading.group if leading is not None else None
+        if leading is None or not isinstance(group, TextGroup) or not group.is_numbered:
+            return _Layout(leading, {})
+        cites = _cites(slots, leading)
+        numbering = numbering_of(group)
+        if numbering is None or not self._maps_answers:
+            return _Layout(leading, {}, cites)
+        groups: dict[Path, list[Group]] = defaultdict(list)
+        for place in places:
+            groups[place.slot.path].append(place.group)
+        others = [
+            slot
+            for slot, result in zip(slots, scans, strict=True)
+            if any(g.is_numbered and g is not group for g in groups.get(slot.path, ()))
+            or result.problem
+            or result.numbers
+        ]
+        behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)
+        stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
+        before = group.around()[0] if leading.slot.is_user else ""
+        numbering = replace(
+            numbering,
+            stays=stays or asks_for_number(numbering, before),
+            maps_answer=not has_other,
+        )
+        return _Layout(leading, {}, cites, numbering, behind)
 
     def _references(
         self, leading: _Place | None, places: Sequence[_Place]
@@ -206,12 +265,9 @@ class Messages:
                 earlier.add(place.group)
         return dict(edits), num
 
-    def _ordered(self, layout: _Layout, found: FoundDocuments, context: Context) -> list[Edit]:
+    def _ordered(self, layout: _Layout, order: Sequence[int], context: Context) -> list[Edit]:
         assert layout.leading is not None, "a request without leading documents"
         group = layout.leading.group
-        order = _order(found.documents, context.documents)
-        if order == list(range(len(group.blocks))):
-            return []
         edits = [group.reordered(order)]
         if hint := self._note(layout, order, context):
             after = self._settings.hints.position == "after_question"
@@ -286,16 +342,13 @@ def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:
     return any(map(may_cite, (*before, *leading.group.around())))
 
 
-def _order(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:
-    """Return the position among `documents` of each one sent; of equal ones the first."""
-    keys = list(map(KEY_OF, documents))
-    places = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
-    if len(sent) <= len(places):
-        return list(map(places.__getitem__, map(KEY_OF, sent)))
-    copies: dict[str, list[int]] = defaultdict(list)
-    for i in range(len(documents) - 1, -1, -1):
-        copies[documents[i].key].append(i)
-    return [copies[document.key].pop() for document in sent]
+def _renumbered(layout: _Layout, order: Sequence[int]) -> Iterable[tuple[Path, list[Edit]]]:
+    """Yield the edits that write the places' numbers into what stands behind the list."""
+    if layout.numbering is not None:
+        citations = layout.numbering.places(order)
+        for text in layout.behind:
+            if edits := text.edits(citations):
+                yield text.path, edits
 
 
 def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:

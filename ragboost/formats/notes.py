@@ -1,7 +1,7 @@
-"""The note behind documents that were moved: whose number is whose, or their order by relevance.
+"""The note behind documents that were moved: their order by relevance.
 
 A note costs at most eight tokens a document from four documents on: longer names are replaced by
-places.
+places. Numbers that the model may cite get none: they are mapped in the answer.
 """
 
 import re
@@ -38,11 +38,7 @@ def note(group: Group, order: Sequence[int], *, cites: bool, template: str | Non
         cites: the model may cite the client's numbers.
         template: of the order hint; None without one.
     """
-    if cites and isinstance(group, TextGroup) and group.is_numbered:
-        number = group.number
-        pairs = [f"{number(at)} is {number(i)}" for at, i in enumerate(order)]
-        return f"Cite documents by their numbers: {', '.join(pairs)}."
-    if template is None:
+    if template is None or (cites and group.is_numbered):
         return ""
     by_relevance = sorted(range(len(order)), key=order.__getitem__)
     hint = order_hint(_labels(group, order), by_relevance, template=template)

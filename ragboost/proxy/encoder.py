@@ -19,6 +19,7 @@ from ragboost.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.records import Observation, SentRequest
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.proxy.upstream.mapped_answer import continued_text
 from ragboost.rewriting.chunk_positions import add_chunks
 from ragboost.rewriting.headers import request_headers, with_header
 from ragboost.rewriting.parsed_request import ParsedRequest
@@ -83,6 +84,8 @@ class RequestEncoder:
             num_documents=result.num_documents or num_left,  # they stay where they are
             num_dropped=result.num_dropped + result.num_blank,
             dropped_tokens=sum(tenant.tokens.count_documents(dropped)) if dropped else 0,
+            citations=result.citations,
+            continued=continued_text(result.fields) if result.citations is not None else "",
         )
 
     def _body(

@@ -9,9 +9,11 @@ from typing import NamedTuple, Protocol
 
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.context import Context
+from ragboost.formats.citations import CitationMap
 from ragboost.hosted.lint.live import CacheBreak
 from ragboost.ordering import Order
 from ragboost.proxy.upstream.backend import Backend
+from ragboost.proxy.upstream.mapped_answer import AnswerMapper
 from ragboost.rewriting.headers import RawHeaders
 from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
 from ragboost.rewriting.recorded_request import RecordedRequest
@@ -57,10 +59,18 @@ class SentRequest:
     num_documents: int = 0  # in this turn's part of the payload
     num_dropped: int = 0  # given, and not there
     dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
+    citations: CitationMap | None = None  # of the answer; None: it stays as it is
+    continued: str = ""  # the text that the answer continues, if it is mapped
 
     @property
     def bought_tokens(self) -> int:
         return self.context.bought_tokens if self.context is not None else 0
+
+    def mapper(self) -> AnswerMapper | None:
+        """Return what maps the citations of one answer."""
+        if self.citations is None:
+            return None
+        return AnswerMapper(self.citations, continued=self.continued)
 
 
 class PreparedRequest(NamedTuple):

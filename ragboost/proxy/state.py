@@ -145,6 +145,4 @@ def _watch_prompts(metrics: Metrics, handler: MessageHandler) -> None:
 def _request_log(settings: ProxySettings, metrics: Metrics) -> RequestLog | None:
     if settings.record is None:
         return None
-    return RequestLog(
-        settings.record, max_bytes=settings.record_max_bytes, count=metrics.count_recorded
-    )
+    return RequestLog(settings.record, count=metrics.count_recorded)

@@ -13,6 +13,8 @@ from ragboost.booster import Booster, CarriedDocuments, SessionState, Turn
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.formats import Format, FoundDocuments
+from ragboost.formats.citations import CitationMap
+from ragboost.formats.documents import order_of
 from ragboost.formats.ragboost_object import blank_positions, without_object
 from ragboost.hints import label_documents
 from ragboost.ordering import Order
@@ -51,6 +53,7 @@ class Rewriting:
         # request's result is sent again.
         self.bypass: Bypass | None = None
         self.delta = HistoryDelta()  # what the request adds to its conversation
+        self.citations: CitationMap | None = None  # of the answer; None: it stays as it is
         self.prompt_prefix = ""  # hash of the text before the documents
         self.bytes_before = 0  # of the messages before the documents
         self.bytes_after = 0  # of the messages after the one that holds the documents
@@ -214,6 +217,8 @@ class Rewriting:
             self._keep_references(history)
             return
         self.prompt_prefix = prompt_prefix(body, self._shape, found, kind=self._request.kind)
+        if stays := own is None and (numbers := found.numbering) is not None and numbers.stays:
+            own = SentMessage(b"", found.keys, found.keys)
         outcome = self._keep_or_boost(own)
         if isinstance(outcome, Bypass):
             self._keep_history(outcome, history)
@@ -223,6 +228,9 @@ class Rewriting:
         self._keep_references(history)
         before, after = _bytes_around(body, found)
         self._count(outcome, before=before, after=after)
+        self.bypass = Bypass("numbered_documents") if stays else None
+        if (numbers := found.numbering) is not None:
+            self.citations = numbers.answer_map(order_of(found.documents, outcome.documents))
 
     def _keep_history(self, bypass: Bypass, history: ResentMessages) -> None:
         """Leave the last message as it came, and send those before it as before."""

@@ -59,7 +59,7 @@ class DatabaseFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reserve = path.with_name(path.name + "-reserve")
+        self._reserve = path.with_name(path.name + "-ragboost-reserve")
         self._identity: tuple[int, int] | None = None
 
     def open(self, *, timeout_s: float) -> sqlite3.Connection:

@@ -39,9 +39,6 @@ class _DatabaseStore(ChatSessionStore):
         await self._in_thread(self._connection.close)
         self._executor.shutdown()
 
-    async def check(self) -> None:
-        await self._write(self._probe, wait_s=_CHECK_TIMEOUT_S)
-
     async def create(self, session: ChatSession) -> None:
         await self._write(lambda: self._create(session))
 
@@ -99,15 +96,6 @@ class _DatabaseStore(ChatSessionStore):
 
     def _check_file(self) -> None:
         """Raise OSError if what is written would not be found again."""
-
-    def _probe(self) -> None:
-        """Raise the error of a database that cannot be written to."""
-        with self._connection as connection:
-            connection.execute("BEGIN IMMEDIATE")  # another process may have locked it
-            connection.rollback()
-        if self.problem is not None:  # it may be full
-            connection.execute(f"CREATE TABLE space AS SELECT zeroblob({_CHECKED_BYTES})")
-            connection.execute("DROP TABLE space")
 
     def _create(self, session: ChatSession) -> None:
         with self._connection as connection:
@@ -239,6 +227,8 @@ class MemoryStore(_DatabaseStore):
 
     is_shared = False
 
+    async def check(self) -> None: ...
+
     def _connect(self) -> sqlite3.Connection:
         return connect(":memory:", timeout_s=_BUSY_TIMEOUT_S)
 
@@ -262,6 +252,9 @@ class SqliteStore(_DatabaseStore):
                 f"session.path: cannot use {self._settings.path} as an SQLite file: {error}"
             ) from error
 
+    async def check(self) -> None:
+        await self._write(self._probe, wait_s=_CHECK_TIMEOUT_S)
+
     def _connect(self) -> sqlite3.Connection:
         connection = self._file.open(timeout_s=_BUSY_TIMEOUT_S)
         with connection:  # written before the system's clock was set back
@@ -273,7 +266,13 @@ class SqliteStore(_DatabaseStore):
         self._file.check()
 
     def _probe(self) -> None:
-        super()._probe()
+        """Raise the error of a database that cannot be written to."""
+        with self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")  # another process may have locked it
+            connection.rollback()
+        if self.problem is not None:  # it may be full
+            connection.execute(f"CREATE TABLE space AS SELECT zeroblob({_CHECKED_BYTES})")
+            connection.execute("DROP TABLE space")
         self._file.fill_reserve()
 
     def _append(self, session: ChatSession, turn: bytes) -> bool:

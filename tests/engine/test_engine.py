@@ -52,16 +52,6 @@ def test_a_device_that_is_not_there_is_one_sentence() -> None:
         load_model(SETTINGS.model_copy(update={"device": "cuda"}))
 
 
-def test_second_identical_request_is_a_hit_with_the_same_tokens(engine: Engine) -> None:
-    first = Request(engine, prompt(100)).finish()
-    second = Request(engine, prompt(100)).finish()
-    assert [output.token_id for output in first] == [output.token_id for output in second]
-    assert first[-1].cached_tokens == 0
-    assert second[0].cached_tokens == 96
-    assert engine.store.queried_tokens == 200
-    assert engine.store.hit_tokens == 96
-
-
 def test_generated_tokens_are_reused_by_the_next_turn(engine: Engine) -> None:
     answer = Request(engine, prompt(40), max_tokens=40).finish()
     tokens = [output.token_id for output in answer if output.token_id is not None]
@@ -136,12 +126,6 @@ def test_reset_while_running_leaves_the_answer_unchanged(engine: Engine) -> None
     tokens += [output.token_id for output in request.finish()]
     assert tokens == expected
     assert Request(engine, prompt(64)).finish()[0].cached_tokens == 0
-
-
-def test_salts_do_not_share_blocks(engine: Engine) -> None:
-    Request(engine, prompt(64), salt="a").finish()
-    assert Request(engine, prompt(64), salt="b").finish()[0].cached_tokens == 0
-    assert Request(engine, prompt(64), salt="a").finish()[0].cached_tokens == 48
 
 
 def test_stopping_fails_what_is_running(loaded: LoadedModel) -> None:

@@ -38,10 +38,9 @@ def test_other_texts_do_not(text: str) -> None:
     assert not may_cite(text)
 
 
-def test_places_are_mapped_to_the_clients_numbers() -> None:
+def test_numbers_that_may_be_cited_get_no_note() -> None:
     numbers = group(numbered("[{}]", first=0)(DOCUMENTS))
-    told = note(numbers, [2, 1, 0, 3], cites=True, template=TEMPLATE)
-    assert told == "Cite documents by their numbers: 0 is 2, 1 is 1, 2 is 0, 3 is 3."
+    assert note(numbers, [2, 1, 0, 3], cites=True, template=TEMPLATE) == ""
 
 
 def test_without_citations_the_order_is_told() -> None:
@@ -74,8 +73,7 @@ def test_a_note_costs_at_most_eight_tokens_a_document() -> None:
             assert len(told) <= 32 * len(many)
 
 
-def test_the_note_stands_behind_the_documents() -> None:
+def test_nothing_but_the_documents_changes_if_they_may_be_cited() -> None:
     text = prompt(f"Cite [n].\n\n{numbered('Document {}:')([LEASE, RENT])}")
     moved = text_of(reorder(user(text), [1, 0]))
-    listed = numbered("Document {}:")([RENT, LEASE])
-    assert f"{listed}\n\nCite documents by their numbers: 1 is 2, 2 is 1.\n\nQuestion" in moved
+    assert moved == prompt(f"Cite [n].\n\n{numbered('Document {}:')([RENT, LEASE])}")

@@ -48,7 +48,7 @@ _KILL_S = 1.0  # after a kill, running requests may still fail
 _JUDGED_REQUESTS = 10_000  # shorter runs end before the bounded maps are full
 _COUNTED = 50  # entries; smaller containers are not shown
 _FREE = "malloc free, MB"
-_MAX_FREE_MB = 64.0  # that malloc may keep, as `proxy.memory.bounded_malloc` lets it
+_MAX_FREE_MB = 64.0  # that malloc may keep; more is fragmentation
 _BOUNDS = {
     "RAGBOOST_SESSION__STORE": "sqlite",
     "RAGBOOST_SESSION__MAX_SESSIONS": "50",

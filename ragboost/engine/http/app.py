@@ -31,8 +31,6 @@ def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
         engine,
         loaded,
         reuse=chunk_settings(settings).reuse_defaults(refusal=loaded.reuse_refusal),
-        default_max_tokens=settings.default_max_tokens,
-        max_body_bytes=settings.max_body_bytes,
     )
 
     @asynccontextmanager

@@ -28,6 +28,8 @@ from ragboost.engine.text.tokenizer import TextStream
 from ragboost.errors import RequestError, json_type
 
 T = TypeVar("T")
+_DEFAULT_MAX_TOKENS = 256  # of chat requests that set no limit
+_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
 class CompletionService:
@@ -39,8 +41,6 @@ class CompletionService:
         loaded: LoadedModel,
         *,
         reuse: ReuseDefaults,
-        default_max_tokens: int,
-        max_body_bytes: int,
     ) -> None:
         self.engine = engine
         self.loaded = loaded
@@ -48,8 +48,6 @@ class CompletionService:
         # Call it through `in_thread`.
         self.prompts = Prompts(loaded, reuse=reuse)
         self.metrics = EngineMetrics(engine)
-        self._default_max_tokens = default_max_tokens
-        self._max_body_bytes = max_body_bytes
         # One thread: concurrent encodings are not safe.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="ragboost-tokenize")
 
@@ -64,9 +62,9 @@ class CompletionService:
         data = bytearray()
         async for part in request.stream():
             data += part
-            if len(data) > self._max_body_bytes:
+            if len(data) > _MAX_BODY_BYTES:
                 raise ApiError(
-                    f"the body is larger than {self._max_body_bytes} bytes",
+                    f"the body is larger than {_MAX_BODY_BYTES} bytes",
                     status=413,
                     code="body_too_large",
                 )
@@ -106,7 +104,7 @@ class CompletionService:
         limit = min(self.loaded.runner.max_length, self.engine.scheduler.max_running_tokens)
         room, asked = limit - num_prompt_tokens, fields.num_tokens
         if room >= 1 and (asked is None or asked <= room):
-            return min(self._default_max_tokens, room) if asked is None else asked
+            return min(_DEFAULT_MAX_TOKENS, room) if asked is None else asked
         also = f" and {asked} tokens were asked for" if asked is not None else ""
         raise ApiError(
             f"the engine takes {limit} tokens at most; the prompt has {num_prompt_tokens}{also}: "

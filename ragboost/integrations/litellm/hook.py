@@ -50,7 +50,7 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__()
         settings = settings or Settings()
-        self._formats = make_formats(settings)
+        self._formats = make_formats(settings, maps_answers=False)
         self._label_template = settings.hints.label_template
         self._tenants = Tenants(settings)
         self._history = History(settings.session)

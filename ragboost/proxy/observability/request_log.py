@@ -26,6 +26,7 @@ from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 
+_MAX_BYTES = 100 * 1024 * 1024  # of both files
 _MAX_WAITING_BYTES = 16 * 1024 * 1024
 _STOP_S = 5.0
 _HEX = 16
@@ -69,7 +70,9 @@ class RequestLog:
     lines. A ConfigError is raised if the file cannot be opened.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, path: Path, *, count: Callable[[str, int], None], max_bytes: int = _MAX_BYTES
+    ) -> None:
         self._path = path
         self._max_bytes = max_bytes // 2
         self._count = count
@@ -148,7 +151,7 @@ class RequestLog:
 
     def _append(self, line: bytes) -> None:
         if len(line) > self._max_bytes:
-            raise OSError(0, "a line is longer than proxy.record_max_bytes allows")
+            raise OSError(0, "a line is longer than the log may have")
         if self._file < 0:
             self._open()
         if self._size + len(line) > self._max_bytes:

@@ -121,8 +121,11 @@ class Completions(Passthrough):
             announce=self._announcer.announce if self._has_stream_options else None,
         )
         write_receipt = self._receipt_writer(prepared, admission)
-        is_usage_added = prepared.sent.is_usage_added
-        reader = ResponseReader(strips_usage=is_usage_added, write_receipt=write_receipt)
+        reader = ResponseReader(
+            mapper=prepared.sent.mapper(),
+            strips_usage=prepared.sent.is_usage_added,
+            write_receipt=write_receipt,
+        )
         await self._relay(exchange, admission, prepared, reader=reader)
 
     def _receipt_writer(

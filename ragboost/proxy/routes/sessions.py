@@ -219,6 +219,7 @@ class SessionTurns(Completions):
                 running.end(self._commit(running, session, turns, answered))
 
             reader = ResponseReader(
+                mapper=prepared.sent.mapper(),
                 strips_usage=prepared.sent.is_usage_added,
                 on_messages=commit,
                 before_end=running.stored,

@@ -21,6 +21,7 @@ from ragboost.proxy.upstream.backends import Backends
 
 logger = logging.getLogger(__name__)
 
+_MAX_BATCH = 32  # requests planned together
 _MAX_PLANNED_DOCUMENTS = 1000  # planning so many takes about 10 ms
 
 
@@ -44,7 +45,6 @@ class WaitingRoom:
         self._router = router
         self._max_waiting = settings.max_waiting
         self._max_wait_s = settings.max_wait_ms / 1000
-        self._max_batch = settings.max_batch
         self._is_adaptive = settings.mode == "adaptive"
         # What is known about the speed of each backend; with `off` it does not matter.
         self.paces: dict[Backend, PrefillPace] = {}
@@ -171,7 +171,7 @@ class WaitingRoom:
             if window and num_documents > _MAX_PLANNED_DOCUMENTS:
                 break
             window.append(queued)
-            if len(window) == self._max_batch:
+            if len(window) == _MAX_BATCH:
                 break
         return window
 

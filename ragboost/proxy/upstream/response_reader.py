@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ragboost.proxy.upstream.mapped_answer import AnswerMapper
 from ragboost.rewriting.json_body import decode_json
 from ragboost.wires.chat_answers import AnswerDeltas, AnswerMessage, read_answers
 from ragboost.wires.registry import ANY
@@ -43,12 +44,13 @@ class ResponseReader:
     it is, with the assistant's message of each choice: an empty list if the response is too long,
     an error, or of another shape. `settle` then awaits `before_end`. `write_receipt` returns a
     receipt's JSON object, added to the last event with usage of a stream whose client asked for
-    usage.
+    usage. `mapper` maps the citations before anything else is read.
     """
 
     def __init__(
         self,
         *,
+        mapper: AnswerMapper | None = None,
         strips_usage: bool = False,
         on_messages: Callable[[list[AnswerMessage]], None] | None = None,
         before_end: Callable[[], Awaitable[None]] | None = None,
@@ -56,6 +58,7 @@ class ResponseReader:
     ) -> None:
         self.usage: Usage | None = None  # read so far
         self.must_settle = False  # `on_messages` was called: await `settle` before sending more
+        self._mapper = mapper
         self._strips_usage = strips_usage
         self._on_messages = on_messages
         self._before_end = before_end
@@ -81,10 +84,15 @@ class ResponseReader:
     def start(self, *, is_stream: bool) -> bool:
         """Begin a response; return True if the client may get other bytes than were sent."""
         self._is_stream = is_stream
-        return is_stream and self._edits
+        if self._mapper is not None:
+            self._mapper.start(is_stream=is_stream)
+        return self._mapper is not None or (is_stream and self._edits)
 
     def feed(self, chunk: bytes) -> bytes:
         """Read a chunk of the body and return the bytes to send to the client now, maybe none."""
+        return self._read(chunk if self._mapper is None else self._mapper.feed(chunk))
+
+    def _read(self, chunk: bytes) -> bytes:
         self._num_bytes += len(chunk)
         if self._num_bytes > _MAX_BYTES:
             self._is_readable, self._chunks = False, []
@@ -100,15 +108,22 @@ class ResponseReader:
 
     def finish(self) -> bytes:
         """End a complete response; return the bytes that were held back from the client."""
+        held = self._take_unmapped()
         if not self._is_stream:
             self._read_json()
-            return b""
+            return held
         self._rest = self._read_event(self._rest)
         self._complete([])
-        return self.take_held()
+        return held + self._take_rest()
 
     def take_held(self) -> bytes:
-        """Return the bytes of an incomplete event that were held back from the client."""
+        """Return the bytes of an incomplete response that were held back from the client."""
+        return self._take_unmapped() + self._take_rest()
+
+    def _take_unmapped(self) -> bytes:
+        return b"" if self._mapper is None else self._read(self._mapper.finish())
+
+    def _take_rest(self) -> bytes:
         held, self._rest = self._rest, b""
         return held if self._edits else b""
 
@@ -130,7 +145,7 @@ class ResponseReader:
         self._rest = data[start:]
         if len(self._rest) > _MAX_EVENT_BYTES:
             self._is_readable = False
-            events.append(self.take_held())
+            events.append(self._take_rest())
         elif self._rest.rstrip() == _DONE:  # a client may take the line for the end
             events, self._rest = [*events, self._rest], b""
         return events

@@ -22,7 +22,6 @@ from ragboost.chunk_cache.selection.view import QUESTION_ROWS, SelectionView
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
-from tests.chunk_cache.oracle import Oracle
 
 SYSTEM, CHUNKS, QUESTION = make_prompt()
 TOKENS = [*SYSTEM, *flat(CHUNKS), *QUESTION]
@@ -148,12 +147,6 @@ def test_anchored_takes_the_heads_of_chunks_and_what_the_question_attends_to(
     assert len(chosen) == 12
     assert set(chosen) >= {26, 46, 66, *read[:3]}
     assert len(set(chosen) - {*heads, *range(28, 30), *range(48, 50), *range(68, 70)}) >= 3
-
-
-def test_the_oracle_takes_what_it_is_given(reuse: ChunkReuse) -> None:
-    policy = Oracle((30, 80, 55))
-    result = reuse.prefill(SYSTEM, CHUNKS, QUESTION, policy=policy, ratio=0.05)
-    assert result.selected == (30, 55, 80)
 
 
 def test_random_depends_on_its_seed_alone(reuse: ChunkReuse) -> None:

@@ -136,14 +136,19 @@ class Application:
         question = f"What follows, number {number} of {self.tenant}?"
         return self._write(talk, documents, question=question, number=number)
 
-    def received(self, messages: Sequence[str]) -> None:
-        """Take note of what the backend received; it has answered."""
+    def received(self, messages: Sequence[str], answer: str = "") -> None:
+        """Take note of what the backend received; it has answered, and the client has read it."""
         talk = self._current
-        said = {"role": "assistant", "content": ANSWER}
-        raw = json.dumps(said)
+        said, read = (
+            json.dumps({"role": "assistant", "content": text})
+            for text in (ANSWER, answer or ANSWER)
+        )
         is_same = len(messages) == len(talk.pending)
-        talk.sent = (*messages, raw) if is_same else ()
-        talk.messages = [*talk.pending, TextMessage(raw, (Text(ANSWER),))]
+        talk.sent = (*messages, said) if is_same else ()
+        talk.messages = [
+            *talk.pending,
+            TextMessage(read, (Text(answer or ANSWER, is_answer=True),)),
+        ]
         talk.num_turns += 1
 
     def _draw_template(self) -> Template:
@@ -155,8 +160,7 @@ class Application:
         template = self._template
         tails = (template.tail, self._rng.choice(TAILS))
         tail = tails[self._rng.random() < 0.08].replace("§q", question)
-        cites = Template(template.head, tail).cites
-        return Text(template.head, tail, self.layout, tuple(documents), cites)
+        return Text(template.head, tail, self.layout, tuple(documents))
 
     def _write(
         self, talk: Talk, documents: Sequence[Doc], *, question: str, number: int
@@ -252,7 +256,7 @@ class Application:
         )
 
 
-ANSWER = "It is so."
+ANSWER = "It is so [1][0], [2] and [3]; see [5], [4]."
 
 
 def _message(role: str, *texts: Text, **fields: Any) -> TextMessage:

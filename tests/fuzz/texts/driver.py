@@ -110,7 +110,7 @@ class TextEpisode:
         if see is not None:
             see(request, body, reply)
         if body:
-            application.received(Payload(body.decode()).messages)
+            application.received(Payload(body.decode()).messages, text_of(reply.body))
 
 
 def _choose(rng: random.Random, applications: list[Application], number: int) -> Application:
@@ -133,16 +133,31 @@ def _outcome(request: TextRequest, body: bytes, reply: Reply) -> str:
 
 def check(request: TextRequest, bodies: list[bytes], reply: Reply) -> Iterator[Fault]:
     """Yield the faults of one request."""
-    if reply.status != 200 or reply.body != encode_answer(request.path, Answer(ANSWER)):
+    answer = text_of(reply.body) if reply.status == 200 else ""
+    if not answer or json.loads(reply.body) != json.loads(
+        encode_answer(request.path, Answer(answer))
+    ):
         yield Fault(
             "crash" if reply.status == 500 else "response", f"{reply.status} {request.about}"
         )
     for body in bodies:
-        for kind, detail in _check_body(request, body):
+        for kind, detail in _check_body(request, body, answer):
             yield Fault(kind, f"{request.about}: {detail}")
 
 
-def _check_body(request: TextRequest, body: bytes) -> Iterator[tuple[str, str]]:
+def text_of(answer: bytes) -> str:
+    """Return the text of a response; empty if there is none."""
+    try:
+        fields = json.loads(answer)
+    except ValueError:
+        return ""
+    if "content" in fields:
+        return str(fields["content"][0]["text"])
+    choice = fields["choices"][0]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def _check_body(request: TextRequest, body: bytes, answer: str) -> Iterator[tuple[str, str]]:
     try:
         payload = Payload(body.decode())
     except ValueError as error:
@@ -150,7 +165,8 @@ def _check_body(request: TextRequest, body: bytes) -> Iterator[tuple[str, str]]:
         return
     yield from _check_fields(request, payload.decoded)
     for at, (before, now) in enumerate(zip(request.sent, payload.messages, strict=False)):
-        if json.loads(before) != json.loads(now):
+        is_answer = json.loads(before).get("role") == "assistant"  # under other instructions
+        if json.loads(before) != json.loads(now) and not (is_answer and request.outside):
             yield "not identical", f"message {at}: {difference(before, now)}"
     texts, received = request.texts, _texts_of(body)
     if len(texts) != len(received):
@@ -159,6 +175,8 @@ def _check_body(request: TextRequest, body: bytes) -> Iterator[tuple[str, str]]:
     reader = Reader(bool(request.elements) or any(text.documents for text in texts))
     for text, now in zip(texts, received, strict=True):
         yield from reader.check(text, now)
+    if answer and not reader.cites_alike(answer, ANSWER):
+        yield "citation", f"{reader.numbers}: {answer}"
 
 
 def _check_fields(request: TextRequest, decoded: dict[str, Any]) -> Iterator[tuple[str, str]]:

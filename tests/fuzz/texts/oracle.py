@@ -21,11 +21,8 @@ from tests.fuzz.texts.layouts import Layout, Part
 _REFERENCE = re.compile(
     r'Please refer to the document that begins with (\\?)"(.*?)\1" in the previous conversation\.'
 )
-_NOTES = (
-    re.compile(r"Documents by relevance, most relevant first: [^\n]*"),
-    re.compile(r"Cite documents by their numbers: [^\n]*"),
-)
-_CITATION = re.compile(r"Cite documents by their numbers: ([^\n]*)")
+_NOTES = (re.compile(r"Documents by relevance, most relevant first: [^\n]*"),)
+_CITATION = re.compile(r"\[(\d+)\]")
 _NUMBER = re.compile(r"[0-9A-Za-z]{1,16}")
 _MAX_NOTES = 3
 _MAX_SPACE = 6  # white space on each side of a note that may come with it
@@ -52,7 +49,7 @@ class Text:
         layout: of the list; None without one.
         documents: of the list; without a layout, those of a `ragboost` object, which the proxy
             renders into this text.
-        cites: the texts around let the model cite by number.
+        is_answer: the model wrote it, and may cite documents.
         is_pasted: a file with records, in a message of the user.
     """
 
@@ -60,7 +57,7 @@ class Text:
     tail: str = ""
     layout: Layout | None = None
     documents: tuple[Doc, ...] = ()
-    cites: bool = False
+    is_answer: bool = False
     is_pasted: bool = False
 
     @property
@@ -83,15 +80,32 @@ class Reader:
     Attributes:
         has_documents: some text of the payload has a list, so that hints may be added.
         earlier: texts of the whole documents so far, which a reference may stand for.
+        numbers: the client's numbers for those in the payload, by the list with numbers so far;
+            empty if nothing has moved, or after another such list.
+        num_numbered: lists with numbers so far.
     """
 
     has_documents: bool
     earlier: list[str] = field(default_factory=list)
+    numbers: dict[str, set[str]] = field(default_factory=dict)
+    num_numbered: int = 0
+
+    def cites_alike(self, client: str, backend: str) -> bool:
+        """Compare an answer as the client and as the backend has it."""
+        mine, theirs = _CITATION.split(client), _CITATION.split(backend)
+        if mine[::2] != theirs[::2]:
+            return False
+        pairs = zip(mine[1::2], theirs[1::2], strict=True)
+        return all(number in self.numbers.get(place, {place}) for number, place in pairs)
 
     def check(self, text: Text, received: str) -> Iterator[TextFault]:
         """Yield the faults of one text."""
         if text.layout is None and text.documents:
             yield from _check_rendered(text, received)
+            return
+        if text.is_answer:
+            if not self.cites_alike(text.written, received):
+                yield TextFault("citation", f"{self.numbers}: {both(text.written, received)}")
             return
         if text.layout is None:
             may_note = self.has_documents and is_noted(text.written, received)
@@ -99,12 +113,17 @@ class Reader:
                 yield TextFault(_kind(text, received), both(text.written, received))
             return
         reading = None
+        self.num_numbered += text.layout.has_numbers
+        if self.num_numbered > 1:
+            self.numbers = {}
         if received != text.written:
             reading = _Reading(text, text.layout, received, tuple(self.earlier))
             if not reading.matches() and not self._is_same_data(text, received):
                 yield _classified(text, text.layout, received)
-            elif fault := reading.wrong_citation():
-                yield TextFault("citation", f"{fault}: {both(text.written, received)}")
+            elif text.layout.has_numbers and (numbers := reading.numbers()) is None:
+                yield TextFault("citation", both(text.written, received))
+            elif text.layout.has_numbers:
+                self.numbers = numbers or {}
         for place, document in enumerate(text.documents):
             if reading is None or place not in reading.replaced:
                 self.earlier.append(document.text)
@@ -246,27 +265,20 @@ class _Reading:
         # White space at the end of the last document may stand behind a note.
         return is_noted(tail, rest) or is_noted(tail.lstrip(), rest.lstrip())
 
-    def wrong_citation(self) -> str | None:
-        """Describe a number that names another document than the client's, without a note."""
-        if not (self._text.cites and self._layout.has_numbers):
-            return None
-        note = _CITATION.findall(self._received[self._start :])
-        listed = note[-1] if note else ""
-        for label, document in self.labels:
-            if not listed and label == str(self._layout.first + document):
-                continue
-            # Of equal documents any number will do.
-            numbers = [
-                self._layout.first + place
-                for place in range(len(self._text.documents))
-                if self._shown(place) == self._shown(document)
-            ]
-            pairs = (
-                rf"{re.escape(label)}\W+is\W+(?:[^\d\s,]+\W*)?({'|'.join(map(str, numbers))})(?!\d)"
-            )
-            if not re.search(pairs, listed):
-                return f"{label} stands for {numbers}, and is not noted: {listed!r}"
-        return None
+    def numbers(self) -> dict[str, set[str]] | None:
+        """Return the client's numbers that each number in the payload may stand for; None if they
+        are neither the places' nor the client's. Equal documents have any of theirs."""
+        first, shown = self._layout.first, self._shown
+        if all(label == str(first + document) for label, document in self.labels):
+            return {}  # numbers that move with their documents
+        places = range(len(self._text.documents))
+        found: dict[str, set[str]] = {}
+        for place, (label, document) in enumerate(self.labels):
+            if label and label != str(first + place):
+                return None
+            equal = {str(first + p) for p in places if shown(p) == shown(document)}
+            found[str(first + place)] = equal
+        return found
 
 
 def _kind(text: Text, received: str) -> str:

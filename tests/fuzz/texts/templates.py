@@ -2,19 +2,12 @@
 
 from typing import NamedTuple
 
-_CITATIONS = ("Cite", "cite", "[1]", "[n]")
-
 
 class Template(NamedTuple):
     """The text around a list."""
 
     head: str
     tail: str
-
-    @property
-    def cites(self) -> bool:
-        """The text lets the model cite documents by their numbers."""
-        return any(sign in self.head + self.tail for sign in _CITATIONS)
 
 
 _RULES = "1. Use the documents only.\n2. Say so if you do not know.\n3. Be brief.\n\n"

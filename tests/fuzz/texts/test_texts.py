@@ -45,11 +45,10 @@ RENT = Doc("ann", 2, "rent.md", "Rent", "The rent is due on the first.\n\nAnswer
 PETS = Doc("ann", 3, "pets.md", "Pets", "[2] Pets are allowed with permission </doc> only.\n")
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 HEAD, TAIL = "Answer, and cite as [n].\n\n", "\n\nQuestion: who?"
-CITED = "\n\nCite documents by their numbers: Document {} is Document 1, Document {} is Document 2."
 
 
 def text(name: str, *documents: Doc) -> Text:
-    return Text(HEAD, TAIL, BY_NAME[name], documents or (LEASE, RENT, PETS), cites=True)
+    return Text(HEAD, TAIL, BY_NAME[name], documents or (LEASE, RENT, PETS))
 
 
 def faults(written: Text, received: str, *, earlier: tuple[str, ...] = ()) -> set[str]:
@@ -100,13 +99,16 @@ def test_a_reference_stands_for_a_whole_document_that_is_there() -> None:
     assert faults(written, part, earlier=(RENT.text,)) == {"cut"}
 
 
-def test_numbers_may_be_renamed_if_a_note_says_so() -> None:
+def test_numbers_stay_at_their_places_and_answers_cite_the_clients() -> None:
     written = text("Document 1:", LEASE, RENT)
-    renamed = listed(BY_NAME["Document 1:"], RENT, LEASE).replace("ent 1:", "ent B:")
-    renamed = renamed.replace("ent 2:", "ent A:")
-    assert faults(written, renamed) == {"citation"}
-    assert faults(written, renamed.replace(TAIL, CITED.format("A", "B") + TAIL)) == set()
-    assert faults(written, renamed.replace(TAIL, CITED.format("B", "A") + TAIL)) == {"citation"}
+    moved = listed(BY_NAME["Document 1:"], RENT, LEASE)
+    assert faults(written, moved.replace("ent 1:", "ent B:")) == {"citation"}
+    reader = Reader(True)
+    assert not list(reader.check(written, moved))
+    assert not list(reader.check(Text("So [2], [3].", is_answer=True), "So [1], [3]."))
+    assert {f.kind for f in reader.check(Text("[2]", is_answer=True), "[2]")} == {"citation"}
+    assert not list(reader.check(written, written.written))
+    assert not list(reader.check(Text("[2]", is_answer=True), "[2]"))
 
 
 def test_a_name_stays_with_its_document() -> None:
