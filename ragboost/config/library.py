@@ -262,7 +262,8 @@ class SessionSettings(Section):
         256 * 1024 * 1024,
         ge=1024,
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to conversations whose clients resend them, and to chat sessions.",
+        "to conversations with a name, to those without, and to chat sessions in memory or in "
+        "Redis.",
     )
     max_documents: int = Field(
         10_000,

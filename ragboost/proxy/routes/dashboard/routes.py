@@ -68,7 +68,7 @@ class Dashboard:
             "totals": {
                 **read_totals(samples),
                 "index_nodes": self._state.boosting.tenants.num_nodes,
-                "history_messages": len(self._state.boosting.history),
+                "history_messages": self._state.boosting.num_kept,
                 "waiting": self._state.dispatcher.num_waiting,
             },
             "errors": read_errors(samples),
