@@ -11,6 +11,7 @@ from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.asgi.keys import ApiKeys
+from ragboost.proxy.asgi.request_body import RequestBodies
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
@@ -47,6 +48,7 @@ class ProxyState:
     replicas: RedisTransport | None
     log: RequestLog | None  # of `proxy.record`
     keys: ApiKeys  # of the clients
+    bodies: RequestBodies  # of the running requests
     refresher: Refresher  # reads keys and the list of backends again
 
     @classmethod
@@ -95,6 +97,7 @@ class ProxyState:
             replicas,
             _request_log(settings.proxy, metrics),
             ApiKeys.watched(settings, backends.sources),
+            RequestBodies(settings.proxy),
             Refresher(backends.sources, interval_s=settings.router.health_interval_s),
         )
 
