@@ -59,7 +59,7 @@ test: lint typecheck reference-check   ## lint, types, reference pages, and the 
 
 test-all: docs packages test-integrations test-processes test   ## also documentation, packages, integrations, process and benchmark tests
 
-nightly: engines     ## what CI leaves out, some hours: fuzzing, soak, faults, many engines
+nightly: engines     ## what CI leaves out, some hours: fuzzing, soak, faults, fidelity
 	@bash scripts/nightly.sh $(BIN)/python
 
 lint: install        ## ruff: style and formatting

@@ -47,7 +47,9 @@ def show_figures(figures: Mapping[str, Any]) -> None:
 
 def show_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
     """Print a table with a row for each mapping; the first one names the columns."""
-    table = Table(*(name.replace("_", " ") for name in rows[0]), title=title)
+    table = Table(title=title)
+    for at, name in enumerate(rows[0]):
+        table.add_column(name.replace("_", " "), no_wrap=at == 0)
     for row in rows:
         table.add_row(*(f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()))
     Console().print(table)

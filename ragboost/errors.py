@@ -16,7 +16,6 @@ Grouped by who can fix the cause::
             BackendConnectionError
                 BackendRefusedError
                 StaleConnectionError
-                    UnreadRequestError
             BackendTimeoutError
             BackendStatusError
         ContextIndexError           RAGBoost: a broken invariant of the context index
@@ -106,10 +105,6 @@ class BackendRefusedError(BackendConnectionError):
 
 class StaleConnectionError(BackendConnectionError):
     """A pooled connection was closed before the response; the server may have begun to work."""
-
-
-class UnreadRequestError(StaleConnectionError):
-    """A pooled connection was closed before any of the request came: it can be sent again."""
 
 
 class BackendTimeoutError(BackendError):

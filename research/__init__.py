@@ -1,2 +1,1 @@
-"""Code that only experiments use: reference implementations, upper bounds, and the synthetic tasks
-that models are trained and measured on. Tested, and not part of the wheel."""
+"""Mechanisms of papers that the product does not serve. Tested, and not part of the wheel."""

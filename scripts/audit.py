@@ -2,8 +2,8 @@
 
     python -m scripts.audit
 
-Exits with 1 if a pinned version has a known vulnerability. Without network, or where pip-audit
-cannot be installed, it says that nothing was checked, and exits with 0.
+Exits with 1 if a pinned version has a known vulnerability, with 3 if a file could not be checked:
+without network, or where pip-audit cannot be installed.
 """
 
 import json
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PINS = ("requirements-dev.txt", "requirements-integrations.txt")
 _PIP_AUDIT = "pip-audit==2.10.1"
 _TIMEOUT_S = 240
+_VULNERABLE, _UNCHECKED = 1, 3
 
 
 def main() -> int:
@@ -25,17 +26,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         python = _install(Path(folder))
         if python is None:
-            print("audit: nothing was checked, since pip-audit could not be installed")
-            return 0
-        reports = {name: _audit(python, ROOT / name) for name in PINS}
+            print("audit: NOT CHECKED, since pip-audit could not be installed")
+            return _UNCHECKED
+        return conclude({name: _audit(python, ROOT / name) for name in PINS})
+
+
+def conclude(reports: Mapping[str, Mapping[str, Any]]) -> int:
+    """Print what was found in each file; return the exit code."""
     found = [line for name, report in reports.items() for line in vulnerabilities(name, report)]
+    unchecked = [name for name, report in reports.items() if not num_checked(report)]
     checked = sum(num_checked(report) for report in reports.values())
     print(*found, sep="\n", end="\n" if found else "")
-    if not checked:
-        print("audit: nothing was checked, since no advisory service answers")
-    else:
-        print(f"audit: {len(found)} known vulnerabilities in {checked} pinned packages")
-    return bool(found)
+    print(f"audit: {len(found)} known vulnerabilities in {checked} pinned packages")
+    for name in unchecked:
+        print(f"audit: {name} was NOT CHECKED, since no advisory service answers")
+    return _VULNERABLE if found else _UNCHECKED if unchecked else 0
 
 
 def vulnerabilities(name: str, report: Mapping[str, Any]) -> list[str]:

@@ -54,11 +54,6 @@ class Answer:
         return self.times[0]
 
     @property
-    def gaps_s(self) -> list[float]:
-        """Times between tokens."""
-        return [after - at for at, after in zip(self.times, self.times[1:], strict=False)]
-
-    @property
     def prompt_tokens(self) -> int:
         return int(self.usage["prompt_tokens"])
 

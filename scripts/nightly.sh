@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What CI leaves out, some hours: long fuzzing, an hour of mixed traffic, faults, many
-# engines, and the index against real engines again and again. Goes on after a failure.
+# What CI leaves out, some hours: long fuzzing, an hour of mixed traffic, faults,
+# and the index against real engines again and again. Goes on after a failure.
 set -uo pipefail
 python=${1:?usage: nightly.sh PYTHON}
 cd "$(dirname "$0")/.."
@@ -14,7 +14,6 @@ run fuzz proxy.fuzz --requests 1000000
 run fuzz-http proxy.fuzz_http --streams 100000
 run soak proxy.soak --minutes 60
 run faults scale.faults
-run clusters scale.clusters
 run memory proxy.memory
 for engine in embedded vllm sglang; do
     run "fidelity-$engine" engines.fidelity --engine $engine --requests 1000 --ends counted --concurrency 1 8 8 8

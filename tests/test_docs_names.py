@@ -15,7 +15,8 @@ from tests.test_rooms import ROOMS
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES = [*OUTSIDE, *sorted((ROOT / "docs").rglob("*.md"))]
+LAB = ROOT / "docs" / "lab"  # frozen: its commands and names are those of the dates given there
+PAGES = [*OUTSIDE, *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent != LAB)]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -105,6 +106,17 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page: str) -> None:
             headings = re.findall(r"^#+ (.*)", (ROOT / path).read_text("utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
             assert anchor in slugs, link
+
+
+def test_the_lab_is_in_no_menu_and_in_no_search() -> None:
+    for page in LAB.glob("*.md"):
+        assert page.read_text("utf-8").startswith("---\norphan: true\nnosearch: true\n---\n"), page
+
+
+def test_only_two_pages_lead_to_the_lab() -> None:
+    leading = {page.name for page in PAGES if re.search(r"\]\([^)]*lab/", page.read_text("utf-8"))}
+
+    assert leading == {"architecture.md", "measured.md"}
 
 
 def test_the_architecture_page_has_the_rooms_in_the_order_of_imports() -> None:

@@ -38,7 +38,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.booster": NUMPY | SETTINGS,
     "ragboost.simulate": NUMPY | SETTINGS,
     "ragboost.batch": {"msgspec"} | NUMPY | SETTINGS,
-    "ragboost.evaluation": {"msgspec"} | NUMPY | SETTINGS,
+    "ragboost.evaluation": {"msgspec", "aiohttp"} | NUMPY | SETTINGS,
     "ragboost.rewriting": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.engine_hooks": {"msgspec"},  # inside an engine's process
     "ragboost.cache_sync": EVENTS | NUMPY | SETTINGS,

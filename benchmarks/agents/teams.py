@@ -33,10 +33,7 @@ from benchmarks.agents.roles import ARMS, Arm, Team, chain, tree
 from benchmarks.agents.simulated_engine import SimulatedEngine
 from benchmarks.command import make_parser, report, show_columns
 from benchmarks.datasets.retrieval import load_requests
-from benchmarks.engines.served import start_all, wait_until_ready
-from ragboost.config import Settings
-from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
+from benchmarks.engines.served import proxied, start_all
 from ragboost.types import Request
 from scripts.http_client import Answer, Body, ask
 from scripts.processes import exit_on_sigterm
@@ -148,7 +145,12 @@ def run_arm(
 ) -> dict[str, Any]:
     """Answer all questions through a new proxy, on engines with empty caches."""
     answer = TOPOLOGIES[topology]
-    with behind_proxy(engines, arm) as client:
+    backends = [{"url": engine.url, "name": f"engine-{i}"} for i, engine in enumerate(engines)]
+    settings = {"backends": backends, "router": {"policy": arm.policy}}
+    with (
+        proxied(engines, settings) as url,
+        httpx.Client(base_url=url, timeout=600) as client,
+    ):
 
         def send(path: str, body: Body) -> Answer:
             return ask(client, path, {"model": "tiny", **body})
@@ -160,24 +162,6 @@ def run_arm(
         seconds = time.monotonic() - started
     print(f"{topology}, {arm.name}: {seconds:.0f} s", file=sys.stderr, flush=True)
     return {**team.figures(), **rates(team, len(requests), seconds)}
-
-
-@contextmanager
-def behind_proxy(engines: Sequence[Engine], arm: Arm) -> Iterator[httpx.Client]:
-    """Serve the engines, with empty caches, behind one proxy; yield its client."""
-    backends = [{"url": engine.url, "name": f"engine-{i}"} for i, engine in enumerate(engines)]
-    settings = Settings(backends=backends, router={"policy": arm.policy})
-    app = create_app(settings)
-    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
-        for engine in engines:
-            if isinstance(engine, EngineServer):
-                engine.complete([7] * 40, "warm up")
-            engine.clear_cache()
-            if isinstance(engine, EngineServer):
-                # NOTE: vLLM publishes the cleared cache with its next step only.
-                engine.complete([7] * 4, "one more step")
-        wait_until_ready(app)
-        yield client
 
 
 def rates(team: Team, questions: int, seconds: float) -> dict[str, Any]:

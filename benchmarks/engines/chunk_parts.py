@@ -72,12 +72,6 @@ def sglang() -> Kind:
     return Kind(ReuseSGLang, {"page_size": 16}, timed, sustained)
 
 
-def embedded() -> Kind:
-    from benchmarks.engines.offline_transformers import ReuseTransformers
-
-    return Kind(ReuseTransformers, {}, lambda _most, _workers: {}, {})
-
-
 def equality(kind: Kind, args: argparse.Namespace) -> Json:
     """Compare with `ChunkReuse` over the same model, chunks and order."""
     prompts = Prompts(system=40, chunks=5, size=120, question=23)
@@ -265,29 +259,22 @@ def _sglang_itl(kind: Kind, args: argparse.Namespace) -> Json:
     return {"slowest_step_s": found, "itl_ratio": found["gradual 0.15"] / found["full prefill"]}
 
 
-def quality(kind: Kind, args: argparse.Namespace) -> Json:
-    from benchmarks.engines.quality_vllm import quality
-
-    return quality(args)
-
-
 def _deep(kind: Kind, args: argparse.Namespace, **options: Any) -> OfflineEngine:
     shape = {**DEEP, "num_hidden_layers": args.layers}
     return kind.make(shape, DTYPES[args.dtype], **options)
 
 
 def main() -> None:
-    kinds = {make.__name__: make for make in (vllm, sglang, embedded)}
-    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained, quality)}
+    kinds = {make.__name__: make for make in (vllm, sglang)}
+    parts = {f.__name__: f for f in (equality, poisoning, ttft, itl, sustained)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=kinds)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--tokens", default="1024,4096,8192")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--seeds", default="201,202,203")
     parser.add_argument("--policies", default="")
     add = partial(parser.add_argument, type=int)
-    for name, value in (("layers", 24), ("workers", 1), ("questions", 1000), ("prompts", 100)):
+    for name, value in (("layers", 24), ("workers", 1), ("questions", 1000)):
         add(f"--{name}", default=value)
     args = parser.parse_args()
     print(json.dumps(parts[args.part](kinds[args.engine](), args)))

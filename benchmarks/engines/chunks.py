@@ -2,7 +2,6 @@
 
     python -m benchmarks.engines.chunks --engine vllm --json
     python -m benchmarks.engines.chunks --engine vllm --only equality,poisoning --json
-    python -m benchmarks.engines.chunks --engine embedded --only sustained --json
     python -m benchmarks.engines.chunks --engine sglang --only equality,poisoning --json
 
 Parts, each in a process of the engine's environment (`make engines`):
@@ -14,7 +13,6 @@ Parts, each in a process of the engine's environment (`make engines`):
   prefill divided by it for the default policy, `ttft_ratio_by_policy` for all. CPU seconds,
   medians of alternating runs.
 - `itl`: slowest step that a decoding request sees while a prompt comes in, in seconds.
-- `quality`: answers of the reference model, compared with those in transformers (`quality_vllm`).
 - `sustained`: new questions over one corpus; `sustained` is the speed-up of the last 50 divided by
   that of the first 50.
 """
@@ -29,12 +27,8 @@ from benchmarks.command import make_parser
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import environment, missing, python
 
-PARTS = {
-    "vllm": ("equality", "poisoning", "ttft", "itl", "sustained", "quality"),
-    "sglang": ("equality", "poisoning", "ttft", "itl", "sustained"),
-    "embedded": ("sustained",),
-}
-FORWARDED = ("tokens", "layers", "workers", "questions", "dtype", "seeds", "prompts", "policies")
+PARTS = ("equality", "poisoning", "ttft", "itl", "sustained")
+FORWARDED = ("tokens", "layers", "workers", "questions", "dtype", "policies")
 
 
 def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -56,7 +50,7 @@ def run_part(engine: Any, part: str, args: argparse.Namespace) -> dict[str, Any]
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--engine", choices=tuple(PARTS), default="vllm")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--only", default="", help="parts, separated by commas; default: all")
     parser.add_argument("--tokens", default="1024,4096,8192", help="prompt lengths of `ttft`")
     parser.add_argument("--layers", type=int, default=24, help="layers of the timed model")
@@ -70,18 +64,15 @@ def main() -> None:
         default="bfloat16",
         help="of the timed model; float32 on CPUs without instructions for bfloat16 (AVX2)",
     )
-    parser.add_argument("--seeds", default="201,202,203", help="prompts of `quality`")
-    parser.add_argument("--prompts", type=int, default=100, help="of `quality`, per task and seed")
-    parser.add_argument("--policies", default="", help="of `quality` and `ttft`; default: six")
+    parser.add_argument("--policies", default="", help="of `ttft`; default: six")
     args = parser.parse_args()
     exit_on_sigterm()
     if reason := missing(args.engine):
         sys.exit(reason)
     result: dict[str, Any] = {"engine": args.engine, "layers": args.layers}
-    known = PARTS[args.engine]
-    for part in args.only.split(",") if args.only else known:
-        if part not in known:
-            parser.error(f"--only: {args.engine} has no part {part!r}, only {', '.join(known)}")
+    for part in args.only.split(",") if args.only else PARTS:
+        if part not in PARTS:
+            parser.error(f"--only: there is no part {part!r}, only {', '.join(PARTS)}")
         figures = run_part(args.engine, part, args)
         print(part, json.dumps(figures))
         result.update(figures)

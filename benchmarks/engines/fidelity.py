@@ -30,10 +30,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import httpx
 
+from benchmarks.command import make_parser
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
@@ -277,9 +278,7 @@ def tokens_per_word(server_url: str) -> float:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--engine", choices=["vllm", "sglang", "embedded"], required=True, help="engine to start"
     )
@@ -303,10 +302,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--concurrency", type=int, nargs="+", default=[1], help="concurrent requests of each case"
     )
-    parser.add_argument(
-        "--trace", type=argparse.FileType("w"), help="write one JSON line per request to this file"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     options = parser.parse_args()
     if reason := missing(options.engine):
         parser.error(reason)
@@ -330,11 +325,6 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def write_trace(trace: TextIO, samples: Sequence[Sample]) -> None:
-    for sample in samples:
-        trace.write(json.dumps(sample._asdict()) + "\n")
-
-
 def main() -> None:
     options = parse_options()
     exit_on_sigterm()
@@ -345,8 +335,6 @@ def main() -> None:
         for ends, concurrency in options.cases:
             with proxied(server, options, ends=ends) as run:
                 result = measure(run, contexts, questions, concurrency=concurrency)
-            if options.trace is not None:
-                write_trace(options.trace, run.samples)
             named = {"engine": options.engine, "signal": options.signal, "ends": ends}
             row = {**named, "concurrency": concurrency, **result}
             print(json.dumps(row, indent=None if options.json else 2), flush=True)

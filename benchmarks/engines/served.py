@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 
@@ -26,6 +26,12 @@ COUNTERS = re.compile(
     re.MULTILINE,
 )
 _SETTLE_S = 0.5  # engines update their metrics after a step
+
+
+class CachingServer(Protocol):
+    """An engine, real or simulated."""
+
+    def clear_cache(self) -> None: ...
 
 
 class Counted(NamedTuple):
@@ -55,9 +61,7 @@ class Served:
 
     def reset(self) -> None:
         """Clear the engine's cache and restart counting."""
-        self._server.clear_cache()
-        # NOTE: vLLM publishes the cleared cache with its next step only.
-        self.send("/v1/completions", {"prompt": "Run one more engine step."})
+        empty_cache(self._server)
         self.restart_counting()
 
     def restart_counting(self) -> None:
@@ -174,23 +178,42 @@ def serve(
 @contextmanager
 def _behind_proxy(server: EngineServer, mode: Mode) -> Iterator[Served]:
     backend = {**mode.settings.get("backend", {}), "url": server.url}
-    app = create_app(Settings.model_validate({**mode.settings, "backend": backend}))
-    with serve_in_thread(app) as url, httpx.Client(base_url=url, timeout=600) as client:
+    settings = {**mode.settings, "backend": backend}
+    with (
+        proxied([server], settings, reuses=mode.chunks is not None) as url,
+        httpx.Client(base_url=url, timeout=600) as client,
+    ):
         served = Served(server, client)
         for prompt in ("Warm up the path of a long request. " * 100, "And of a short one."):
             served.send("/v1/completions", {"prompt": prompt})
         served.reset()
-        wait_until_ready(app, reuses=mode.chunks is not None)
         yield served
 
 
-def wait_until_ready(app: Any, *, reuses: bool = False) -> None:
-    """Wait until a proxy follows its engine's cache, and knows that it reuses chunks."""
-    end = time.monotonic() + 30
-    followers = app.state.cache_sync.followers.values()
-    while not all(follower.is_exact for follower in followers) or (
-        reuses and not app.state.chunk_reuse.is_supported
-    ):
-        if time.monotonic() > end:
-            raise RuntimeError("the proxy does not follow the engine after 30 s")
-        time.sleep(0.05)
+@contextmanager
+def proxied(
+    servers: Sequence[CachingServer], settings: Mapping[str, Any], *, reuses: bool = False
+) -> Iterator[str]:
+    """Empty the caches of engines and start a proxy, which the settings put in front of them; yield
+    its URL once it follows all caches, and knows that chunks are reused if they are."""
+    app = create_app(Settings.model_validate(settings))
+    with serve_in_thread(app) as url:
+        for server in servers:
+            empty_cache(server)
+        end = time.monotonic() + 30
+        followers = app.state.cache_sync.followers.values()
+        while not all(follower.is_exact for follower in followers) or (
+            reuses and not app.state.chunk_reuse.is_supported
+        ):
+            if time.monotonic() > end:
+                raise RuntimeError("the proxy does not follow the engine after 30 s")
+            time.sleep(0.05)
+        yield url
+
+
+def empty_cache(server: CachingServer) -> None:
+    """Clear the prefix cache of an engine, which says so to those who follow it."""
+    server.clear_cache()
+    if isinstance(server, EngineServer):
+        # NOTE: vLLM publishes the cleared cache with its next step only.
+        server.complete([7] * 4, "one more step")

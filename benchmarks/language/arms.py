@@ -3,9 +3,6 @@
 Prompts are the product's: the Booster writes the documents, in the retriever's order, behind the
 system message and before the question, or behind it and before `Answer:`; the model's chat template
 frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own.
-
-One arm is no policy of the product: `h2o` recomputes the tokens that received most attention when
-their document was stored, summed over layers, heads and rows (Prefill-H2O of Cache-Craft).
 """
 
 import random
@@ -16,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.chunks.craft_paper import HeavyHitters
 from benchmarks.language.cases import LanguageCase
 from ragboost.booster import Booster
 from ragboost.chunk_cache.core.fill import fill_steps
@@ -27,11 +23,8 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.eval.prime import measure, prime
-from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.model.plan import Observer
 from ragboost.chunk_cache.selection import MEASURED
-from ragboost.chunk_cache.selection.view import attention_mass
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.engine.http.prompts import Prompts
@@ -44,7 +37,6 @@ from ragboost.types import Document
 SYSTEM = "Answer the question from the documents, in as few words as possible."  # eval-order's
 STORING = "What are the documents about?"  # asked by requests that store documents
 MAX_ANSWER_TOKENS = 24
-H2O = "h2o"
 NEIGHBOURS = 4  # documents behind which a chunk is measured, for the policies that need it
 AS_RETRIEVED = Settings(
     ordering=OrderingSettings(enabled=False),
@@ -84,7 +76,6 @@ class ArmRunner:
         self._adapter.model.set_attn_implementation("sdpa")
         self._adapter.install()
         self._prompts = Prompts(loaded, reuse=ReuseDefaults(is_approx=True))
-        self._received: dict[tuple[int, ...], torch.Tensor] = {}  # attention, by stored chunk
 
     def run(
         self, case: LanguageCase, arms: Sequence[Arm], *, answers: bool = True
@@ -124,7 +115,7 @@ class ArmRunner:
     ) -> tuple[ChunkReuse, list[int], tuple[tuple[int, int], ...]]:
         """Return a store with the chunks of a case, its prompt, and their positions in it."""
         reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
-        self._store(reuse, case, observes=any(policy == H2O for policy, _ in arms))
+        self._store(reuse, case)
         earlier = case.earlier
         tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
         if self._stored == "primed":
@@ -173,7 +164,7 @@ class ArmRunner:
         assert built.chunks is not None, "asked for"
         return built.token_ids, built.chunks.chunks
 
-    def _store(self, reuse: ChunkReuse, case: LanguageCase, *, observes: bool) -> None:
+    def _store(self, reuse: ChunkReuse, case: LanguageCase) -> None:
         """Store the chunks from earlier requests without its history: one for each document, alone
         or among another case's documents, or one with all of them in another order."""
         requests = [[document] for document in case.documents]
@@ -185,17 +176,7 @@ class ArmRunner:
         for documents in requests:
             draw.shuffle(documents)
             tokens, chunks = self.prompt(STORING, documents)
-            received = torch.zeros(len(tokens), device=self._adapter.device)
-
-            def observe(
-                _layer: int, inputs: AttentionInputs, sums: torch.Tensor = received
-            ) -> None:
-                sums += attention_mass(inputs)
-
-            observer = observe if observes else None
-            cache = self._fill(reuse, tokens, chunks, FULL, observe=observer).cache
-            for span in (slice(*chunk) for chunk in chunks):
-                self._received[tuple(tokens[span])] = received[span]
+            cache = self._fill(reuse, tokens, chunks, FULL).cache
             start, end = chunks[0][0] if chunks else 0, len(tokens)
             reuse.keep(cache, tokens, chunks, num_system=start, num_exact=end)
 
@@ -222,14 +203,9 @@ class ArmRunner:
         tokens: list[int],
         chunks: tuple[tuple[int, int], ...],
         arm: Arm,
-        *,
-        observe: Observer | None = None,
     ) -> FilledArm:
         """Fill a prompt. What stands before the first chunk comes from the store, as from a prefix
         cache."""
-        policy = None
-        if arm[0] == H2O:
-            policy, arm = self._heavy_hitters(tokens, chunks), ("random", arm[1])
         library, start = reuse.library, chunks[0][0] if chunks else 0
         prefix = library.find_beginning(tokens, start)
         prefix_tokens = 0 if prefix is None else start
@@ -257,22 +233,11 @@ class ArmRunner:
             plan,
             prefix=prefix,
             backend=reuse.backend,
-            policy=policy,
-            observe=observe,
         )
         filled = at_once(steps)
         assert filled.logits is not None, "the question is computed"
         computed = filled.counts.recomputed + filled.counts.computed
         return FilledArm(filled.cache, filled.logits, computed, len(tokens))
-
-    def _heavy_hitters(
-        self, tokens: Sequence[int], chunks: Sequence[tuple[int, int]]
-    ) -> HeavyHitters:
-        received = torch.zeros(len(tokens), device=self._adapter.device)
-        for start, stop in chunks:
-            if (found := self._received.get(tuple(tokens[start:stop]))) is not None:  # stored
-                received[start:stop] = found
-        return HeavyHitters(received)
 
 
 def _with_neighbours(

@@ -22,6 +22,11 @@ Part = Literal["development", "test"]
 CountTokens = Callable[[str], int]
 
 
+def token_counter(tokenizer: Any) -> CountTokens:
+    """Count the tokens of texts, without special ones."""
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+
 @dataclass(frozen=True, slots=True)
 class LanguageCase:
     """A question with its documents, most relevant first."""

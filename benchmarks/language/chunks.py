@@ -30,6 +30,7 @@ from benchmarks.language.cases import (
     LanguageCase,
     read_cases,
     split,
+    token_counter,
 )
 from benchmarks.language.cells import TASKS, make_cases
 from ragboost.chunk_cache.eval.arms import FULL, REUSE, Arm, OutcomeFile
@@ -125,11 +126,7 @@ def measure(args: Namespace) -> dict[str, Any]:
     """Answer the cases in every arm; return a row for each."""
     settings = EngineSettings(model=args.model, num_threads=args.threads, dtype=args.dtype)
     loaded = load_model(settings)
-
-    def count_tokens(text: str) -> int:
-        return len(loaded.tokenizer.encode(text, add_special_tokens=False))
-
-    cases, arms = _cases(args, count_tokens), _arms(args)
+    cases, arms = _cases(args, token_counter(loaded.tokenizer)), _arms(args)
     task = args.task or args.data.resolve().name
     drawn = f"-{args.data.resolve().name}-{args.seed}" if args.task else ""
     first = "-question-first" if args.question_first else ""

@@ -138,9 +138,9 @@ def main() -> int:
     args = parser.parse_args()
     found = watch(make_runner(), make_prompts())
     if args.write:
-        rows = [asdict(watched) for watched in found]
-        fields = {"default": [DEFAULT_POLICY, DEFAULT_RATIO], "prompts": rows}
-        RECORDED.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        rows = ",\n  ".join(json.dumps(asdict(watched)) for watched in found)
+        default = json.dumps([DEFAULT_POLICY, DEFAULT_RATIO])
+        RECORDED.write_text(f'{{"default": {default}, "prompts": [\n  {rows}\n]}}\n', "utf-8")
     said = differences(found, read_recorded())
     print(*said or ["as recorded"], sep="\n")
     return int(bool(said))

@@ -1,20 +1,15 @@
-"""Measure what order, hints and de-duplication do to the answers of a small trained model, or of a
-language model.
+"""Measure what order, hints and de-duplication do to the answers of a language model.
 
-    python -m benchmarks.language.order_accuracy --json
-    python -m benchmarks.language.order_accuracy --questions 40
     python -m benchmarks.language.order_accuracy --model qwen-0.5b --data FOLDER --questions 200
     python -m benchmarks.language.order_accuracy --model ... --questions 0 --conversations 67
     python -m benchmarks.language.order_accuracy --model ... --arm boosted --order-template TEXT
 
-With --data the questions are about needles in four real documents of about a hundred tokens, four
-questions a set of documents, each with its own relevance order; answers are kept in --parts. Later
-turns of conversations ask about a document of the turn before. Seed 7 draws test questions, another
-one development questions.
-
-Without, draws questions with `research.order_tasks` for models from `scripts/train_order_model`.
-Serves the model by `ragboost engine`, and runs `ragboost eval-order` against it: first the single
-questions, then the conversations. Accuracy is a count, so the load of the machine does not matter.
+The questions are about needles in four real documents of about a hundred tokens, four questions a
+set of documents, each with its own relevance order. Later turns of conversations ask about a
+document of the turn before. Seed 7 draws test questions, another one development questions. Serves
+the model by `ragboost engine`, and runs `ragboost eval-order` against it: first the single
+questions, then the conversations. Answers are kept in --parts. Accuracy is a count, so the load of
+the machine does not matter.
 """
 
 import json
@@ -23,27 +18,22 @@ import random
 import re
 import subprocess
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from benchmarks.command import make_parser, model_directory
 from benchmarks.language.arms import SYSTEM
-from benchmarks.language.cases import CountTokens
+from benchmarks.language.cases import CountTokens, token_counter
 from benchmarks.language.cells import make_cases
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import model_name
 from ragboost.engine import create_engine_app
 from ragboost.serving import serve_in_thread
-from research.order_tasks import WORDS, draw_questions
 from scripts.processes import exit_on_sigterm
 
-MODELS = Path(__file__).parents[1] / "models" / "order"
 NUM_DOCUMENTS, MAX_TOKENS = 4, 130  # of a language model's prompt
 CAPACITY = 150_000  # tokens of its prefix cache: the arms share the documents of 200 questions
 ORDER_TEMPLATE = "RAGBOOST_HINTS__ORDER_TEMPLATE"
@@ -90,28 +80,6 @@ def evaluate(
     return result
 
 
-def measure(model: Path, *, questions: int, conversations: int, seed: int) -> dict[str, Any]:
-    """Serve a model and evaluate it on single questions and on conversations."""
-    rng = np.random.default_rng(seed)
-    rows = list(draw_questions(rng, questions=questions, conversations=conversations))
-    results = {}
-    app = create_engine_app(EngineSettings(model=model, num_threads=1))
-    with tempfile.TemporaryDirectory() as folder, serve_in_thread(app) as url:
-        for name, part in (("single", rows[:questions]), ("conversations", rows[questions:])):
-            if part:
-                options = ["--system", "", "--max-tokens", "2", "--metric", "em"]
-                options += ["--concurrency", "4"]
-                results[name] = evaluate(
-                    part,
-                    Path(folder),
-                    url=url,
-                    model=app.state.loaded.name,
-                    options=options,
-                    settings={ORDER_TEMPLATE: WORDS.order_template},
-                )
-    return results
-
-
 def needle_sets(
     data: Path, *, count: int, count_tokens: CountTokens, seed: int
 ) -> Iterator[NeedleSet]:
@@ -156,16 +124,12 @@ def conversation_rows(sets: Iterable[NeedleSet]) -> Iterator[dict[str, Any]]:
             yield {**listed[0].asked(listed), "conversation_id": str(number)}
 
 
-def measure_language(model: Path, data: Path, args: Namespace) -> dict[str, Any]:
-    """Serve a language model and evaluate it; answers are kept in a folder, for the next run."""
+def measure(model: Path, args: Namespace) -> dict[str, Any]:
+    """Serve a model and evaluate it; answers are kept in a folder, for the next run."""
     served = {"dtype": args.dtype, "capacity_tokens": CAPACITY}
     app = create_engine_app(EngineSettings(model=model, num_threads=1, **served))
-    tokenizer = app.state.loaded.tokenizer
-
-    def count_tokens(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False))
-
-    draw = partial(needle_sets, data, count_tokens=count_tokens, seed=args.seed)
+    count_tokens = token_counter(app.state.loaded.tokenizer)
+    draw = partial(needle_sets, args.data, count_tokens=count_tokens, seed=args.seed)
     single = list(single_rows(draw(count=-(-args.questions // NUM_DOCUMENTS))))[: args.questions]
     turns = list(conversation_rows(draw(count=args.conversations)))
     args.parts.mkdir(parents=True, exist_ok=True)
@@ -186,13 +150,13 @@ def measure_language(model: Path, data: Path, args: Namespace) -> dict[str, Any]
     return results
 
 
-def lines(results: Mapping[str, Any], *, metric: str) -> list[str]:
+def lines(results: Mapping[str, Any]) -> list[str]:
     """Return a line for each arm: accuracy, and the difference to retriever order in points."""
     shown = []
     for name, result in results.items():
         shown.append(f"{name}, {result['compared']} questions")
         for arm, found in result["arms"].items():
-            score = found["scores"][metric]
+            score = found["scores"]["contains"]
             low, high = 100 * score["low"], 100 * score["high"]
             shown.append(
                 f"  {arm:<18}{100 * score['mean']:6.1f} {100 * score['difference']:+6.1f}"
@@ -206,36 +170,23 @@ def lines(results: Mapping[str, Any], *, metric: str) -> list[str]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--model",
-        type=model_directory,
-        action="append",
-        help="name or directory, repeatable; default: both",
+        "--model", type=model_directory, action="append", required=True, help="repeatable"
     )
-    parser.add_argument("--questions", type=int, default=600, help="single questions")
-    parser.add_argument("--conversations", type=int, default=200, help="of three turns")
+    parser.add_argument("--data", type=Path, required=True, help="corpus of the documents")
+    parser.add_argument("--questions", type=int, default=200, help="single questions")
+    parser.add_argument("--conversations", type=int, default=0, help="of three turns")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--data", type=Path, help="corpus of the documents of a language model")
-    parser.add_argument("--dtype", default="auto", help="of a language model's weights")
-    parser.add_argument("--arm", action="append", help="of a language model, repeatable")
+    parser.add_argument("--dtype", default="auto", help="of the weights")
+    parser.add_argument("--arm", action="append", help="repeatable")
     parser.add_argument("--order-template", action="append", help="repeatable")
     parser.add_argument("--parts", type=Path, default=Path("order-parts"), help="kept answers")
     args = parser.parse_args()
     exit_on_sigterm()
     results = {}
-    for model in args.model or [MODELS / "hints", MODELS / "plain"]:
-        if args.data is not None:
-            found = measure_language(model, args.data, args)
-        else:
-            found = measure(
-                model,
-                questions=args.questions,
-                conversations=args.conversations,
-                seed=args.seed,
-            )
-        results[model_name(model)] = found
+    for model in args.model:
+        results[model_name(model)] = found = measure(model, args)
         if not args.json:
-            metric = "em" if args.data is None else "contains"
-            print(f"{model_name(model)}:", *lines(found, metric=metric), sep="\n")
+            print(f"{model_name(model)}:", *lines(found), sep="\n")
     if args.json:
         print(json.dumps(results))
 

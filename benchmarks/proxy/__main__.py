@@ -5,9 +5,11 @@
 
 All targets are processes in front of the same mock backend and receive the same bytes; `direct` is
 the backend itself. Rounds are interleaved and medians reported, so ratios between targets are more
-reliable than absolute microseconds. `ragboost-object` is the same RAGBoost process with documents
-in a `ragboost` object. Times are microseconds per request. Targets that are not installed are
-listed in `left_out`; `scripts/peers/setup.sh` installs the peers.
+reliable than absolute microseconds. The documents stand in tags in the system message; for the same
+RAGBoost process also in a `ragboost` object (`ragboost-object`), joined by blank lines without a
+mark (`ragboost-joined`), and in the question's text (`ragboost-none`). Times are microseconds per
+request. Targets that are not installed are listed in `left_out`; `scripts/peers/setup.sh` installs
+the peers.
 """
 
 import argparse
@@ -18,12 +20,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import make_parser, report
+from benchmarks.command import make_parser, report, show_rows
+from benchmarks.processes import last_cpu
 from benchmarks.proxy.rounds import BODIES, Round, requests_for, run_round
-from benchmarks.proxy.targets import Target, known_peers, last_cpu, running
+from benchmarks.proxy.targets import Target, known_peers, running
 from scripts.processes import exit_on_sigterm
 
 CLIENTS = (1, 64)
@@ -47,7 +48,7 @@ def main() -> None:
         os.sched_setaffinity(0, {last_cpu()})
         measured = _measure(targets, args)
     result = {"targets": measured, "left_out": [name for name in names if name not in measured]}
-    report(result, args, lambda _: _print_table(measured))
+    report(result, args, lambda _: _show(measured))
 
 
 def _log(text: str) -> None:
@@ -82,17 +83,21 @@ def _num_requests(target: Target, body: str, clients: int, args: argparse.Namesp
     return max(_MIN_REQUESTS, 2 * clients, min(args.requests, round(args.seconds * warm.rps)))
 
 
-def _print_table(targets: dict[str, Any]) -> None:
-    columns = ("target", "body", "clients", "CPU us", "÷ nginx", "p50 us", "p99 us")
-    table = Table(*columns, "first byte us", "rps")
-    for name, bodies in targets.items():
-        for body, loads in bodies.items():
-            for clients, row in loads.items():
-                nginx = targets.get("nginx", {}).get(body, {}).get(clients)
-                ratio = f"{row['cpu_us'] / nginx['cpu_us']:.1f}" if nginx else ""
-                cells = [f"{value:,.0f}" for value in row.values()]
-                table.add_row(name, body, clients, cells[0], ratio, *cells[1:])
-    Console().print(table)
+def _show(targets: dict[str, Any]) -> None:
+    nginx = targets.get("nginx", {})
+    rows = [
+        {
+            "target": name,
+            "body": body,
+            "clients": clients,
+            **{field: round(value) for field, value in figures.items()},
+            "÷ nginx": f"{figures['cpu_us'] / nginx[body][clients]['cpu_us']:.1f}" if nginx else "",
+        }
+        for name, bodies in targets.items()
+        for body, loads in bodies.items()
+        for clients, figures in loads.items()
+    ]
+    show_rows(rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Count the messages that the proxy changes although they hold no documents.
 
-    python -m benchmarks.proxy.false_alarms --data ../shared/data --json
+    python -m benchmarks.proxy.false_alarms --data FOLDER --json
 
 Sends lists that are not documents (`benchmarks.proxy.not_documents`) through `ragboost serve`, in
 sequences in which their parts come back and shift: alone and in conversations that resend their

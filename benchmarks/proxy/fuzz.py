@@ -18,7 +18,6 @@ faults of their own: documents that are cut or mixed, notes inside documents, ch
 """
 
 import argparse
-import json
 import logging
 import resource
 import sys
@@ -28,9 +27,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_rows
 from tests.fuzz.driver import Episode, Report
 from tests.fuzz.oracle import KINDS, Fault
 from tests.fuzz.requests import Asked, Reply
@@ -57,9 +55,9 @@ def main() -> None:
     logging.disable(logging.CRITICAL)  # thousands of backends fail on purpose
     if options.replay:
         sys.exit(_replay(options.replay, is_served=options.http))
-    result, report = _run(options)
-    print(json.dumps(result)) if options.json else _show(result, report)
-    sys.exit(1 if report.failures else 0)
+    result, found = _run(options)
+    report(result, options, lambda _: _show(result, found))
+    sys.exit(1 if found.failures else 0)
 
 
 def _run(options: argparse.Namespace) -> tuple[dict[str, Any], Report]:
@@ -120,15 +118,12 @@ def _rss_mb() -> float:
 
 
 def _show(result: dict[str, Any], report: Report) -> None:
-    table = Table("broken rule", "times", title=f"{result['requests']:,} requests")
-    for kind, count in result["faults"].items():
-        table.add_row(kind, str(count))
-    console = Console()
-    console.print(table)
-    console.print(f"{result['requests_per_s']} requests/s, peak RSS {result['peak_rss_mb']} MB")
+    rows = [{"broken rule": kind, "times": count} for kind, count in result["faults"].items()]
+    show_rows(rows, f"{result['requests']:,} requests")
+    print(f"{result['requests_per_s']} requests/s, peak RSS {result['peak_rss_mb']} MB")
     for case, fault in _first(report):
         seen = fault.detail.partition("\n--- client")[0]
-        console.print(f"{case} {fault.kind}: {seen}", markup=False, highlight=False)
+        print(f"{case} {fault.kind}: {seen}")
 
 
 def _replay(case: str, *, is_served: bool) -> int:

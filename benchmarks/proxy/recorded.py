@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.proxy.targets import Target, first_cpu, listens, spawn, stop
+from benchmarks.processes import first_cpu, listens, spawn, stop
+from benchmarks.proxy.targets import Target
 from scripts.ports import free_port
 
 _ANSWER = {

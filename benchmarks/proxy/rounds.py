@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.proxy.targets import KEY, Target
+from benchmarks.processes import KEY
+from benchmarks.proxy.targets import Kind, Target
 
 NUM_DOCUMENTS = 15
+# Equal texts of a list in a text are two documents, in a `ragboost` object one.
+_FOUND = {"tags": NUM_DOCUMENTS, "object": NUM_DOCUMENTS - 1}
 BODIES = {"1k": 1_000, "45k": 45_000, "400k": 400_000, "45k-stream": 45_000}
 
 
@@ -38,7 +41,7 @@ def requests_for(target: Target, body: str, num_requests: int, *, seed: int) -> 
         fields: dict[str, Any] = {
             "model": "m",
             "stream": "stream" in body,
-            **_prompt(documents, f"What about {i} of {seed}?", in_object=target.in_object),
+            **write_prompt(documents, f"What about {i} of {seed}?", kind=target.kind),
         }
         data = json.dumps(fields).encode()
         head = (
@@ -50,13 +53,19 @@ def requests_for(target: Target, body: str, num_requests: int, *, seed: int) -> 
     return requests
 
 
-def _prompt(documents: Sequence[str], question: str, *, in_object: bool) -> dict[str, Any]:
+def write_prompt(documents: Sequence[str], question: str, *, kind: Kind) -> dict[str, Any]:
+    """Return the messages of a chat completion, and the `ragboost` object of the kind `object`."""
     asked = {"role": "user", "content": question}
-    if in_object:
+    if kind == "object":
         return {"messages": [asked], "ragboost": {"documents": documents}}
-    blocks = "\n".join(f"<document>{text}</document>" for text in documents)
-    text = f"Answer from these documents.\n<documents>\n{blocks}\n</documents>"
-    return {"messages": [{"role": "system", "content": text}, asked]}
+    if kind == "none":
+        return {"messages": [{**asked, "content": f"{' '.join(documents)} {question}"}]}
+    text = "\n\n".join(documents)
+    if kind == "tags":
+        blocks = "\n".join(f"<document>{text}</document>" for text in documents)
+        text = f"<documents>\n{blocks}\n</documents>"
+    system = {"role": "system", "content": f"Answer from these documents.\n{text}"}
+    return {"messages": [system, asked]}
 
 
 async def run_round(target: Target, requests: list[bytes], clients: int) -> Round:
@@ -106,7 +115,8 @@ async def _client(
 def _check(target: Target, head: bytes) -> None:
     if not head.startswith(b"HTTP/1.1 200"):
         raise SystemExit(f"{target.name} returned {head[:60]!r}")
-    if target.name.startswith("ragboost") and b"x-ragboost-documents: 14" not in head:
+    found = _FOUND.get(target.kind) if target.name.startswith("ragboost") else None
+    if found and b"x-ragboost-documents: %d\r" % found not in head:
         raise SystemExit(f"{target.name} did not boost: {head!r}")
 
 

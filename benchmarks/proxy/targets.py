@@ -8,23 +8,22 @@ the first CPU; the backend and the clients share the last.
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import psutil
 
+from benchmarks.processes import KEY, ROOT, first_cpu, last_cpu, listens, spawn, stop
 from scripts.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".venv-peers"
-READY_S = 90
-KEY = "sk-benchmark"
+# How requests carry documents: in tags, in a `ragboost` object, joined by blank lines; or none.
+Kind = Literal["tags", "object", "joined", "none"]
 _OFFLINE = {
     "LITELLM_MASTER_KEY": KEY,
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -40,7 +39,7 @@ class Target:
     name: str
     process: subprocess.Popen[bytes]  # root of its process tree
     port: int
-    in_object: bool = False  # requests carry documents in a `ragboost` object
+    kind: Kind = "tags"
 
     def cpu_ns(self) -> int:
         """Return the processor time of the process tree in nanoseconds, over all threads."""
@@ -94,7 +93,10 @@ def running(names: Sequence[str], *, log: Callable[[str], None]) -> Iterator[lis
                 targets.append(target)
         ours = next((each for each in targets if each.name == "ragboost"), None)
         if ours is not None:
-            targets.append(Target("ragboost-object", ours.process, ours.port, in_object=True))
+            targets += [
+                Target(f"ragboost-{kind}", ours.process, ours.port, kind)
+                for kind in get_args(Kind)[1:]
+            ]
         yield targets
 
 
@@ -106,65 +108,6 @@ def _start(stack: contextlib.ExitStack, name: str, peer: Peer, backend: str) -> 
     process = peer.start(port, backend, folder)
     stack.callback(stop, process)
     return Target(name, process, port) if listens(process, port) else None
-
-
-def spawn(
-    command: Sequence[str], *, log: Path, cpu: int, env: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a process pinned to one CPU."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **(env or {})},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    os.sched_setaffinity(process.pid, {cpu})
-    return process
-
-
-def listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until a server completes a request; return False if it exits or takes READY_S."""
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError):
-            if _answers(port):
-                return True
-        time.sleep(0.2)
-    return False
-
-
-def first_cpu() -> int:
-    """Return the CPU of the servers."""
-    return min(os.sched_getaffinity(0))
-
-
-def last_cpu() -> int:
-    """Return the CPU of the backend and the clients."""
-    return max(os.sched_getaffinity(0))
-
-
-def _answers(port: int) -> bool:
-    body = b'{"model":"m","messages":[{"role":"user","content":"ready?"}]}'
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\n"
-        "content-type: application/json\r\nconnection: close\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(head.encode() + body)
-        return b" 200 " in connection.recv(4096)[:20]
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a server and wait for its exit."""
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _cpu_ns(process: psutil.Process) -> int:

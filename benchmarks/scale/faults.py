@@ -29,9 +29,8 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import make_parser
+from benchmarks.command import make_parser, report, show_rows
 from ragboost.types import Document
 from scripts.cluster import BALANCERS, Cluster, ClusterProcess, installed_balancer
 from scripts.cluster_traffic import ClusterClient, Talk, Turn, hit_rate, num_moved
@@ -61,7 +60,7 @@ def main() -> None:
     sizes = (args.before, args.during, args.after)
     rows = [run(name, balancer=balancer, sizes=sizes) for name in args.only]
     result = {"balancer": balancer or "none", "window": WINDOW, "faults": rows}
-    print(json.dumps(result)) if args.json else Console().print(_table(rows))
+    report(result, args, _show)
 
 
 def _killed(part: Callable[[Cluster], ClusterProcess]) -> tuple[Act, Act]:
@@ -245,20 +244,20 @@ def check(
     return {"lost": len(lost), "doubled": len(doubled), "crossed": len(crossed)}
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(
-        *("fault", "turns", "before", "during", "after", "asked again", "moved"),
-        *("lost", "doubled", "crossed", "back after"),
+def _show(result: Mapping[str, Any]) -> None:
+    counts = ("repeated", "moved", "lost", "doubled", "crossed", "stored_twice")
+    show_rows(
+        [
+            {
+                "fault": row["fault"],
+                "turns": row["turns"],
+                **{name: f"{rate:.1%}" for name, rate in row["hit_rate"].items()},
+                **{name: row[name] for name in counts},
+                "back after": f"{row['recovered_turns']} turns, {row['recovered_s']} s",
+            }
+            for row in result["faults"]
+        ]
     )
-    for row in rows:
-        table.add_row(
-            row["fault"],
-            str(row["turns"]),
-            *[f"{rate:.1%}" for rate in row["hit_rate"].values()],
-            *[str(row[name]) for name in ("repeated", "moved", "lost", "doubled", "crossed")],
-            f"{row['recovered_turns']} turns, {row['recovered_s']} s",
-        )
-    return table
 
 
 if __name__ == "__main__":

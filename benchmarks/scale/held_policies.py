@@ -87,5 +87,5 @@ POLICIES: Mapping[str, Callable[[Router], Any]] = {
 
 
 def _keys(admission: Admission) -> tuple[str, ...]:
-    assert admission.leading is not None, "simulated requests have documents"
-    return tuple(document.key for document in admission.leading.documents)
+    assert admission.request.leading is not None, "simulated requests have documents"
+    return tuple(document.key for document in admission.request.leading.documents)

@@ -4,13 +4,11 @@ Knows no engine.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from benchmarks.command import show_rows
-from ragboost.plots import line_plot
 
 BURST = 8  # requests that arrive at once, on average
 Arrivals = Literal["poisson", "bursts"]
@@ -95,27 +93,6 @@ def compare_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         result["worst_p99_ratio"] = round(ratios[worst], 3)
         result["worst_p99_at"] = list(worst)
     return result
-
-
-def plot(path: Path, result: Mapping[str, Any]) -> None:
-    """Draw goodput over load."""
-    rows = result["rows"]
-    first = rows[0]["arrivals"]
-    lines = {
-        arm: [
-            (row["load"], row["goodput_per_s"])
-            for row in rows
-            if row["arm"] == arm and row["arrivals"] == first
-        ]
-        for arm in dict.fromkeys(row["arm"] for row in rows)
-    }
-    line_plot(
-        path,
-        lines,
-        x_label="offered load, relative to plain saturation",
-        y_label="requests per second within the TTFT bound",
-        title=f"{result['workload']} ({first})",
-    )
 
 
 def show(results: Sequence[Mapping[str, Any]]) -> None:

@@ -33,7 +33,7 @@ from benchmarks.command import make_parser, report
 from benchmarks.datasets.workloads import GENERATORS
 from benchmarks.engines.end_to_end import MAX_MODEL_LEN, load
 from benchmarks.engines.replays import completion
-from benchmarks.engines.served import wait_until_ready
+from benchmarks.engines.served import proxied
 from benchmarks.scale.load import (
     ARMS,
     LOADS,
@@ -44,15 +44,10 @@ from benchmarks.scale.load import (
     arrival_gaps,
     compare_rows,
     load_figures,
-    plot,
     show,
 )
 from benchmarks.scale.simulated_load import simulate
 from ragboost.booster.booster import Booster
-from ragboost.config import Settings
-from ragboost.plots import check_plot
-from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
 from ragboost.types import Request
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import EngineServer, missing
@@ -103,13 +98,7 @@ class Bench:
 
     @contextmanager
     def _proxy(self, arm: str) -> Iterator[str]:
-        app = create_app(Settings(backend={"url": self._server.url}, **ARMS[arm]))
-        with serve_in_thread(app) as url:
-            self._server.clear_cache()
-            self._server.post(
-                "/v1/completions", {"model": "tiny", "prompt": "Run one step.", "max_tokens": 1}
-            )
-            wait_until_ready(app)
+        with proxied([self._server], {"backend": {"url": self._server.url}, **ARMS[arm]}) as url:
             yield url
 
     def _lines(self, requests: Sequence[Request], *, boost: bool) -> Lines:
@@ -145,8 +134,6 @@ def main() -> None:
     else:
         result = serve(options)
         results = [result]
-    if options.plot:
-        plot(options.plot, results[0])
     report(result, options, lambda _: show(results))
 
 
@@ -226,7 +213,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--saturation-clients", type=int, default=32, help="per engine")
     parser.add_argument("--cache-tokens", type=int, default=100_000, help="prefix cache size")
     parser.add_argument("--seed", type=int, default=1, help="of the first repeat's arrivals")
-    parser.add_argument("--plot", type=Path, metavar="F.svg", help="goodput over load")
     real = parser.add_argument_group("real engines")
     real.add_argument("--corpus", choices=["padded", "extracts"], default="extracts")
     real.add_argument("--clients", type=int, action="append", default=[], help="closed loops")
@@ -238,8 +224,6 @@ def parse() -> argparse.Namespace:
     simulated.add_argument("--lanes", type=int, default=1, help="prompts computed concurrently")
     simulated.add_argument("--replicas", type=int, default=1)
     options = parser.parse_args()
-    if options.plot:
-        check_plot(options.plot)
     if options.engine == "simulated":
         options.requests = options.requests or 600
         return options

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale.router --engines 1,4,16,64,256 --json
     python -m benchmarks.scale.router --workload zipf --requests 300 --load half --load "64 clients"
-    python -m benchmarks.scale.router --data ../shared/data/multihoprag_evidence
+    python -m benchmarks.scale.router --data FOLDER
 
 The simulation is that of `simulated_load`. All else is equal in all arms: `cache_aware` is the
 product's, `least_loaded` its other policy, the next ones are what other routers do

@@ -30,6 +30,7 @@ from benchmarks.scale.load import (
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.ordering import plan_batch
+from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.types import Document, Request
@@ -86,16 +87,19 @@ class Run:
         loop = asyncio.get_running_loop()
         started = loop.time()
         documents = tuple(self.documents[name] for name in names)
-        admission = self.dispatcher.admission()
-        admission.tenant, admission.leading = self.tenant, Request("why?", documents)
-        admission.prompt_tokens = sum(self.tokens[name] for name in names)
-        admission.is_stream = True
+        request = RoutingRequest(
+            tenant=self.tenant,
+            find_leading=lambda: Request("why?", documents),
+            prompt_tokens=sum(self.tokens[name] for name in names),
+            is_stream=True,
+        )
+        admission = self.dispatcher.admission(request)
         await self.dispatcher.enter(admission)
         self.releases.append(admission.release)
         booster = self.tenant.booster(admission.backend.name)
         context = booster.boost("why?", documents, planned=admission.planned)
         lengths = [self.lengths[document.key] for document in context.documents]
-        admission.cached_tokens = context.predicted_cached_tokens
+        admission.expect(context.predicted_cached_tokens)
         await self.engines[admission.backend.name].prefill(context.documents, lengths)
         self.ttft.append(loop.time() - started)
         self.responses.append(Response(started, loop.time()))

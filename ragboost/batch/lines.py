@@ -64,9 +64,7 @@ class LineParser:
     ) -> None:
         self._formats = make_formats(settings)
         self._corpus = corpus
-        self._moves_varying = settings.ordering.move_varying
         self._reads_records = reads_records
-        self._num_records = 0
 
     def parse(self, raw: bytes) -> BatchLine:
         value = parse_json(raw)
@@ -146,16 +144,12 @@ class LineParser:
     def _recorded(self, value: dict[str, Any], record: RecordedRequest) -> BatchLine:
         if not self._reads_records:
             raise RequestError("a log of proxy.record has no texts to send: `simulate` reads it")
-        self._num_records += 1
-        head = f"{record.tenant} {record.head}"
-        if record.varying_tokens and not self._moves_varying:
-            head = f"{head} {self._num_records}"  # nobody else has this text before the documents
         return BatchLine(
             value=value,
             id=None,
             query="",
             documents=tuple([Document(name) for name in record.doc_ids]),
-            head=head,
+            head=f"{record.tenant} {record.head}",
             is_boost_wanted=True,
             write=lambda _: value,
             tokens=record.doc_tokens,

@@ -27,7 +27,6 @@ from ragboost.ordering import (
     Order,
     OrderPolicy,
     Purchase,
-    RecentContexts,
     RentLedger,
     group_turns,
     make_order_policy,
@@ -78,11 +77,9 @@ class Booster(StoredConversations, UsageReports):
             max_visits=self.settings.index.max_visits,
             seat=seat,
         )
-        policy = make_order_policy(self.settings.ordering) if policy is None else policy
-        self._policy = policy
-        self._reuse_policy = policy if isinstance(policy, RecentContexts) else RecentContexts()
+        self._policy = make_order_policy(self.settings.ordering) if policy is None else policy
         self.rents = RentLedger()
-        self._planner = LivePlanner(self.index, self.settings.ordering, policy)
+        self._planner = LivePlanner(self.index, self.settings.ordering, self._policy)
         self.usage = UsageTotals()
         self._lock = RLock()  # guards index, sessions and usage
         self.residency = Residency(self.index, self._lock, ttl_s=self.settings.index.ttl_s)
@@ -242,16 +239,13 @@ class Booster(StoredConversations, UsageReports):
         count, has_copies = self.tokens.count_documents, not self.settings.dedup.enabled
         return Retrieved.of(query, values, prompt_prefix, count=count, has_copies=has_copies)
 
-    def _order_alone(
-        self, retrieved: Retrieved, *, ratio: float | None = None, has_tail: bool = True
-    ) -> Order:
-        policy = self._policy if ratio is None else self._reuse_policy
+    def _order_alone(self, retrieved: Retrieved, *, has_tail: bool = True) -> Order:
         return order_documents(
             self.index,
             retrieved.elements,
             retrieved.tokens,
             settings=self.settings.ordering,
-            policy=policy if has_tail else None,  # nothing behind the prefix is cached
+            policy=self._policy if has_tail else None,  # nothing behind the prefix is cached
         )
 
     def _boost(
@@ -289,7 +283,7 @@ class Booster(StoredConversations, UsageReports):
         if state is not None or not past.is_empty:
             num_tokens += self.tokens.count(retrieved.query)
         if past.is_empty:
-            (self._policy if ratio is None else self._reuse_policy).add(order.documents)
+            self._policy.add(order.documents)
             entry = self._record(order.documents, order.tokens, purchase)
         else:
             entry = self._record_turn(state, retrieved.prompt_prefix, num_tokens)
@@ -344,7 +338,7 @@ class Booster(StoredConversations, UsageReports):
             return retrieved.in_order(range(len(retrieved.unique)))
         if ratio is None and planned is not None and planned.fits(retrieved.elements):
             return planned
-        return self._order_alone(retrieved, ratio=ratio)
+        return self._order_alone(retrieved)
 
     def _record_turn(
         self, state: SessionState | None, prompt_prefix: str, num_tokens: int

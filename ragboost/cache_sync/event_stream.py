@@ -48,8 +48,9 @@ class EventStream:
     another process is publishing now, and the whole stream is replayed. Without a replay endpoint a
     gap clears the mirror, because a removal may have been missed.
 
-    `on_change` is called after a batch that changed resident tokens, `on_batch` before each batch
-    is applied, by the thread that feeds the stream.
+    `on_change` is called after a batch that changed resident tokens and by `notify_state`,
+    `on_batch` before each batch is applied, both in the thread
+    that feeds the stream.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class EventStream:
         self._replay: _Replay | None = None
         self._request: int | None = None
         self._is_replay_down = False
+        self._noted = (StreamState.FALLBACK, 0)
         # Since the start, of events and incidents; `num_disproved`: gaps without a missing batch.
         self.counts: Counter[str] = Counter()
 
@@ -277,6 +279,12 @@ class EventStream:
         if count & (count - 1) == 0:
             text = "KV event stream %s: %s (%d so far)"
             logger.log(level, text, self.name, message, count, exc_info=error)
+
+    def notify_state(self) -> None:
+        """Report if the state or the number of cached tokens is another than at the last call."""
+        noted, self._noted = self._noted, (self.state, self.mirror.num_resident_tokens)
+        if self._noted != noted and self._on_change is not None:
+            self._on_change(Changes({}))
 
     def _is_old(self, payload: bytes) -> bool:
         """Tell an old frame from the frame of a new publisher with the same number."""

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # Events follow the response: what no event has confirmed after this long is not cached.
 _CONFIRM_S = 1.0
 _FORGET_S = 60.0  # after which no event of a prompt comes that is not cached
-_POLL_S = 0.1
+_PAUSE_S = 0.1  # between steps that nothing but a deadline asks for
 _CHANGES_PER_STEP = 32
 _MAX_REQUESTS = 10_000  # whose blocks may be cached; of older ones later requests tell
 _MAX_PREFIXES = 10_000
@@ -156,8 +156,7 @@ class CacheFollower:
             tell(request_id, layout if has_reused else layout._replace(num_exact=None))
         self._may_forget(request_id, layout)
         if self._mode.is_exact:
-            deadline = self._clock() + _CONFIRM_S
-            self._unconfirmed.append(_Ended(deadline, request_id, layout))
+            self._await_end(self._unconfirmed, _CONFIRM_S, (request_id, layout))
         elif request_id is not None:
             self._in_flight.remove(request_id)
 
@@ -184,6 +183,7 @@ class CacheFollower:
         self, request_id: str | None, layout: PromptLayout, recorded: IndexEntry
     ) -> None:
         self._failed.append((layout, recorded))
+        self.wake()
         self._may_forget(request_id, layout)
         if request_id is not None:
             self._in_flight.remove(request_id)
@@ -198,8 +198,25 @@ class CacheFollower:
 
     async def run(self) -> None:
         while True:
-            await self._pending.wait(_POLL_S)
+            await self._pending.wait(self._next_deadline_s())
             await self.step()
+
+    def wake(self) -> None:
+        """Have the next step taken at once."""
+        self._pending.put(Changes({}))
+
+    def refresh(self) -> None:
+        """Look at the streams and the cache's size again, which have been set."""
+        if self._current_mode() != self._mode:
+            self.wake()
+
+    def _next_deadline_s(self) -> float | None:
+        deadlines = [ended[0].deadline for ended in (self._unconfirmed, self._ended) if ended]
+        return max(min(deadlines) - self._clock(), _PAUSE_S) if deadlines else None
+
+    def _current_mode(self) -> CacheMode:
+        is_exact = self.state is StreamState.EXACT
+        return CacheMode(is_exact, self.capacity_tokens, eviction_forecast=self._forecast)
 
     async def step(self) -> None:
         self._is_applying = True
@@ -207,8 +224,7 @@ class CacheFollower:
         if changes.is_cleared:
             await self._clear()
         await self._apply(changes.resident_tokens)
-        is_exact = self.state is StreamState.EXACT
-        mode = CacheMode(is_exact, self.capacity_tokens, eviction_forecast=self._forecast)
+        mode = self._current_mode()
         if mode != self._mode:
             await self._switch(mode)
         await self._drop_failed()
@@ -222,11 +238,19 @@ class CacheFollower:
         old = self._layouts.peek(request_id)
         if old is not None and old.documents != layout.documents[: len(old.documents)]:
             self._replaced.append(old)
+            self.wake()
         self._layouts.put(request_id, layout)
 
     def _may_forget(self, request_id: str | None, layout: PromptLayout) -> None:
         if request_id is not None:
-            self._ended.append(_Ended(self._clock() + _FORGET_S, request_id, layout))
+            self._await_end(self._ended, _FORGET_S, (request_id, layout))
+
+    def _await_end(
+        self, ended: deque[_Ended], seconds: float, request: tuple[str | None, PromptLayout]
+    ) -> None:
+        if not ended:  # else an earlier deadline is waited for
+            self.wake()
+        ended.append(_Ended(self._clock() + seconds, *request))
 
     def _forget_ended(self) -> None:
         now = self._clock()

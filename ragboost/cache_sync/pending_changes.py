@@ -1,6 +1,7 @@
 """Hand changes of a prefix cache from any thread to the event loop, merged until it takes them."""
 
 import asyncio
+import contextlib
 import threading
 
 from ragboost.cache_sync.prefix_mirror import Changes
@@ -22,7 +23,7 @@ class PendingChanges:
             return not self._changes.resident_tokens and not self._changes.is_cleared
 
     def put(self, changes: Changes) -> None:
-        """Add changes; later ones of a request replace earlier ones."""
+        """Add changes and wake who waits; later ones of a request replace earlier ones."""
         with self._lock:
             resident = {} if changes.is_cleared else self._changes.resident_tokens
             resident.update(changes.resident_tokens)
@@ -38,11 +39,12 @@ class PendingChanges:
             changes, self._changes = self._changes, Changes({})
         return changes
 
-    async def wait(self, seconds: float) -> None:
+    async def wait(self, seconds: float | None) -> None:
         """Wait for changes, so long at most."""
-        self._loop = asyncio.get_running_loop()
-        try:
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            if self._is_woken:
+                return
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
-        except TimeoutError:
-            return
         self._wake.clear()

@@ -60,6 +60,9 @@ class PrefixMirror:
         self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
         self._requests: OrderedDict[str, MirrorBlock] = OrderedDict()
         self._touched: set[str] = set()
+        # Stored or removed in this batch; which blocks are reachable is settled once at its end, or
+        # events that take turns at the beginning of a long chain would walk it again and again.
+        self._changed: dict[MirrorBlock, None] = {}
         self.clear(is_partial=True)
 
     def __len__(self) -> int:
@@ -75,6 +78,7 @@ class PrefixMirror:
         self._blocks, self._by_key = {}, {}
         self._requests.clear()
         self._touched.clear()
+        self._changed.clear()
         self._group: int | None = None
         self._sparse_groups: set[int] = set()  # that are no full attention
         self.block_size = 0
@@ -96,8 +100,8 @@ class PrefixMirror:
             else:
                 is_cleared = True
                 self.clear(is_partial=False)
-        touched, self._touched = self._touched, set()
-        return Changes({request: self._settle(request) for request in sorted(touched)}, is_cleared)
+        self._settle_blocks()
+        return Changes(self._settle_requests(), is_cleared)
 
     def resident_tokens(self, request_id: str) -> int | None:
         """Return the leading tokens of a request that are cached; None if it is unknown."""
@@ -159,15 +163,11 @@ class PrefixMirror:
                 key = _block_key(parent.key, raw[i * width : (i + 1) * width], extra)
                 block = MirrorBlock(block_hash, parent, key=key, num_tokens=size)
                 self._blocks[block_hash] = block
-                equal = self._by_key.get(key)
-                if equal is None or not equal.is_reachable:
-                    self._by_key[key] = block
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
                 self._count_unknown(1)
             block.copies += 1
-            if not block.is_reachable and parent.is_reachable:
-                self._mark_reachable(block)
+            self._changed[block] = None
             parent = block
         if event.session_id is not None and len(event.session_id) <= _MAX_REQUEST_ID:
             self._place(event.session_id, parent)
@@ -222,8 +222,7 @@ class PrefixMirror:
                 self._count_unknown(1)
                 continue
             block.copies -= 1
-            if block.is_reachable and not self._is_resident(block):
-                self._mark_unreachable(block)
+            self._changed[block] = None
             self._prune(block)
 
     def _withdraw(self, hashes: Iterable[BlockHash]) -> None:
@@ -232,17 +231,32 @@ class PrefixMirror:
             block = self._blocks.get(block_hash)
             if block is not None:
                 block.is_approximate = True
-                if block.is_reachable:
-                    self._mark_unreachable(block)
+                self._changed[block] = None
 
     def _is_resident(self, block: MirrorBlock) -> bool:
         return bool(block.copies) and not block.is_approximate
+
+    def _settle_blocks(self) -> None:
+        """Bring `is_reachable` of the changed blocks and those behind them up to date."""
+        changed = list(self._changed)
+        self._changed.clear()
+        for block in changed:
+            if block.is_reachable and not self._is_resident(block):
+                self._mark_unreachable(block)
+        for block in changed:
+            parent = block.parent
+            is_behind = parent is not None and parent.is_reachable
+            if is_behind and not block.is_reachable and self._is_resident(block):
+                self._mark_reachable(block)
 
     def _mark_reachable(self, block: MirrorBlock) -> None:
         pending = [block]
         while pending:
             block = pending.pop()
             block.is_reachable = True
+            equal = self._by_key.get(block.key)
+            if equal is None or not equal.is_reachable:
+                self._by_key[block.key] = block
             self.num_resident_tokens += block.num_tokens
             pending += [child for child in block.children() if self._is_resident(child)]
 
@@ -279,17 +293,24 @@ class PrefixMirror:
         if block is not None and block.requests is not None:
             block.requests.discard(request_id)
 
-    def _settle(self, request_id: str) -> int:
-        """Move a request to its deepest resident block; return the tokens up to there."""
-        start = block = self._requests.get(request_id)
-        while block is not None and not block.is_reachable:
-            block = block.parent
-        if block is None or block.parent is None:
-            self._release(request_id)
-            return 0
-        if block is not start:
-            self._place(request_id, block)
-        return block.end
+    def _settle_requests(self) -> dict[str, int]:
+        """Move touched requests to their deepest resident blocks; return the tokens up to there."""
+        touched, self._touched = self._touched, set()
+        nearest: dict[MirrorBlock, MirrorBlock] = {}  # resident, of the blocks walked over
+        tokens = {}
+        for request_id in sorted(touched):
+            block, path = self._requests.get(request_id), []
+            while block is not None and not block.is_reachable:
+                path.append(block)
+                block = nearest.get(block, block.parent)
+            if block is None or block.parent is None:
+                self._release(request_id)
+            elif path:
+                self._place(request_id, block)
+            if block is not None:
+                nearest.update(dict.fromkeys(path, block))
+            tokens[request_id] = 0 if block is None else block.end
+        return tokens
 
     def _count_unknown(self, count: int) -> None:
         if count:

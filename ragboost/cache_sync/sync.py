@@ -177,6 +177,7 @@ class CacheSync:
                 selected[backend][name] = stream
         for backend, streams in selected.items():
             self.followers[backend].streams = streams
+            self.followers[backend].refresh()
 
     async def _watch(self, engine: EngineClient) -> None:
         follower = self.followers[engine.name]
@@ -184,6 +185,7 @@ class CacheSync:
             found = await discover(engine)
             self._is_down[engine.name] = not found.is_up
             follower.capacity_tokens = found.capacity_tokens or follower.capacity_tokens
+            follower.refresh()
             if found.sources and self._settings.endpoint is None:
                 await self._subscribe(engine, found.sources)
             is_lost = follower.state is StreamState.FALLBACK

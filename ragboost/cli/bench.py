@@ -5,11 +5,8 @@ import json
 from pathlib import Path
 
 import typer
-from pydantic import SecretStr
 
 from ragboost.cli.options import AS_JSON, BODY, KEY_ENV, PROGRESS, api_key, json_fields
-from ragboost.config import BackendSettings
-from ragboost.errors import ConfigError
 
 app = typer.Typer(
     help="Measure a server, or the proxy in front of it, with recorded traffic.",
@@ -54,26 +51,20 @@ def trace(
     ragboost bench trace requests.jsonl --endpoint http://127.0.0.1:8080 --model MODEL --speed 60
     """
     from ragboost.batch.display import progress_bar
+    from ragboost.evaluation.endpoint import ChatEndpoint
     from ragboost.evaluation.trace_replay import TraceReplay
     from ragboost.evaluation.traces import read_trace
 
     requests = read_trace(file, limit=limit)
-    key = api_key(key_env)
-    secret = SecretStr(key) if key else None
-    try:
-        settings = BackendSettings(url=endpoint, read_timeout_s=timeout, api_key=secret)
-    except ValueError:
-        raise ConfigError(
-            f"--endpoint must begin with http:// or https:// and a host, got {endpoint!r}"
-        ) from None
-    replay = TraceReplay(
-        settings,
+    served = ChatEndpoint(
+        endpoint,
         model=model,
-        speed=speed,
-        concurrency=concurrency,
-        max_tokens=max_tokens,
-        scale=scale,
+        api_key=api_key(key_env),
         body=json_fields(body),
+        timeout_s=timeout,
+    )
+    replay = TraceReplay(
+        served, speed=speed, concurrency=concurrency, max_tokens=max_tokens, scale=scale
     )
     with progress_bar(progress) as on_progress:
         result = asyncio.run(

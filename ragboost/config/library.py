@@ -130,11 +130,6 @@ class OrderingSettings(Section):
         description="Most relevant documents to keep next to the question, the best one last. They "
         "are not reordered for the cache.",
     )
-    move_varying: bool = Field(
-        False,
-        description="Move text that differs in nearly every request, such as a date or a user's "
-        "name, from before the documents to behind them, if it is in the same text.",
-    )
 
 
 class DedupSettings(Section):
@@ -265,7 +260,9 @@ class SessionSettings(Section):
     """The memory of conversations."""
 
     max_sessions: int = Field(
-        10_000, ge=1, description="Sessions kept; the least recently used are dropped."
+        10_000,
+        ge=1,
+        description="Sessions kept, of 16 messages each; the least recently used are dropped.",
     )
     ttl_s: float = Field(
         86_400.0, gt=0, description="Seconds after its last use until a session expires."
@@ -274,8 +271,7 @@ class SessionSettings(Section):
         256 * 1024 * 1024,
         ge=1024,
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to sessions with an id, to recognised conversations, and to chat sessions in memory or in "
-        "Redis.",
+        "to conversations whose clients resend them, and to chat sessions.",
     )
     max_documents: int = Field(
         10_000,
@@ -285,8 +281,8 @@ class SessionSettings(Section):
     )
     stateless: bool = Field(
         True,
-        description="Recognise conversations without a session id by their messages, if a request "
-        "gives all documents of its earlier turns itself. Kept in the proxy's memory.",
+        description="Follow conversations without a session id, too, whose documents are inside "
+        "their messages. Kept in the proxy's memory.",
     )
     store: Literal["memory", "sqlite", "redis"] = Field(
         "memory",

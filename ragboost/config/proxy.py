@@ -294,6 +294,11 @@ class ProxySettings(Section):
         description='File with the keys as JSON, {"TEAM": ["KEY", ...], ...}, read again when it '
         "changes; instead of `api_keys`. A key counts until it is removed.",
     )
+    metrics_key: SecretStr | None = Field(
+        None,
+        description="Key that `/metrics` needs, as `authorization: Bearer KEY`; without one it is "
+        "open. Of a quiet proxy it shows the tokens of single requests.",
+    )
     priorities: dict[str, Annotated[int, Field(ge=-(2**31), lt=2**31)]] = Field(
         {},
         description="By team of `api_keys_file`: the least `priority` of its completions, of "

@@ -7,8 +7,8 @@ from typing import Any
 from rich.table import Table
 
 from ragboost.demo.replay import WorkloadAnswers
+from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.evaluation.trace_replay import percentile_95
-from ragboost.proxy.upstream.streamed_chat import StreamedAnswer
 
 _ROWS = (
     ("requests", "requests", "{:,}"),

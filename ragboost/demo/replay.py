@@ -1,14 +1,14 @@
 """Send the demo's requests to a chat server, one after another, over real HTTP and streams."""
 
 from collections.abc import AsyncGenerator
-from contextlib import closing
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from ragboost.booster.booster import Booster
-from ragboost.config import BackendSettings, DedupSettings, HintSettings, OrderingSettings, Settings
+from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.demo.workload import Workload, WorkloadTurn
-from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.streamed_chat import STREAMED, StreamedAnswer, ask_streamed
+from ragboost.evaluation.endpoint import ChatEndpoint
+from ragboost.evaluation.streamed_answer import StreamedAnswer
 
 MODEL = "demo"
 
@@ -26,36 +26,27 @@ async def replay(
     """Send all sessions, then all conversations turn by turn with the whole history, and yield each
     answer; the next request is sent when its answer is asked for. Plain requests carry the
     documents in the prompt, as applications without RAGBoost write them."""
-    with closing(Backend(BackendSettings(url=url))) as client:
+    async with aclosing(ChatEndpoint(url, model=MODEL, max_tokens=max_tokens)) as endpoint:
         for turn in workload.sessions:
-            body = _body([], turn, boosted=boosted, max_tokens=max_tokens)
-            yield await ask_streamed(client, body)
+            body = endpoint.body([_message(turn, boosted)], **_fields(turn, boosted))
+            yield await endpoint.ask_streamed(body)
         for number, turns in enumerate(workload.conversations):
-            history: list[Message] = []
+            messages: list[Message] = []
             for turn in turns:
-                body = _body(history, turn, boosted=boosted, max_tokens=max_tokens)
-                if boosted:
-                    body["ragboost"]["session_id"] = f"demo-{number}"
-                answer = await ask_streamed(client, body)
-                history = [*body["messages"], {"role": "assistant", "content": answer.text}]
+                messages.append(_message(turn, boosted))
+                fields = _fields(turn, boosted, session_id=f"demo-{number}")
+                answer = await endpoint.ask_streamed(endpoint.body(messages, **fields))
+                messages.append({"role": "assistant", "content": answer.text})
                 yield answer
 
 
-def _body(
-    history: list[Message], turn: WorkloadTurn, *, boosted: bool, max_tokens: int
-) -> dict[str, Any]:
-    content = turn.question if boosted else _plain_prompt(turn)
-    body: dict[str, Any] = {
-        "model": MODEL,
-        "messages": [*history, {"role": "user", "content": content}],
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        **STREAMED,
-    }
-    if boosted:
-        documents = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
-        body["ragboost"] = {"documents": documents}
-    return body
+def _message(turn: WorkloadTurn, boosted: bool) -> Message:
+    return {"role": "user", "content": turn.question if boosted else _plain_prompt(turn)}
+
+
+def _fields(turn: WorkloadTurn, boosted: bool, **session: str) -> dict[str, Any]:
+    documents = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
+    return {"ragboost": {"documents": documents, **session}} if boosted else {}
 
 
 def _plain_prompt(turn: WorkloadTurn) -> str:

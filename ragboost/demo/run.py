@@ -13,7 +13,7 @@ from ragboost.demo.comparison import summarize
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import MODEL, WorkloadAnswers, replay
 from ragboost.demo.workload import Workload, make_workload
-from ragboost.proxy.upstream.streamed_chat import StreamedAnswer
+from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.retrieval import BM25Retriever
 from ragboost.serving import serve_in_thread
 

@@ -5,7 +5,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import aclosing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ async def ask_all(
         for key, messages in islice(queue, limit):
             await ask(key, messages)
 
-    with closing(endpoint):
+    async with aclosing(endpoint):
         await ask_from_queue(1)  # shows that the endpoint, key and model are right
         await asyncio.gather(*[ask_from_queue() for _ in range(concurrency)])
     return failures

@@ -1,9 +1,9 @@
-"""Ask an OpenAI-compatible endpoint for chat completions, with retries."""
+"""Ask an OpenAI-compatible endpoint for chat completions, whole with retries, or streamed."""
 
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -18,8 +18,10 @@ from ragboost.errors import (
     ConfigError,
 )
 from ragboost.evaluation.prompts import Messages
+from ragboost.evaluation.streamed_answer import STREAMED, StreamedAnswer, read_streamed
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.rewriting.headers import RawHeaders, get_header
+from ragboost.proxy.upstream.client import UpstreamResponse
+from ragboost.rewriting.headers import get_header
 
 _ROUTE = "/chat/completions"
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -68,10 +70,11 @@ class ChatEndpoint:
         self._target = path + (f"?{parts.query}" if parts.query else "")
         self._backend = Backend(settings)
         self.where = self._backend.url + path
-        self._fields = {"model": model, "max_tokens": max_tokens, "temperature": 0, **(body or {})}
+        self._defaults = {"model": model, "max_tokens": max_tokens, "temperature": 0}
+        self._fields = body or {}
         self._headers = [
             (b"content-type", b"application/json"),
-            (b"user-agent", b"ragboost-eval-order"),
+            (b"user-agent", b"ragboost"),
         ]
         if api_key:
             self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
@@ -80,28 +83,33 @@ class ChatEndpoint:
         self._not_before = 0.0  # a rate limit holds for all requests
 
     def payload(self, messages: Messages) -> dict[str, Any]:
-        fields = {name: value for name, value in self._fields.items() if value is not None}
-        return {**fields, "messages": [{"role": r, "content": text} for r, text in messages]}
+        return self.body([{"role": role, "content": text} for role, text in messages])
 
-    def close(self) -> None:
-        self._backend.close()
+    def body(self, messages: Sequence[Mapping[str, str]], **fields: Any) -> dict[str, Any]:
+        """Return a request's body with `fields`, unless those given for all requests differ."""
+        body = {**self._defaults, **fields, **self._fields, "messages": messages}
+        return {name: value for name, value in body.items() if value is not None}
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
 
     async def ask(self, messages: Messages) -> str:
         """Return the answer to a conversation; wait and try again while the endpoint is busy."""
-        body = json.dumps(self.payload(messages)).encode("utf-8", "replace")
+        payload = self.payload(messages)
         for attempt in range(1, self._attempts + 1):
             # Others may have moved it meanwhile.
             while (left := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(left)
             delay_s = None
             try:
-                status, headers, text = await self._post(body)
-                if status == 200:
+                with closing(await self._post(payload)) as response:
+                    text = await _read_all(response)
+                if response.status == 200:
                     return self._read(text)
-                error: Exception = self._refusal(status, text)
-                if status not in _PASSING:
+                error: Exception = self._refusal(response.status, text)
+                if response.status not in _PASSING:
                     raise error
-                delay_s = _seconds(get_header(headers, b"retry-after") or "")
+                delay_s = _seconds(get_header(response.headers, b"retry-after") or "")
             except BackendTimeoutError as failure:  # again, it would take as long
                 problem = f"{self.where}: {failure}; --timeout gives it more"
                 raise BackendTimeoutError(problem) from None
@@ -114,17 +122,21 @@ class ChatEndpoint:
             self._not_before = max(self._not_before, until)
         raise error
 
-    async def _post(self, body: bytes) -> tuple[int, RawHeaders, bytes]:
+    async def ask_streamed(self, body: Mapping[str, Any]) -> StreamedAnswer:
+        """Ask once for a body's answer as a stream, and read it."""
+        started = time.perf_counter()
+        with closing(await self._post({**body, **STREAMED})) as response:
+            if response.status != 200:
+                raise self._refusal(response.status, await _read_all(response))
+            return await read_streamed(response, started=started)
+
+    async def _post(self, body: Mapping[str, Any]) -> UpstreamResponse:
+        data = json.dumps(body).encode("utf-8", "replace")
         response = await self._backend.request(
-            "POST", self._target, headers=self._headers, body=body
+            "POST", self._target, headers=self._headers, body=data
         )
-        self._has_answered, text = True, bytearray()
-        with closing(response):
-            while data := await response.read():
-                text += data
-                if len(text) > _MAX_RESPONSE_BYTES:
-                    raise BackendConnectionError("the response is longer than 16 MiB")
-        return response.status, response.headers, bytes(text)
+        self._has_answered = True
+        return response
 
     def _read(self, text: bytes) -> str:
         try:
@@ -155,6 +167,15 @@ class ChatEndpoint:
         elif status in _OF_THE_PROMPT:
             kind = RefusedPromptError
         return kind(f"{self.where} answered {status}: {problem}")
+
+
+async def _read_all(response: UpstreamResponse) -> bytes:
+    text = bytearray()
+    while data := await response.read():
+        text += data
+        if len(text) > _MAX_RESPONSE_BYTES:
+            raise BackendConnectionError("the response is longer than 16 MiB")
+    return bytes(text)
 
 
 def _seconds(retry_after: str) -> float | None:

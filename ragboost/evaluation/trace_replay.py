@@ -4,17 +4,16 @@ arrived, time scaled, up to a bound on those that run."""
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ragboost.config import BackendSettings
 from ragboost.errors import BackendError, RequestError
+from ragboost.evaluation.endpoint import ChatEndpoint
+from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.evaluation.traces import TraceRequest, TraceTexts
-from ragboost.proxy.upstream.backend import Backend
-from ragboost.proxy.upstream.streamed_chat import STREAMED, StreamedAnswer, ask_streamed
 
 
 class ReplayedRequest(NamedTuple):
@@ -62,67 +61,54 @@ class ReplayResult(NamedTuple):
 
 class TraceReplay:
     """Sends the requests of a trace to one server, `speed` seconds of it per second. Answers are at
-    most `max_tokens`, shorter where the trace says so; a null in `body` removes a field."""
+    most `max_tokens`, shorter where the trace says so."""
 
     def __init__(
         self,
-        settings: BackendSettings,
+        endpoint: ChatEndpoint,
         *,
-        model: str,
         speed: float = 1.0,
         concurrency: int = 64,
         max_tokens: int = 16,
         scale: float = 1.0,
-        body: Mapping[str, Any] | None = None,
     ) -> None:
         if not speed > 0:
             raise RequestError(f"speed must be above 0, got {speed}", param="speed")
-        self._settings = settings
-        self._model = model
+        self._endpoint = endpoint
         self._speed = speed
         self._slots = asyncio.Semaphore(concurrency)
         self._max_tokens = max_tokens
-        self._body = body or {}
         self._texts = TraceTexts(scale=scale)
 
     def payload(self, request: TraceRequest) -> dict[str, Any]:
         length = min(request.output_tokens or self._max_tokens, self._max_tokens)
-        body = {
-            "model": self._model,
-            "messages": self._texts.messages(request),
-            "max_tokens": max(1, length),
-            "temperature": 0,
-            **self._body,
-            **STREAMED,
-        }
-        return {name: value for name, value in body.items() if value is not None}
+        return self._endpoint.body(self._texts.messages(request), max_tokens=max(1, length))
 
     async def run(
         self, requests: Sequence[TraceRequest], *, on_done: Callable[[int], None] = lambda _: None
     ) -> ReplayResult:
-        """Replay requests in order of arrival. Raises `BackendError`, the first, if all failed."""
+        """Replay requests in order of arrival, and close the endpoint. Raises `BackendError`, the
+        first, if all failed."""
         results: list[ReplayedRequest] = []
         started = time.perf_counter()
-        with closing(Backend(self._settings)) as client:
-            async with asyncio.TaskGroup() as tasks:
-                for request in requests:
-                    due = started + request.arrival_s / self._speed
-                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                    await self._slots.acquire()  # the bound holds for what waits, too
-                    late_s = max(0.0, time.perf_counter() - due)
-                    tasks.create_task(self._send(client, request, late_s, results, on_done))
+        async with aclosing(self._endpoint), asyncio.TaskGroup() as tasks:
+            for request in requests:
+                due = started + request.arrival_s / self._speed
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                await self._slots.acquire()  # the bound holds for what waits, too
+                late_s = max(0.0, time.perf_counter() - due)
+                tasks.create_task(self._send(request, late_s, results, on_done))
         return _result(results, time.perf_counter() - started)
 
     async def _send(
         self,
-        client: Backend,
         request: TraceRequest,
         late_s: float,
         results: list[ReplayedRequest],
         on_done: Callable[[int], None],
     ) -> None:
         try:
-            answer = await ask_streamed(client, self.payload(request))
+            answer = await self._endpoint.ask_streamed(self.payload(request))
             results.append(ReplayedRequest(late_s, answer))
         except BackendError as error:
             results.append(ReplayedRequest(late_s, None, str(error)))

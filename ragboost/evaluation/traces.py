@@ -150,12 +150,10 @@ def _mooncake(row: Mapping[str, Any]) -> TraceRequest:
 
 def _recorded(record: RecordedRequest, number: int) -> TraceRequest:
     scope = f"{record.tenant} {record.head}"
-    before = [TracePart(f"head {scope}", record.head_tokens)]
-    if record.varying_tokens:
-        before.append(TracePart(f"varying {number}", record.varying_tokens))
+    head = TracePart(f"head {scope}", record.head_tokens)
     documents = [TracePart(*each) for each in zip(record.doc_ids, record.doc_tokens, strict=True)]
     tail = TracePart(f"tail {number}", record.tail_tokens)
-    return TraceRequest(record.t_s, tuple(before), tuple(documents), (tail,))
+    return TraceRequest(record.t_s, (head,), tuple(documents), (tail,))
 
 
 def _length(value: Any) -> int:

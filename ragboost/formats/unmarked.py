@@ -81,7 +81,7 @@ class UnmarkedDocuments:
         """
         leading = [pair for pair in zip(slots, scans, strict=True) if pair[0].is_leading]
         for slot, result in leading if self._is_on else ():
-            if result.marks:
+            if result.marks and result.problem:
                 raise UnmarkedDocumentsError(
                     f"the last document in the frame {result.frame!r} has no certain end: put the "
                     "list into a tag, or wait until documents return (formats.evidence)",

@@ -33,7 +33,6 @@ def write_receipt(
     dropped_tokens: int,
     bought_tokens: int,
     cost: PromptCost | None = None,
-    advice: str = "",
     cache_break: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the JSON object that says what one request used and saved.
@@ -45,7 +44,6 @@ def write_receipt(
             index counts them.
         bought_tokens: see `Usage.bought_tokens`.
         cost: with a price for the model.
-        advice: what keeps the prompt from being cached, if that is known.
         cache_break: why it is not the continuation of another.
     """
     fields: dict[str, Any] = {
@@ -67,8 +65,6 @@ def write_receipt(
         fields["cost"] = round(cost.cost, _DIGITS)
         fields["uncached_cost"] = round(cost.uncached, _DIGITS)
         fields["saved_cost"] = round(cost.saved, _DIGITS)
-    if advice:
-        fields["advice"] = advice
     if cache_break is not None:
         fields["cache_break"] = cache_break
     return msgspec.json.encode(fields)
@@ -78,6 +74,14 @@ def find_price(prices: Sequence[PriceSettings], model: str) -> PriceSettings | N
     """Return the price with the longest beginning of a model's name; None if there is none."""
     fitting = [price for price in prices if model.startswith(price.model)]
     return max(fitting, key=lambda price: len(price.model), default=None)
+
+
+def cost_of(
+    prices: Sequence[PriceSettings], model: str, usage: Usage, *, dropped_tokens: int
+) -> PromptCost | None:
+    """Return the cost of a prompt; None without a price for its model."""
+    price = find_price(prices, model) if prices else None
+    return prompt_cost(price, usage, dropped_tokens=dropped_tokens) if price is not None else None
 
 
 def lost_cost(price: PriceSettings, lost_tokens: int) -> float:

@@ -13,7 +13,7 @@ _MAX_NAME = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Placed(Generic[T]):
+class PlacedDocument(Generic[T]):
     value: T
     label: str  # its label in hints, such as `[Doc_7]`
     rank: int  # its position in relevance order, from 0
@@ -22,7 +22,7 @@ class Placed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Placement(Generic[T]):
-    placed: tuple[Placed[T], ...]
+    placed: tuple[PlacedDocument[T], ...]
     blank: tuple[T, ...]  # objects without text, which are not ordered
     hint: str  # the order hint; empty if nothing moved
 
@@ -52,7 +52,7 @@ def place(
     for (rank, _), position in zip(texts, context.positions, strict=True):
         ranks.setdefault(position, []).append(rank)
     placed = tuple(
-        Placed(
+        PlacedDocument(
             values[ranks[position][0]],
             label,
             ranks[position][0],

@@ -17,7 +17,6 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
-from ragboost.proxy.memory import bounded_malloc, short_collections
 from ragboost.serving import bind
 from ragboost.serving.guarded_protocol import guarded_protocol
 from ragboost.sessions import make_store, store_class
@@ -35,7 +34,7 @@ def serve(settings: Settings) -> None:
     asyncio.run(_check_store(settings.session))
     _check_events(settings)
     server = make_server(guarded(create_app(settings), proxy), proxy)
-    with bounded_malloc(), short_collections(), _signals_only_stop(server):
+    with _signals_only_stop(server):
         listener = listen(proxy)
         _log_address(settings, listener)
         server.run(sockets=[listener])

@@ -6,40 +6,34 @@ from ragboost.booster.tenants import Tenant
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import RequestObserver
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.records import Placed
+from ragboost.rewriting.history import History
 from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.sent_history import Conversation, Conversations
 
 
 class ShadowTrial:
     """Tries to boost each request, in a conversation boosted from its beginning.
 
-    The context indexes and a second record of conversations hold what would have been sent.
+    The context indexes and a second history hold what would have been sent.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, observer: RequestObserver) -> None:
         self._metrics = metrics
         self._observer = observer
         self._label_template = settings.hints.label_template
-        self._conversations = Conversations(settings.session)
-        self._histories = Histories(settings.session)
+        self._history = History(settings.session)
 
     async def run(
-        self, request: ParsedRequest, tenant: Tenant, admission: Admission, *, in_thread: bool
+        self, request: ParsedRequest, tenant: Tenant, placed: Placed, *, in_thread: bool
     ) -> None:
         """Boost a request, count it, and forget the result; the caller has locked the tenant."""
-        backend = admission.backend.name
-        conversation: Conversation | None = None
-        if request.session is not None:
-            conversation = self._conversations.get(request.session)
-        elif request.links:
-            conversation = self._histories.match(request)
+        backend = placed.backend.name
+        conversation = self._history.known(request.chain) if request.is_followed else None
 
         def work() -> Rewriting:
             result = Rewriting(request, conversation, label_template=self._label_template)
-            result.boost(tenant.booster(backend), planned=admission.planned)
+            result.boost(tenant.booster(backend), planned=placed.planned)
             if (context := result.context) is not None:
                 kept = sum(tenant.tokens.count_documents(context.documents))
                 retrieved = sum(tenant.tokens.count_documents(context.retrieved))
@@ -48,7 +42,4 @@ class ShadowTrial:
             return result
 
         result = await asyncio.to_thread(work) if in_thread else work()
-        if request.session is None and request.links and conversation is not None:
-            self._histories.add(request, conversation, result.delta)
-        elif conversation is not None:
-            self._conversations.add(conversation, result.delta)
+        self._history.add(result.delta)

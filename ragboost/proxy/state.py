@@ -1,6 +1,6 @@
 """Everything that one proxy app shares between its routes and requests."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -12,10 +12,13 @@ from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.request_body import RequestBodies
+from ragboost.proxy.cache_learning import CacheLearning
+from ragboost.proxy.observability.completion_metrics import CompletionMetrics
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.records import Observer
 from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.message_handler import MessageHandler
 from ragboost.proxy.replicas.redis_transport import RedisTransport
@@ -40,6 +43,7 @@ class ProxyState:
     announcer: ChunkAnnouncer  # tells them which chunks a waiting request needs
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     recent: RecentRequests  # the last completions, for the dashboard
+    observers: Sequence[Observer]  # of completions that have ended
     dispatcher: Dispatcher  # assigns requests to backends
     store: ChatSessionStore  # of the chat sessions
     turns: RunningTurns  # the sessions' turns that are being answered
@@ -80,6 +84,9 @@ class ProxyState:
             kinds=kinds,
             dispatcher=dispatcher,
         )
+        recent, learning = RecentRequests(), CacheLearning(sync, metrics)
+        log = _request_log(settings.proxy, metrics)
+        logs = [log] if log is not None else []
         return cls(
             settings,
             backends,
@@ -89,13 +96,14 @@ class ProxyState:
             kinds,
             announcer,
             pipeline,
-            RecentRequests(),
+            recent,
+            [*logs, recent, CompletionMetrics(metrics, settings.prices), learning],
             dispatcher,
             make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
             board,
             replicas,
-            _request_log(settings.proxy, metrics),
+            log,
             ApiKeys.watched(settings, backends.sources),
             RequestBodies(settings.proxy),
             Refresher(backends.sources, interval_s=settings.router.health_interval_s),

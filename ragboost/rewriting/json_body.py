@@ -6,10 +6,9 @@ integers, odd spacing. Knows JSON, not the meaning of the fields.
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -22,8 +21,6 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # Lists whose elements are moved or replaced one by one.
 _MOVED_LISTS = (*ANY.messages, "documents")
-# Fields of which no part is encoded again; they have a score, that is a number, per document.
-_ONLY_READ = ("documents", "ragboost")
 # What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
 _MAX_DEPTH = 128
 _TOO_DEEP = f"the body is nested more than {_MAX_DEPTH} levels deep"
@@ -32,7 +29,6 @@ _MAX_CONTAINERS = 250_000
 _MAX_MESSAGES = 10_000
 _MAX_DIGITS = 4_000  # of an integer; Python refuses a little more
 _CONTAINERS = frozenset({dict, list})
-_SPACE = re.compile(r"[ \t\n\r]*")
 
 
 Link = bytes
@@ -58,24 +54,9 @@ def _encode_number(value: Any) -> msgspec.Raw:
     return msgspec.Raw(value.literal.encode())
 
 
-def _integer(literal: str) -> int | NumberLiteral:
-    is_odd = literal == "-0" or len(literal) > _MAX_DIGITS
-    return NumberLiteral(literal) if is_odd else int(literal)
-
-
-def _has_minus_zero(raw: bytes) -> bool:
-    """Return True if JSON has the number `-0`, which msgspec decodes as the integer 0."""
-    return b"-0" in raw and _MINUS_ZERO.search(raw) is not None
-
-
-_MINUS_ZERO = re.compile(rb"[\[,:\s]-0[\s,\]}]")
 _DECODER = msgspec.json.Decoder(float_hook=NumberLiteral)
 _FAST_DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_number)
-# Python's own parser accepts what engines accept, too: lone surrogates and NaN.
-_LENIENT = json.JSONDecoder(
-    parse_float=NumberLiteral, parse_int=_integer, parse_constant=NumberLiteral
-)
 
 
 class MalformedBodyError(Exception):
@@ -100,11 +81,10 @@ class JsonBody:
         self.raw_fields = self._split_fields()  # the client's bytes, not copied
         # Values must not be changed in place: `encode` recognises unchanged ones by identity.
         self.fields: dict[str, Any] = {
-            name: self._decode(field, _FAST_DECODER if name in _ONLY_READ else _DECODER)
-            for name, field in self.raw_fields.items()
+            name: self._decode(field) for name, field in self.raw_fields.items()
         }
-        if not _is_plain(raw) and _has_zero(self.fields):
-            self._restore_minus_zeros()
+        if len(raw) > _MAX_SMALL or _num_openers(raw) >= _MAX_DEPTH:
+            _check_depth(self.fields)
         for name in ANY.messages:
             if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
                 raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
@@ -113,6 +93,13 @@ class JsonBody:
         name = message_field(self.fields)
         self.list_name = name if isinstance(self.fields.get(name), list) else ""
         self.messages: Sequence[msgspec.Raw] = self.elements(name) if self.list_name else ()
+
+    @classmethod
+    def unread(cls, raw: bytes) -> Self:
+        """Return a body that is no JSON object: it has no fields, and is forwarded as it came."""
+        body = cls(b"{}")
+        body.raw = raw
+        return body
 
     def field_bytes(self, name: str) -> bytes:
         """Return the client's bytes of a field; empty if it is absent."""
@@ -139,10 +126,9 @@ class JsonBody:
         return self.encode_bytes(encoded)
 
     def encode_bytes(self, value: Any) -> bytes:
-        """Encode one value; lone surrogates, which UTF-8 cannot carry, become escapes."""
         if isinstance(value, msgspec.Raw):
             return bytes(value)
-        return _bytes(_dump(value)) if self._is_lenient else _ENCODER.encode(value)
+        return _dump(value) if self._is_lenient else _ENCODER.encode(value)
 
     def _encode_value(self, value: Any) -> msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
@@ -159,45 +145,43 @@ class JsonBody:
         try:
             return _FIELDS.decode(self.raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            fields = self._decode_leniently(self.raw)
+            fields = self._load(self.raw)
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
         if not isinstance(fields, dict):
             raise MalformedBodyError(f"the body is a JSON {json_type(fields)}, not an object")
-        return {name: msgspec.Raw(raw) for name, raw in _split(_text(self.raw))}
+        return {name: msgspec.Raw(_dump(value)) for name, value in fields.items()}
 
     def elements(self, name: str) -> list[msgspec.Raw]:
         """Return the client's bytes of each element of a field that is a list."""
         if name not in self._elements:
-            raw = self.raw_fields[name]
             try:
-                self._elements[name] = _ELEMENTS.decode(raw)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                pieces = _split(_text(bytes(raw)))
-                self._elements[name] = [msgspec.Raw(element) for _, element in pieces]
+                self._elements[name] = _ELEMENTS.decode(self.raw_fields[name])
+            except msgspec.MsgspecError:
+                self._elements[name] = [msgspec.Raw(_dump(value)) for value in self.fields[name]]
         return self._elements[name]
 
-    def _decode(self, raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
+    def _decode(self, raw: msgspec.Raw) -> Any:
         try:
-            return decoder.decode(raw)
+            return _DECODER.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return self._decode_leniently(bytes(raw))
+            return self._load(bytes(raw))
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
 
-    def _restore_minus_zeros(self) -> None:
-        for name, field in self.raw_fields.items():
-            if name not in _ONLY_READ and _has_minus_zero(bytes(field)):
-                self.fields[name] = _LENIENT.decode(_text(bytes(field)))
-
-    def _decode_leniently(self, raw: bytes) -> Any:
+    def _load(self, raw: bytes) -> Any:
+        """Accept what engines accept, too: lone surrogates and NaN. What is encoded of such a body
+        means the same, but is not spelled as the client spelled it."""
         self._is_lenient = True
         try:
-            return _LENIENT.decode(_text(raw))
+            value = json.loads(raw.decode("utf-8", "surrogatepass"))
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
         except ValueError as error:
             raise MalformedBodyError(str(error)) from None
+        if type(value) in _CONTAINERS:
+            _check_depth(value)
+        return value
 
 
 def decode_message(message: Any) -> Any:
@@ -211,8 +195,8 @@ def decode_message(message: Any) -> Any:
 
 
 def decode_json(raw: bytes) -> Any:
-    """Decode a JSON text as a body is decoded: numbers keep their spelling, and lone surrogates are
-    accepted. Return None for any other text."""
+    """Decode a backend's JSON text; numbers keep their spelling, unless there are lone surrogates.
+    Return None for any other text."""
     try:
         return _DECODER.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -220,26 +204,25 @@ def decode_json(raw: bytes) -> Any:
     except RecursionError:
         return None
     try:
-        return _LENIENT.decode(_text(raw))
+        return json.loads(raw)
     except (ValueError, RecursionError):
         return None
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value that `decode_json` has returned, or parts of it."""
+    """Encode a value; lone surrogates, which UTF-8 cannot carry, become escapes."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
-        return _bytes(_dump(value))
+        return _dump(value)
 
 
-def _text(raw: bytes) -> str:
-    """Decode UTF-8 as engines do, with surrogates, which UTF-8 has none of."""
-    return raw.decode("utf-8", "surrogatepass")
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), default=_load_raw).encode()
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def _load_raw(raw: msgspec.Raw) -> Any:
+    return json.loads(bytes(raw))
 
 
 def _num_openers(raw: bytes) -> int:
@@ -247,68 +230,23 @@ def _num_openers(raw: bytes) -> int:
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) | 0x20 == ord("{")))
 
 
-def _is_plain(raw: bytes) -> bool:
-    """Return True if a small body has neither `-0` nor enough objects and lists to be nested too
-    deeply; in a large one, searching for these takes longer than looking at its values."""
-    if len(raw) > _MAX_SMALL or (b"-" in raw and b"-0" in raw):  # one byte is found faster
-        return False
-    return raw.count(b"{") + raw.count(b"[") < _MAX_DEPTH
-
-
-def _has_zero(value: Any) -> bool:
-    """Return True if a value contains the integer 0; look at it level by level, not recursively.
+def _check_depth(value: Any) -> None:
+    """Look at a value level by level, not recursively.
 
     Raises:
         MalformedBodyError: it is nested too deeply for code that recurses.
     """
     level: list[Any] = [value]
-    has_zero = False
     for _ in range(_MAX_DEPTH):
-        children = [
+        level = [
             child
             for holder in level
             for child in (holder.values() if type(holder) is dict else holder)
+            if type(child) in _CONTAINERS
         ]
-        types = set(map(type, children))
-        if int in types and not has_zero:
-            has_zero = any(type(child) is int and not child for child in children)
-        if types.isdisjoint(_CONTAINERS):
-            return has_zero
-        level = [child for child in children if type(child) in _CONTAINERS]
+        if not level:
+            return
     raise MalformedBodyError(_TOO_DEEP)
-
-
-def _split(text: str) -> Iterator[tuple[str, bytes]]:
-    at = _behind_space(text, 0)
-    is_object = text[at] == "{"
-    at = _behind_space(text, at + 1)
-    while text[at] not in "]}":
-        name = ""
-        if is_object:
-            name, at = _LENIENT.raw_decode(text, at)
-            at = _behind_space(text, _behind_space(text, at) + 1)  # the colon
-        start = at
-        _, at = _LENIENT.raw_decode(text, at)
-        yield name, _bytes(text[start:at])
-        at = _behind_space(text, at)
-        if text[at] == ",":
-            at = _behind_space(text, at + 1)
-
-
-def _behind_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    assert match is not None, "an empty match is a match"
-    return match.end()
-
-
-def _dump(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key)}:{_dump(v)}" for key, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_dump, value)) + "]"
-    if isinstance(value, msgspec.Raw):
-        return _text(bytes(value))
-    return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)
 
 
 def chain_links(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:

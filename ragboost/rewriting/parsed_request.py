@@ -6,8 +6,9 @@ Knows JSON bodies, raw headers and the documents' shapes. Does not know backends
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import EllipsisType
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.errors import ContextIndexError, RagBoostError, RequestError
@@ -86,35 +87,35 @@ class Bypass(NamedTuple):
 
 
 NO_DOCUMENTS = Bypass("no_documents")
+UNREAD = Bypass("malformed_body")
 
 
+@dataclass(frozen=True, eq=False)
 class ParsedRequest:
-    def __init__(self, body: JsonBody, tenant_key: TenantKey, options: Mapping[str, Any]) -> None:
-        self.body = body
-        self.tenant_key = tenant_key
-        self.options = options  # the fields of the `ragboost` object, checked; empty without one
-        # False: the client asks for its documents in the order given, without hints.
-        self.is_boost_wanted = is_boost_wanted(options)
-        self.arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
-        self.session: str | None = None  # unique name of its conversation; None: unnamed
-        self.owner = b""  # hash of what tells users apart: credentials, end user, cache salt
-        self.shape: Format | None = None  # of its documents; None without any, as is `found`
-        self.found: FoundDocuments | None = None
-        self.kind: EngineKind = ""  # of the backends
-        self.bypass: Bypass | None = None  # why there are no documents to boost
-        # What recognises its conversation if that has no name: the links of its messages, which
-        # depend on its model, cache salt, credentials, end user and instructions, too. Empty where
-        # recognition is off, or without documents.
-        self.links: Sequence[Link] = ()
-        self.scope = b""  # the seed of `links`; empty where recognition is off
-        # Link of the question, shape and keys of documents beside the messages; empty if they are
-        # inside.
-        self.question_link: Link = b""
-        self.shape_beside = ""
-        self.keys_beside: tuple[str, ...] = ()
-        self._leading: Request | EllipsisType | None = ...
+    """What came: the body, and what follows from it."""
 
-    @property
+    body: JsonBody
+    tenant_key: TenantKey
+    options: Mapping[str, Any]  # the fields of the `ragboost` object, checked; empty without one
+    # False: the client asks for its documents in the order given, without hints, or they are held
+    # out.
+    is_boost_wanted: bool = True
+    arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
+    session: str | None = None  # unique name of its conversation; None: unnamed
+    owner: bytes = b""  # hash of what tells users apart: credentials, end user, cache salt
+    shape: Format | None = None  # of its documents; None without any, as is `found`
+    found: FoundDocuments | None = None
+    kind: EngineKind = ""  # of the backends
+    bypass: Bypass | None = None  # why there are no documents to boost
+    is_followed: bool = False  # its history is looked for, and kept
+
+    @classmethod
+    def unread(cls, raw: bytes, *, team: str) -> Self:
+        """Return a request whose body is no JSON object, which the backend reports."""
+        key = TenantKey("", "", team)
+        return cls(JsonBody.unread(raw), key, {}, bypass=UNREAD)
+
+    @cached_property
     def detection(self) -> Detection:
         """The detection of its documents, whatever becomes of the request."""
         if self.shape is not None and self.found is not None:
@@ -128,30 +129,61 @@ class ParsedRequest:
         num = len(self.found.documents) if self.found is not None else 0
         return num > _MANY_DOCUMENTS or len(self.body.raw) > _LARGE_BYTES
 
+    @cached_property
+    def links(self) -> Sequence[Link]:
+        """The chain of its messages, each with all before it.
+
+        Documents beside them belong to the conversation only if it has a name: without one, they
+        are a part of their question.
+        """
+        digests, found = self.body.message_digests, self.found
+        at = found.message if found is not None and self._is_beside else None
+        if at is not None and self.session is None and found is not None:
+            question = b"\n".join((digests[at], *map(str.encode, found.keys)))
+            digests = [*digests[:at], question, *digests[at + 1 :]]
+        return chain_links(digests, seed=self._scope)
+
+    @cached_property
+    def links_behind(self) -> Sequence[Link]:
+        """The chain of messages behind documents that stand above them all; empty without any."""
+        is_above = self.shape is not None and not self.shape.in_message
+        if is_above and self.found is not None:
+            above = self.found.seed
+        else:
+            above = self.body.field_bytes("documents") if self.shape is None else b""
+        if not above:
+            return ()
+        return chain_links(self.body.message_digests, seed=b"\n".join((self._scope, above)))
+
     @property
-    def opening(self) -> int | None:
-        """Index of the first message beside instructions; None where recognition is off."""
-        messages = self.body.fields.get(self.body.list_name) or () if self.scope else ()
-        at = num_instructions(messages[:_MAX_OPENING])
-        return at if at < min(len(messages), _MAX_OPENING) else None
+    def chain(self) -> Sequence[Link]:
+        """All links under which its history may be found."""
+        return [*self.links, *self.links_behind]
+
+    @cached_property
+    def _scope(self) -> bytes:
+        """Whose messages they are: a name stands for its user, model and cache salt; without one,
+        the tenant's, behind these instructions."""
+        if self.session is not None:
+            return self.session.encode("utf-8", "surrogatepass")
+        body = self.body
+        above = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
+        return b"".join((repr(self.tenant_key).encode(), *above))
+
+    @property
+    def _is_beside(self) -> bool:
+        return self.shape is not None and self.shape.in_message and not self.shape.in_place
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
 
         None if there are none. `Request.prompt_prefix` is the hash of the text before them. Never
-        raises: why a malformed request has none stands in `bypass.error`. Computed once: later
-        calls get the first answer, whatever their conversation.
+        raises: why a malformed request has none stands in `bypass.error`.
         """
-        if self._leading is ...:
-            self._leading = self._find_leading(conversation)
-        return self._leading
-
-    def _find_leading(self, conversation: Conversation | None) -> Request | None:
         shape, found = self.shape, self.found
         if shape is None or found is None or not found.documents or not self.is_boost_wanted:
             return None
-        seed = b"" if shape.in_message else found.seed
-        history = self.history(conversation, seed=seed, is_boosted=True)
+        history = self.history(conversation, is_behind=not shape.in_message, is_boosted=True)
         if history.sent or history.repeated is not None:
             return None
         prefix = prompt_prefix(self.body, shape, found, kind=self.kind)
@@ -161,13 +193,13 @@ class ParsedRequest:
         self,
         conversation: Conversation | None,
         *,
-        seed: bytes = b"",
+        is_behind: bool = False,
         is_boosted: bool | None = None,
     ) -> ResentMessages:
         """Find the rewritten messages before and at the question.
 
         Args:
-            seed: identifies documents above the messages, which belong to their history.
+            is_behind: the documents above the messages belong to their history.
             is_boosted: the client wants its documents boosted; None: that makes no difference.
         """
         if self.found is None or self.found.message is None:
@@ -178,8 +210,7 @@ class ParsedRequest:
             question=self.found.message,
             retrieved=self.found.keys,
             is_boosted=is_boosted,
-            links=() if seed else self.links,
-            seed=seed,
+            links=self.links_behind if is_behind else self.links,
         )
 
 
@@ -198,7 +229,7 @@ def parse_request(
     """Parse a completion request.
 
     Args:
-        recognises: find what recognises its conversation, if that has no name.
+        recognises: its history is looked for, too, if it has no name.
         user: under which its conversation is kept; None: the user of its credentials.
         session: unique name of its conversation; None: the one that the request names, if any.
         team: of its API key.
@@ -210,30 +241,33 @@ def parse_request(
         RequestError: the `ragboost` object or the session header is malformed.
     """
     body = JsonBody(raw)
-    options = ragboost_fields(body.fields)
-    request = ParsedRequest(body, TenantKey.of(body.fields, team=team), options)
-    request.kind = kind
+    options, key = ragboost_fields(body.fields), TenantKey.of(body.fields, team=team)
     user = user_of(headers) if user is None else user
-    request.owner = _owner(body.fields, request.tenant_key, user)
-    scope = hashlib.sha256(request.owner + request.tenant_key.model.encode()).digest()
+    owner = _owner(body.fields, key, user)
+    scope = hashlib.sha256(owner + key.model.encode()).digest()
     if session is None and (name := _session_name(body.fields, options, headers)) is not None:
         session = f"{scope.hex()}/{name}"
-    request.session = session
-    if session is None and recognises:
-        instructions = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
-        request.scope = b"".join((scope, *instructions))
+    shape, found, bypass = None, None, None
     try:
-        tenant = "\n".join((*request.tenant_key, user))
+        tenant = "\n".join((*key, user))
         hit = find_format(formats, body.fields, tenant=tenant, learns=learns)
-        if hit is not None:
-            request.shape, request.found = hit
-            if request.scope:
-                _set_links(request, *hit)
-        else:
-            request.bypass = NO_DOCUMENTS
+        shape, found = hit or (None, None)
+        bypass = None if hit is not None else NO_DOCUMENTS
     except UnknownShapeError as error:
-        request.bypass = Bypass.of(error)
-    return request
+        bypass = Bypass.of(error)
+    return ParsedRequest(
+        body,
+        key,
+        options,
+        is_boost_wanted=is_boost_wanted(options),
+        session=session,
+        owner=owner,
+        shape=shape,
+        found=found,
+        kind=kind,
+        bypass=bypass,
+        is_followed=session is not None or (shape is not None and recognises),
+    )
 
 
 async def run_bytes(work: Callable[[], T], num_bytes: int, *, max_bytes: int = _LARGE_BYTES) -> T:
@@ -278,15 +312,6 @@ def _is_name(value: Any) -> bool:
 def _owner(fields: Mapping[str, Any], key: TenantKey, user: str) -> bytes:
     parts = (user, key.cache_salt, key.team, *map(fields.get, _END_USER))
     return hashlib.sha256(repr(parts).encode()).digest()
-
-
-def _set_links(request: ParsedRequest, shape: Format, found: FoundDocuments) -> None:
-    body = request.body
-    if body.messages and (found.message is not None or shape.in_place):
-        request.links = chain_links(body.message_digests, seed=request.scope)
-        if not shape.in_place and found.message is not None:
-            request.question_link = request.links[found.message]
-            request.shape_beside, request.keys_beside = shape.name, found.keys
 
 
 def prompt_prefix(

@@ -17,21 +17,24 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 class RecordedRequest:
     """The shape of a completion in a log of `proxy.record`: hashes, and lengths in tokens.
 
-    | head: equal in others | varying | documents | tail: question, history |
+    | head | documents | tail: question, history |
     """
 
     t_s: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]  # of its arrival
     tenant: str
     session: str | None  # None: it named none
-    head: str  # of the text before the documents without what varies; empty without documents
+    head: str  # of the text before the documents; empty without documents
     head_tokens: _Tokens
-    varying_tokens: _Tokens  # 0 where nothing is known to vary
     doc_ids: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
     doc_tokens: tuple[_Tokens, ...]
     tail_tokens: _Tokens
     # What was seen of the documents, and the kind of their frame; empty in older logs.
     detection: _Name = ""
     frame: _Name = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.head_tokens + sum(self.doc_tokens) + self.tail_tokens
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "RecordedRequest | None":

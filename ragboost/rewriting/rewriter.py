@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from msgspec import Raw
 
-from ragboost.booster import Booster, CarriedDocuments, Turn
+from ragboost.booster import Booster, CarriedDocuments, SessionState, Turn
 from ragboost.context import Context
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.formats import Format, FoundDocuments
@@ -35,7 +35,7 @@ class Rewriting:
     """One request while it is rewritten, and then what it was rewritten to.
 
     Args:
-        conversation: the one that it belongs to, whose `state` gets the new turn; or None.
+        conversation: what is known of its own; None: nothing is, nor shall be.
     """
 
     def __init__(
@@ -145,12 +145,13 @@ class Rewriting:
             body, self._shape, found, first=first, kind=self._request.kind
         )
         self._put(history.sent)
+        state = history.state if conversation is not None else None
         if history.repeated is not None:
             self._repeat(history, history.repeated, bypass)
-        elif isinstance(outcome := bypass or self._boost(conversation, history.carried), Bypass):
+        elif isinstance(outcome := bypass or self._boost(state, history.carried), Bypass):
             self._write_unboosted(history, outcome)
         else:
-            turn = conversation.state.turns[-1] if conversation is not None else None
+            turn = history.state.turns[-1] if conversation is not None else None
             self._write(history, outcome, turn=turn)
             self._count(outcome, before=history.num_bytes(body, found.message or 0))
         self.delta = history.with_last(self.delta)
@@ -160,12 +161,11 @@ class Rewriting:
     ) -> None:
         """Resend the question as well: a retry, or the next step of an agent that gives the turn's
         documents each time."""
-        message, conversation = self._found.message, self._conversation
+        message = self._found.message
         assert message is not None, "a repeated message has an index"
         self._put({message: repeated})
-        if conversation is not None and conversation.key:  # now it is the newest form again
-            link, parent = history.links[message], history.digest(message)
-            self.delta = HistoryDelta(((link, repeated),), None, parent)
+        link, parent = history.links[message], history.digest(message)
+        self.delta = HistoryDelta(((link, repeated),), None, parent)  # it is the newest form again
         if bypass is not None or history.sent:
             self.bypass, self.num_documents = bypass, len(repeated.documents)
             self.num_dropped = len(repeated.retrieved) - self.num_documents
@@ -175,8 +175,8 @@ class Rewriting:
 
     def _write_unboosted(self, history: ResentMessages, bypass: Bypass) -> None:
         """Write the documents in the order given, with labels to which later turns may refer."""
-        conversation, turn = self._conversation, None
-        state = conversation.state if conversation is not None else None
+        turn = None
+        state = history.state if self._conversation is not None else None
         past = CarriedDocuments.of(state, history.carried, has_references=False)
         context = self._as_given(known=past.known, is_complete=past.is_complete)
         if self._booster is not None and state is not None:
@@ -237,7 +237,7 @@ class Rewriting:
             self._put(inside.sent)
             self._leave(Bypass("option"), inside)
             return
-        history = request.history(conversation, seed=self._found.seed)
+        history = request.history(conversation, is_behind=True)
         self._put({**inside.sent, **history.sent})
         earlier = list(history.sent.values())
         if history.repeated is not None:
@@ -253,17 +253,15 @@ class Rewriting:
     def _keep_or_boost(self, earlier: SentMessage | None) -> Context | Bypass:
         return self._boost(None, {}) if earlier is None else self._keep_order(earlier)
 
-    def _boost(
-        self, conversation: Conversation | None, carried: Mapping[str, str]
-    ) -> Context | Bypass:
+    def _boost(self, state: SessionState | None, carried: Mapping[str, str]) -> Context | Bypass:
         """Boost the documents. Errors that the caller can correct are raised, all others bypass."""
         assert self._booster is not None, "a request that is rendered is not boosted"
         try:
             return self._booster.boost(
                 self._found.query,
                 self._found.documents,
-                session=conversation.state if conversation else None,
-                history=carried if conversation else None,
+                session=state,
+                history=carried if state is not None else None,
                 prompt_prefix=self.prompt_prefix,
                 planned=self._planned,
                 recompute_ratio=self._ratio,

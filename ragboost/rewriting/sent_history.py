@@ -5,9 +5,8 @@ foreign history finds none. Where branches differ, each form knows what it was s
 """
 
 import hashlib
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -15,16 +14,13 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from ragboost.booster import SessionState, Turn
-from ragboost.bounded_map import BoundedMap
-from ragboost.config import SessionSettings
-from ragboost.rewriting.json_body import JsonBody, Link, chain_links
+from ragboost.rewriting.json_body import JsonBody, Link
 from ragboost.wires.registry import ANY
 
 Digest = bytes
 """Hash of a history as the engine received it; `UNCHANGED` if nothing of it was rewritten."""
 
 UNCHANGED: Digest = b""
-_MAX_FORMS = 8  # of one message: branches of a conversation
 FORM_BYTES = 400  # memory of a form beside its message
 
 
@@ -60,6 +56,7 @@ class MessageForm:
     link: Link  # of the original history up to it
     sent: SentMessage
     parent: Digest | None = None  # of the history that it was sent behind; None: unknown
+    turn: Turn | None = field(default=None, compare=False)  # the Booster's record of its request
 
     @property
     def num_bytes(self) -> int:
@@ -78,100 +75,32 @@ class HistoryDelta(NamedTuple):
     sent: tuple[tuple[Link, SentMessage], ...] = ()  # each behind the one before it
     turn: Turn | None = None  # the Booster's record of the request
     parent: Digest | None = None  # of the history that the first was sent behind; None: unknown
-    # Where it is kept in a conversation without a name: the link of the original history up to it,
-    # and the shape of the documents that its request gave beside the messages.
-    link: Link = b""
-    shape: str = ""
+
+    def forms(self) -> Iterator[MessageForm]:
+        parent, turn = self.parent, self.turn
+        for link, message in self.sent:
+            form = MessageForm(link, message, parent, turn)
+            yield form
+            parent, turn = form.digest, None
 
 
 _NOTHING = HistoryDelta()
 
 
 class Conversation:
-    """One conversation of one user with one model.
+    """What is known of one request's conversation.
 
     Args:
-        key: its name over all users and models; empty if it has none.
-        deltas: what its requests added, oldest first.
-        digest: of its history, if it was recognised by its messages.
+        forms: of its messages, oldest first.
         num_known: messages at the beginning of the request that were sent before, in these forms or
             as they came.
     """
 
-    def __init__(
-        self,
-        key: str = "",
-        deltas: Iterable[HistoryDelta] = (),
-        *,
-        digest: Digest = UNCHANGED,
-        num_known: int = 0,
-    ) -> None:
-        self.key = key
-        self.digest = digest
+    def __init__(self, forms: Iterable[MessageForm] = (), *, num_known: int = 0) -> None:
         self.num_known = num_known
         self.forms: dict[Link, list[MessageForm]] = {}  # of each message, newest last
-        self.num_bytes = 0  # of all forms
-        self.state = SessionState(key or "unnamed")  # the Booster's record of its turns
-        for delta in deltas:
-            self.remember(delta)
-            if delta.turn is not None:
-                self.state.turns.append(delta.turn)
-                self.state.next_turn = delta.turn.number + 1
-
-    def remember(self, delta: HistoryDelta) -> None:
-        """Keep messages as they were sent. `Booster.boost` adds the turn to `state` itself."""
-        parent = delta.parent
-        for link, message in delta.sent:
-            new = MessageForm(link, message, parent)
-            old = self.forms.pop(link, [])
-            forms = self.forms[link] = [*(form for form in old if form != new), new]
-            self.num_bytes += new.num_bytes if len(forms) > len(old) else 0
-            parent = new.digest
-            if len(forms) > _MAX_FORMS:
-                self._drop_oldest(link)
-
-    def shrink(self, max_bytes: int) -> None:
-        """Drop the oldest messages until the rest fits; their turns will start over."""
-        while self.num_bytes > max_bytes and self.forms:
-            self._drop_oldest(next(iter(self.forms)))
-
-    def _drop_oldest(self, link: Link) -> None:
-        forms = self.forms[link]
-        self.num_bytes -= forms.pop(0).num_bytes
-        if not forms:
-            del self.forms[link]
-
-
-class Conversations:
-    """The named conversations, bounded by number, bytes and age."""
-
-    def __init__(
-        self, settings: SessionSettings, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._max_bytes = settings.max_bytes
-        self._by_key: BoundedMap[str, Conversation] = BoundedMap(
-            max_entries=settings.max_sessions,
-            max_size=settings.max_bytes,
-            ttl_s=settings.ttl_s,
-            clock=clock,
-        )
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._by_key.size
-
-    def get(self, key: str) -> Conversation:
-        """Return the conversation of this name; an unknown one is new, and kept by `add`."""
-        return self._by_key.get(key) or Conversation(key)
-
-    def add(self, conversation: Conversation, delta: HistoryDelta) -> None:
-        if delta.sent or delta.turn is not None:
-            conversation.remember(delta)
-            conversation.shrink(self._max_bytes)
-            self._by_key.put(conversation.key, conversation, size=conversation.num_bytes)
+        for form in forms:
+            self.forms.setdefault(form.link, []).append(form)
 
 
 class ResentMessages:
@@ -188,8 +117,7 @@ class ResentMessages:
             of the history: those of a question that is not answered yet.
         retrieved: keys of these documents.
         is_boosted: the client wants them boosted; None: that makes no difference.
-        links: of all messages; empty: those with `seed` are made.
-        seed: identifies what precedes the messages and belongs to their history.
+        links: of all messages.
         is_in_place: the messages contain the documents, an unanswered question as well.
     """
 
@@ -202,7 +130,6 @@ class ResentMessages:
         retrieved: tuple[str, ...] | None = None,
         is_boosted: bool | None = None,
         links: Sequence[Link] = (),
-        seed: bytes = b"",
         is_in_place: bool = False,
     ) -> None:
         self.sent: dict[int, SentMessage] = {}  # by index, all beside the question
@@ -210,14 +137,15 @@ class ResentMessages:
         self.links: Sequence[Link] = ()  # of all messages; empty without a conversation
         # What the question became in an earlier request with the same documents.
         self.repeated: SentMessage | None = None
-        # The conversation has a name, so that others may have equal histories in it.
-        self.is_named = conversation is not None and bool(conversation.key)
+        self.state = SessionState("proxied")  # the Booster's record of the turns in `sent`
         self.num_known = conversation.num_known if conversation is not None else 0
         self._digests: dict[int, Digest] = {}  # of the histories up to each known form
         self._bare: int | None = None  # the question, if its documents are given no more
+        self._body = body
+        self._is_in_place = is_in_place
         if conversation is None:
             return
-        self.links = links or chain_links(body.message_digests, seed=seed)
+        self.links = links
         again = None
         if question is not None:
             forms = conversation.forms.get(self.links[question], ())
@@ -246,6 +174,9 @@ class ResentMessages:
             self._digests[at] = form.digest
             if old.message:
                 self.sent[at] = old
+                if form.turn is not None:
+                    self.state.turns.append(form.turn)
+                    self.state.next_turn = form.turn.number + 1
                 self.carried.update(zip_longest(old.documents, old.labels, fillvalue=""))
 
     def digest(self, end: int) -> Digest:
@@ -261,14 +192,25 @@ class ResentMessages:
         Args:
             delta: what the request adds otherwise.
         """
-        if not self.links or not (self.is_named or self._bare is not None):
+        if not self.links:
             return delta
         at = len(self.links) - 1 if self._bare is None else self._bare
-        last = (self.links[at], self.sent.get(at, AS_IT_CAME))
         if not delta.sent:
-            return delta._replace(sent=(last,), parent=self.digest(at))
-        is_there = delta.sent[-1][0] == last[0]
+            places = [*self._places_as_they_came(at), at]
+            sent = tuple([(self.links[i], self.sent.get(i, AS_IT_CAME)) for i in places])
+            return delta._replace(sent=sent, parent=self.digest(places[0]))
+        is_there = delta.sent[-1][0] == self.links[at]
+        last = (self.links[at], self.sent.get(at, AS_IT_CAME))
         return delta if is_there else delta._replace(sent=(*delta.sent, last))
+
+    def _places_as_they_came(self, end: int) -> Sequence[int]:
+        """Return messages that may hold documents and were sent as they came, for the first time: a
+        later history may be cut behind one of them."""
+        if not self._is_in_place:
+            return ()
+        messages = self._body.fields[self._body.list_name]
+        new = range(self.num_known, end)
+        return [at for at in new if at not in self.sent and not _is_answer(messages[at])]
 
     def num_bytes(self, body: JsonBody, end: int | None = None) -> int:
         """Return the bytes of the messages before `end` as they are sent; None: of all."""
@@ -287,6 +229,10 @@ def with_messages(
     for at, old in sent.items():
         messages[at] = Raw(old.message)
     return {**fields, body.list_name: messages}
+
+
+def _is_answer(message: Any) -> bool:
+    return not isinstance(message, dict) or message.get("role") == "assistant"
 
 
 def _unanswered(body: JsonBody) -> int | None:

@@ -1,22 +1,21 @@
-"""Stores of the chat-session API's sessions, one file per store.
-
-A store called `x` in the setting `session.store` is the class `XStore` in the file `x.py`.
-"""
+"""Stores of the chat-session API's sessions: SQLite, in memory or in a file, and Redis."""
 
 from collections.abc import Callable
 from importlib import import_module
 
 from ragboost.config import SessionSettings
 from ragboost.errors import ConfigError
-from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
+from ragboost.sessions.store import ChatSession, ChatSessionStore, Page, Transcript
 
-__all__ = ["ChatSession", "ChatSessionStore", "Page", "make_store", "store_class"]
+__all__ = ["ChatSession", "ChatSessionStore", "Page", "Transcript", "make_store", "store_class"]
+
+_MODULES = {"memory": "sqlite", "sqlite": "sqlite", "redis": "redis"}
 
 
 def store_class(settings: SessionSettings) -> type[ChatSessionStore]:
     if settings.url is not None and settings.store != "redis":
         raise ConfigError(f'session.url needs session.store = "redis", got {settings.store!r}')
-    module = import_module(f"ragboost.sessions.{settings.store}")
+    module = import_module(f"ragboost.sessions.{_MODULES[settings.store]}")
     kind: type[ChatSessionStore] = getattr(module, f"{settings.store.capitalize()}Store")
     return kind
 

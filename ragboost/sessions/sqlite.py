@@ -1,94 +1,52 @@
-"""Chat sessions in an SQLite file, which survives restarts and may be shared by processes.
+"""Chat sessions in SQLite: in this process's memory, or in a file that survives restarts and may be
+shared by processes.
 
 One connection in one worker thread, so that neither locks nor disks block the event loop.
 """
 
 import asyncio
+import errno
 import json
-import logging
-import os
 import sqlite3
-import stat
-import time
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
-from ragboost.errors import ConfigError, SessionStoreError
-from ragboost.sessions.store import ChatSession, ChatSessionStore, Page
+from ragboost.config import SessionSettings
+from ragboost.errors import ConfigError
+from ragboost.sessions.database import RESERVED_FOR_DELETIONS, DatabaseFile, connect
+from ragboost.sessions.store import ChatSession, ChatSessionStore, Page, Transcript
 
-logger = logging.getLogger(__name__)
-
-_SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE sessions (
-    id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    created_at REAL NOT NULL,
-    used_at REAL NOT NULL,
-    num_turns INTEGER NOT NULL,
-    model TEXT,
-    system TEXT,
-    metadata TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX sessions_by_owner ON sessions (owner, created_at, id);
-CREATE INDEX sessions_by_use ON sessions (used_at);
-CREATE TABLE turns (
-    session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    number INTEGER NOT NULL,
-    turn BLOB NOT NULL,
-    PRIMARY KEY (session_id, number)
-);
-"""
-# Sessions that were deleted, so that no running turn brings them back. Other versions ignore it.
-_SCHEMA_OF_DELETED = """
-CREATE TABLE IF NOT EXISTS deleted (id TEXT PRIMARY KEY, deleted_at REAL NOT NULL) WITHOUT ROWID
-"""
-_COLUMNS = "id, owner, created_at, used_at, num_turns, model, system, metadata"
+_COLUMNS = "id, owner, created_at, used_at, num_turns, user, model, system, metadata"
 _BUSY_TIMEOUT_S = 5.0
+_CHECK_TIMEOUT_S = 0.5  # whoever holds the file for longer would hold up the end of a turn
 _BUSY_TIMEOUT_AFTER_FAILURE_S = 0.05  # all sessions wait for the one thread
-_RETRY_S = 0.01
 _CHECKED_BYTES = 65536
-_NEARLY_FULL_BYTES = 64 * 1024 * 1024  # left on the disk: each turn begins with a write
-_OWNER_ONLY = 0o600
 
 T = TypeVar("T")
 
 
-class SqliteStore(ChatSessionStore):
-    is_shared = True
-    is_on_disk = True
-
+class _DatabaseStore(ChatSessionStore):
     async def open(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ragboost-sessions")
-        try:
-            self._connection = await self._in_thread(self._connect)
-        except (sqlite3.Error, OSError) as error:
-            self._executor.shutdown()
-            raise ConfigError(
-                f"session.path: cannot use {self._settings.path} as an SQLite file: {error}"
-            ) from error
+        self._connection = await self._in_thread(self._connect)
 
     async def close(self) -> None:
         await self._in_thread(self._connection.close)
         self._executor.shutdown()
 
     async def check(self) -> None:
-        if self.problem is not None or await self._read(self._is_nearly_full):
-            await self._write(self._allocate)
+        await self._write(self._probe, wait_s=_CHECK_TIMEOUT_S)
 
     async def create(self, session: ChatSession) -> None:
         await self._write(lambda: self._create(session))
 
-    async def get(self, owner: str, session_id: str) -> ChatSession | None:
-        return await self._read(lambda: self._get(owner, session_id))
-
-    async def turns(self, session_id: str) -> list[bytes]:
-        query = "SELECT turn FROM turns WHERE session_id = ? ORDER BY number"
-        rows = await self._read(lambda: self._connection.execute(query, (session_id,)).fetchall())
-        return [bytes(turn) for (turn,) in rows]
+    async def read(self, owner: str, session_id: str) -> Transcript | None:
+        return await self._run(lambda: self._read(owner, session_id))
 
     async def append(self, session: ChatSession, turn: bytes) -> bool:
         return await self._write(lambda: self._append(session, turn))
@@ -97,59 +55,59 @@ class SqliteStore(ChatSessionStore):
         return await self._write(lambda: self._restore(session, turns))
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        return await self._write(lambda: self._delete(owner, session_id))
+        return await self._change(lambda: self._delete(owner, session_id))
 
-    async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        return await self._read(lambda: self._list(owner, limit, after))
+    async def list(
+        self, owner: str, user: str, *, limit: int, after: str | None = None
+    ) -> Page | None:
+        return await self._run(lambda: self._list(owner, user, limit=limit, after=after))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def _read(self, work: Callable[[], T]) -> T:
-        try:
-            return await self._in_thread(work)
-        except (sqlite3.Error, OSError) as error:
-            raise self._failed(error) from error
+    async def _run(self, work: Callable[[], T], *, wait_s: float | None = None) -> T:
+        """Do something in the thread, where it waits so long for another process's lock."""
+        seconds = _BUSY_TIMEOUT_S if wait_s is None else wait_s
+        if self.problem is not None:
+            seconds = _BUSY_TIMEOUT_AFTER_FAILURE_S
 
-    async def _write(self, work: Callable[[], T]) -> T:
-        result = await self._read(work)
+        def patiently() -> T:
+            self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+            return work()
+
+        try:
+            return await self._in_thread(patiently)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error, f"SQLite: {_kind(error)}") from error
+
+    async def _change(self, work: Callable[[], T], *, wait_s: float | None = None) -> T:
+        def on_disk() -> T:
+            self._check_file()
+            return work()
+
+        return await self._run(on_disk, wait_s=wait_s)
+
+    async def _write(self, work: Callable[[], T], *, wait_s: float | None = None) -> T:
+        """Change something in a way that shows that the store works."""
+        result = await self._change(work, wait_s=wait_s)
         if self.problem is not None:
             self._worked()
-            await self._in_thread(lambda: self._wait_for_locks(_BUSY_TIMEOUT_S))
         return result
 
-    def _failed(self, error: Exception) -> SessionStoreError:
-        if self.problem is None:
-            self._executor.submit(self._wait_for_locks, _BUSY_TIMEOUT_AFTER_FAILURE_S)
-        return super()._failed(error)
+    @abstractmethod
+    def _connect(self) -> sqlite3.Connection: ...
 
-    def _wait_for_locks(self, seconds: float) -> None:
-        self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+    def _check_file(self) -> None:
+        """Raise OSError if what is written would not be found again."""
 
-    def _is_nearly_full(self) -> bool:
-        disk = os.statvfs(Path(self._settings.path).parent)
-        return disk.f_bavail * disk.f_frsize < _NEARLY_FULL_BYTES
-
-    def _allocate(self) -> None:
-        self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS space AS SELECT zeroblob({_CHECKED_BYTES}) AS bytes"
-        )
-        self._connection.execute("DROP TABLE IF EXISTS space")
-
-    def _connect(self) -> sqlite3.Connection:
-        _restrict(Path(self._settings.path))
-        connection = sqlite3.connect(
-            self._settings.path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False
-        )
-        try:
-            _set_up(connection)
-            with connection:  # written before the system's clock was set back
-                now = self._clock()
-                connection.execute("UPDATE sessions SET used_at = ? WHERE used_at > ?", (now, now))
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
+    def _probe(self) -> None:
+        """Raise the error of a database that cannot be written to."""
+        with self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")  # another process may have locked it
+            connection.rollback()
+        if self.problem is not None:  # it may be full
+            connection.execute(f"CREATE TABLE space AS SELECT zeroblob({_CHECKED_BYTES})")
+            connection.execute("DROP TABLE space")
 
     def _create(self, session: ChatSession) -> None:
         with self._connection as connection:
@@ -163,20 +121,28 @@ class SqliteStore(ChatSessionStore):
             session.created_at,
             session.used_at,
             session.num_turns,
+            session.user,
             session.model,
             session.system,
             json.dumps(dict(session.metadata)),
         )
         connection.execute(
-            f"INSERT INTO sessions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values
+            f"INSERT INTO sessions ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
         )
         connection.execute("DELETE FROM sessions WHERE used_at < ?", (self._earliest(),))
         total = connection.execute("SELECT COUNT(*) FROM sessions").fetchone()[0]
-        connection.execute(
-            "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE id != ? "
-            "ORDER BY used_at LIMIT ?)",
-            (session.id, max(total - self._settings.max_sessions, 0)),
-        )
+        self._evict(connection, total - self._settings.max_sessions, keep=session.id)
+
+    def _evict(self, connection: sqlite3.Connection, num: int, *, keep: str) -> None:
+        """Drop so many sessions, the least recently used first, and more if there are too many
+        bytes, but not the one to keep."""
+        oldest = "SELECT id FROM sessions WHERE id != ? ORDER BY used_at LIMIT ?"
+        has_more = True
+        while has_more and (num > 0 or _num_bytes(connection) > self._settings.max_bytes):
+            dropped = connection.execute(
+                f"DELETE FROM sessions WHERE id IN ({oldest})", (keep, max(num, 1))
+            )
+            has_more, num = dropped.rowcount > 0, 0
 
     def _get(self, owner: str, session_id: str) -> ChatSession | None:
         row = self._connection.execute(
@@ -184,6 +150,14 @@ class SqliteStore(ChatSessionStore):
             (session_id, owner, self._earliest()),
         ).fetchone()
         return _session(row) if row else None
+
+    def _read(self, owner: str, session_id: str) -> Transcript | None:
+        query = "SELECT turn FROM turns WHERE session_id = ? ORDER BY number"
+        with self._connection as connection:
+            connection.execute("BEGIN")  # other processes may add a turn
+            session = self._get(owner, session_id)
+            rows = connection.execute(query, (session_id,)).fetchall() if session else []
+        return Transcript(session, [bytes(turn) for (turn,) in rows]) if session else None
 
     def _append(self, session: ChatSession, turn: bytes) -> bool:
         with self._connection as connection:
@@ -198,6 +172,7 @@ class SqliteStore(ChatSessionStore):
                 "INSERT INTO turns (session_id, number, turn) VALUES (?, ?, ?)",
                 (session.id, session.num_turns + 1, turn),
             )
+            self._evict(connection, 0, keep=session.id)
         return True
 
     def _restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
@@ -217,6 +192,7 @@ class SqliteStore(ChatSessionStore):
                 "INSERT INTO turns (session_id, number, turn) VALUES (?, ?, ?)",
                 [(session.id, number, turn) for number, turn in enumerate(turns, 1)],
             )
+            self._evict(connection, 0, keep=session.id)
         return True
 
     def _delete(self, owner: str, session_id: str) -> bool:
@@ -241,11 +217,12 @@ class SqliteStore(ChatSessionStore):
             (self._settings.max_sessions,),
         )
 
-    def _list(self, owner: str, limit: int, after: str | None) -> Page | None:
-        where, values = "owner = ? AND used_at >= ?", [owner, self._earliest()]
+    def _list(self, owner: str, user: str, *, limit: int, after: str | None) -> Page | None:
+        where: str = "owner = ? AND user = ? AND used_at >= ?"
+        values: list[Any] = [owner, user, self._earliest()]
         if after is not None:
             before = self._get(owner, after)
-            if before is None:
+            if before is None or before.user != user:
                 return None
             where += " AND (created_at, id) < (?, ?)"
             values += [before.created_at, before.id]
@@ -257,49 +234,91 @@ class SqliteStore(ChatSessionStore):
         return Page([_session(row) for row in rows[:limit]], len(rows) > limit)
 
 
-def _restrict(path: Path) -> None:
-    """Create a database file that only its owner reads, or make an existing one so."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, _OWNER_ONLY))
-    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
-        if not file.exists() or not stat.S_IMODE(file.stat().st_mode) & 0o077:
-            continue
+class MemoryStore(_DatabaseStore):
+    """Sessions that are lost when the process ends."""
+
+    is_shared = False
+
+    def _connect(self) -> sqlite3.Connection:
+        return connect(":memory:", timeout_s=_BUSY_TIMEOUT_S)
+
+
+class SqliteStore(_DatabaseStore):
+    """Sessions in the file `session.path`."""
+
+    is_shared = True
+    is_on_disk = True
+
+    def __init__(self, settings: SessionSettings, **options: Any) -> None:
+        super().__init__(settings, **options)
+        self._file = DatabaseFile(settings.path)
+
+    async def open(self) -> None:
         try:
-            file.chmod(_OWNER_ONLY)
-            logger.warning("%s was accessible to other users; it is no longer", file)
-        except PermissionError:
-            logger.warning("%s is accessible to other users, and not ours to restrict", file)
+            await super().open()
+        except (sqlite3.Error, OSError, ConfigError) as error:
+            self._executor.shutdown()
+            raise ConfigError(
+                f"session.path: cannot use {self._settings.path} as an SQLite file: {error}"
+            ) from error
 
+    def _connect(self) -> sqlite3.Connection:
+        connection = self._file.open(timeout_s=_BUSY_TIMEOUT_S)
+        with connection:  # written before the system's clock was set back
+            now = self._clock()
+            connection.execute("UPDATE sessions SET used_at = ? WHERE used_at > ?", (now, now))
+        return connection
 
-def _set_up(connection: sqlite3.Connection) -> None:
-    _use_write_ahead_log(connection)
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")  # two processes may start at the same time
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        if version in (0, _SCHEMA_VERSION):
-            connection.execute(_SCHEMA_OF_DELETED)
-    if version not in (0, _SCHEMA_VERSION):
-        raise sqlite3.DatabaseError(f"its schema version is {version}, not {_SCHEMA_VERSION}")
+    def _check_file(self) -> None:
+        self._file.check()
 
+    def _probe(self) -> None:
+        super()._probe()
+        self._file.fill_reserve()
 
-def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Change the journal's mode, which fails at once while another process writes."""
-    give_up_at = time.monotonic() + _BUSY_TIMEOUT_S
-    while True:
+    def _append(self, session: ChatSession, turn: bytes) -> bool:
+        append = partial(super()._append, session, turn)
+        return self._do_if_full(append, leave=RESERVED_FOR_DELETIONS)
+
+    def _restore(self, session: ChatSession, turns: Sequence[bytes]) -> bool:
+        restore = partial(super()._restore, session, turns)
+        return self._do_if_full(restore, leave=RESERVED_FOR_DELETIONS)
+
+    def _delete(self, owner: str, session_id: str) -> bool:
+        return self._do_if_full(partial(super()._delete, owner, session_id), leave=0)
+
+    def _do_if_full(self, work: Callable[[], bool], *, leave: int) -> bool:
+        """Do what must not fail because the disk is full, in the reserve beyond so many bytes."""
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
+            return work()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 raise
-        time.sleep(_RETRY_S)
+        self._file.shrink_reserve(leave)
+        # Overwriting what is deleted would need as much space again.
+        self._connection.execute("PRAGMA secure_delete = FAST")
+        is_done = work()
+        with suppress(sqlite3.OperationalError):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return is_done
 
 
 def _session(row: tuple[Any, ...]) -> ChatSession:
     fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
     return ChatSession(**{**fields, "metadata": json.loads(fields["metadata"])})
+
+
+def _kind(error: sqlite3.Error | OSError) -> str:
+    name = getattr(error, "sqlite_errorname", None)
+    if name is None and isinstance(error, OSError):
+        name = errno.errorcode.get(error.errno or 0)
+    return name or type(error).__name__
+
+
+def _num_bytes(connection: sqlite3.Connection) -> int:
+    """Return the size of what is stored, in whole pages of the database."""
+    query = (
+        "SELECT (page_count - freelist_count) * page_size "
+        "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    )
+    return int(connection.execute(query).fetchone()[0])

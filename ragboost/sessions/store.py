@@ -1,7 +1,6 @@
 """The contract of a store of chat sessions, whose turns are bytes."""
 
 import logging
-import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +12,6 @@ from ragboost.errors import SessionStoreError
 
 logger = logging.getLogger(__name__)
 
-_MAX_PROBLEM = 200
-# Parts of a server's errors that are for the log: where it is, and in which line of a script.
-_ADDRESSES_AND_SCRIPTS = re.compile(
-    r" script: .*| connecting to (?!server)\S+|( (to|at|from|with))? ?\S+:\d+\b\S*", re.DOTALL
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
@@ -29,9 +22,15 @@ class ChatSession:
     created_at: float
     used_at: float  # time of its last turn, or of its creation
     num_turns: int = 0
+    user: str | None = None  # who may list it; nobody may if None
     model: str | None = None  # of turns that name none
     system: str | None = None  # prompt
     metadata: Mapping[str, str] = field(default_factory=dict)  # the caller's, unchanged
+
+
+class Transcript(NamedTuple):
+    session: ChatSession
+    turns: Sequence[bytes]  # all, if they are as many as the session says
 
 
 class Page(NamedTuple):
@@ -53,7 +52,7 @@ class ChatSessionStore(ABC):
     connects_replicas: ClassVar[bool] = False  # through `session.url`, proxies exchange messages
 
     problem: str | None = None
-    """The last failure, without addresses; None if something was written since."""
+    """The last failure, not in words of the server or of the system, which are for the log."""
 
     def __init__(
         self,
@@ -84,10 +83,7 @@ class ChatSessionStore(ABC):
     async def create(self, session: ChatSession) -> None: ...
 
     @abstractmethod
-    async def get(self, owner: str, session_id: str) -> ChatSession | None: ...
-
-    @abstractmethod
-    async def turns(self, session_id: str) -> Sequence[bytes]: ...
+    async def read(self, owner: str, session_id: str) -> Transcript | None: ...
 
     @abstractmethod
     async def append(self, session: ChatSession, turn: bytes) -> bool:
@@ -104,19 +100,21 @@ class ChatSessionStore(ABC):
     async def delete(self, owner: str, session_id: str) -> bool: ...
 
     @abstractmethod
-    async def list(self, owner: str, *, limit: int, after: str | None = None) -> Page | None:
-        """Return a page, newest first; None if the session `after` is unknown."""
+    async def list(
+        self, owner: str, user: str, *, limit: int, after: str | None = None
+    ) -> Page | None:
+        """Return a page of a user's sessions, newest first; None if `after` is none of them."""
 
     def _earliest(self) -> float:
         return self._clock() - self._settings.ttl_s
 
-    def _failed(self, error: Exception) -> SessionStoreError:
+    def _failed(self, error: Exception, problem: str) -> SessionStoreError:
         if self._on_failure is not None:
             self._on_failure()
         if self.problem is None:
-            logger.error("the session store fails: %s", error)
-        self.problem = _ADDRESSES_AND_SCRIPTS.sub("", str(error))[:_MAX_PROBLEM]
-        return SessionStoreError(f"the session store fails: {self.problem}")
+            logger.error("the session store fails: %s: %.500r", problem, str(error))
+        self.problem = problem
+        return SessionStoreError(f"the session store fails: {problem}")
 
     def _worked(self) -> None:
         self.problem = None

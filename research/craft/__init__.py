@@ -1,5 +1,5 @@
 """Cache-Craft's versions of chunks, partly recomputed.
 
-Start at `research.craft.reuse.CraftReuse`. Importing this package does not load torch. Not served:
-see docs/lab/cache-craft.md for the figures.
+Start at `research.craft.reuse.CraftReuse`. Importing this package does not load torch.
+An experiment: no engine serves it.
 """

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ragboost.chunk_cache.core.reuse import Prefill
+from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
+from ragboost.chunk_cache.eval.arms import stop_ids
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence
 from ragboost.errors import ChunkCacheError
+from ragboost.text_scores import word_f1
 from research.craft.reuse import CraftReuse
-from research.runner import AnswerScorer
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 DESIRED = 0.9
@@ -36,6 +37,31 @@ class AlphaCurve(NamedTuple):
     full: float  # score of full attention on the cases that reuse a chunk
     # the point of the lowest overhead with the desired score; None if there is none
     best: AlphaPoint | None
+
+
+class AnswerScorer:
+    """The score of a prefill by its next token, or by the text decoded from it."""
+
+    def __init__(self, reuse: ChunkReuse, tokenizer: Any | None, max_new_tokens: int) -> None:
+        self._reuse, self._tokenizer, self._max = reuse, tokenizer, max_new_tokens
+        self._full_text = ""
+
+    def score(self, case: Case, result: Prefill, *, is_full: bool) -> float:
+        """Return accuracy or F1. Without a right answer it is compared with full attention's, which
+        is scored first."""
+        if case.answer is not None or self._tokenizer is None:
+            return float(int(result.logits.argmax()) == case.answer)
+        tokens = self._reuse.adapter.decode(
+            result.cache,
+            result.logits,
+            position=result.num_tokens,
+            max_tokens=self._max,
+            stop_ids=stop_ids(self._reuse),
+        )
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True).strip().split("\n")[0]
+        if is_full:
+            self._full_text = text
+        return word_f1(text, case.answers or (self._full_text,))
 
 
 def choose(points: Sequence[AlphaPoint], *, at_least: float) -> AlphaPoint | None:
@@ -68,17 +94,17 @@ def tune(
     if not alphas:
         raise ChunkCacheError("at least one alpha must be given")
     before = craft.alpha
-    score = AnswerScorer(craft.reuse, tokenizer, max_new_tokens)
+    scorer = AnswerScorer(craft.reuse, tokenizer, max_new_tokens)
     full_scores: list[float] = []
     found: dict[float, list[tuple[float, float, float, float]]] = {a: [] for a in sorted(alphas)}
     for case in cases:
         parts = (case.system, case.chunks, case.question)
         if craft.plan(*parts).hits:
             full = craft.reuse.prefill(*parts, policy="full")
-            full_scores.append(score(case, full, full).score)
+            full_scores.append(scorer.score(case, full, is_full=True))
             for alpha, outcomes in found.items():
                 craft.alpha = alpha
-                outcomes.append(_answer(craft, case, full, score))
+                outcomes.append(_answer(craft, case, full, scorer))
     craft.alpha = before
     if not full_scores:
         raise ChunkCacheError(
@@ -93,14 +119,15 @@ def tune(
 
 
 def _answer(
-    craft: CraftReuse, case: Case, full: Prefill, score: AnswerScorer
+    craft: CraftReuse, case: Case, full: Prefill, scorer: AnswerScorer
 ) -> tuple[float, float, float, float]:
     """Return mean CFO, recompute ratio, score and KL divergence of one case."""
     result = craft.prefill(case.system, case.chunks, case.question, learn=False)
     choices = [chunk.choice for chunk in result.plan.hits if chunk.choice is not None]
-    outcome = score(case, result.prefill, full)
+    score = scorer.score(case, result.prefill, is_full=False)
     overhead = sum(choice.overhead for choice in choices) / max(1, len(choices))
-    return overhead, result.plan.recompute_ratio, outcome.score, outcome.kl
+    kl = kl_divergence(result.prefill.logits, full.logits)
+    return overhead, result.plan.recompute_ratio, score, kl
 
 
 def _point(alpha: float, outcomes: Sequence[tuple[float, float, float, float]]) -> AlphaPoint:

@@ -1,4 +1,4 @@
-"""Eviction policies and schedules of other systems, to measure the product's against."""
+"""Eviction policies of other systems, to measure the product's against."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,5 +18,4 @@ POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
         "f_r": ReuseFrequency,
     }
 )
-"""The product's policies and those of this package by name, except `Belady`, which needs to know
-the future."""
+"""The product's policies and those of this package by name."""

@@ -1,4 +1,4 @@
-"""Write the table of engine versions in docs/lab/engine-chunks.md: start each, and ask it.
+"""Write the table of engine versions in docs/guides/vllm.md: start each, and ask it.
 
     python -m scripts.engines.matrix .venv-vllm .venv-sglang build/venv-vllm-0.33.0
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from scripts.processes import exit_on_sigterm
 from tests.engines.servers import ROOT, EngineServer, Kind
 
-PAGE = ROOT / "docs" / "lab" / "engine-chunks.md"
+PAGE = ROOT / "docs" / "guides" / "vllm.md"
 BEGIN, END = "<!-- versions: scripts/engines/matrix.py -->\n", "<!-- end of versions -->"
 
 

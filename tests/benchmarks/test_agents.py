@@ -1,20 +1,13 @@
-"""The benchmarks of agents: who reads what, a simulated engine, and generated sessions."""
+"""The benchmarks of agents: who reads what, and a simulated engine."""
 
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from benchmarks.agents.coding_traces import STYLES, generate_session, read_files
-from benchmarks.agents.reads import measure as measure_reads
-from benchmarks.agents.reads import parse as parse_reads
 from benchmarks.agents.roles import ARMS, Readers
 from benchmarks.agents.simulated_engine import SimulatedEngine
 from benchmarks.agents.teams import load, measure, parse, start_engines
 from ragboost.types import Document
 from tests.benchmarks.test_end_to_end import write
-
-SOURCES = Path(__file__).parents[2] / "ragboost" / "rewriting"
 
 
 def documents(names: str) -> list[Document]:
@@ -51,23 +44,3 @@ def test_agents_share_the_prefixes_of_documents_read_before(tmp_path: Path) -> N
     for arm in ("agent_routing", "ragboost"):
         assert figures[arm]["prefill_tokens"] < figures["plain"]["prefill_tokens"]
         assert figures[arm]["hit_rate"] > figures["plain"]["hit_rate"]
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_a_session_is_the_same_for_a_seed(style: str) -> None:
-    files = read_files(SOURCES)
-    one, same, other = (
-        generate_session(files, style=style, seed=seed, num_steps=12) for seed in (1, 1, 2)
-    )
-    assert len(one) == 12
-    assert one == same != other
-    assert len({step.arguments["path"] for step in one if step.tool == "read"}) <= 4
-
-
-def test_repeated_reads_are_saved_and_restored() -> None:
-    options = parse_reads(["--files", str(SOURCES), "--sessions", "1", "--steps", "8"])
-    rows = measure_reads(read_files(SOURCES), options)
-    assert all(row["is_extending"] and row["is_restored"] for row in rows)
-    plain = [row for row in rows if row["style"] == "plain" and row["arm"] == "passages"]
-    assert len(plain) == 3
-    assert all(row["references"] and row["prompt_tokens_saved"] > 0 for row in plain)

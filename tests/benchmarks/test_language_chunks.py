@@ -228,18 +228,6 @@ def _outcome(*, contains: float | None) -> Outcome:
     return Outcome("epic", 0.2, **fields)
 
 
-def test_heavy_hitters_cost_what_a_random_choice_costs(loaded: LoadedModel, data: Path) -> None:
-    (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
-
-    _, hitters, chance = ArmRunner(loaded, stored="alone").run(
-        case, [("h2o", 0.3), ("random", 0.3)]
-    )
-
-    assert hitters.policy == "h2o"
-    assert hitters.computed == chance.computed
-    assert hitters.kl_answer != chance.kl_answer
-
-
 def test_more_documents_than_a_question_has_are_one_sentence(data: Path) -> None:
     with pytest.raises(SystemExit, match="no development question with 20 documents"):
         measure(_args(data, documents=20))

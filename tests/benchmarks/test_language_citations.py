@@ -58,8 +58,8 @@ def test_no_frame_adds_more_than_eight_tokens_a_document() -> None:
 
     rows = measure({"pieces": count}, documents=5, requests=3)
 
-    assert {row["layout"] for row in rows if row["pieces_after"] is not None} >= {
+    assert {row["layout"] for row in rows if row["pieces"] is not None} >= {
         *("<document>", "Open WebUI", "[1], blank lines", "Document 1:"),
         *("AnythingLLM", "RAGFlow", "JSON objects"),
     }
-    assert all(row["pieces_after"] <= 8 for row in rows if row["pieces_after"] is not None)
+    assert all(row["pieces"] <= 8 for row in rows if row["pieces"] is not None)

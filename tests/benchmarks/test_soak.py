@@ -5,9 +5,9 @@ from subprocess import Popen
 
 import pytest
 
-from benchmarks.proxy.soak import Sample, slope
-from benchmarks.proxy.soak_proxy import memory_stages, read_stages
-from benchmarks.proxy.targets import listens, stop
+from benchmarks.processes import listens, stop
+from benchmarks.proxy.soak.growth import Sample, slope
+from benchmarks.proxy.soak.watched import memory_stages, read_stages
 from ragboost.config import Settings
 from scripts.ports import free_port
 from tests.fakes import FakeEngine
@@ -48,7 +48,7 @@ def test_samples_before_a_third_of_the_requests_do_not_count() -> None:
 @pytest.mark.skipif(not memory_stages(), reason="needs Linux and glibc 2.33")
 def test_a_proxy_in_the_soak_tells_where_its_memory_is(engine: FakeEngine) -> None:
     port, memory_port = free_port(), free_port()
-    command = [sys.executable, "-m", "benchmarks.proxy.soak_proxy", str(memory_port)]
+    command = [sys.executable, "-m", "benchmarks.proxy.soak.watched", str(memory_port)]
     proxy = Popen([*command, "serve", "--port", str(port), "--backend", engine.url])
     try:
         assert listens(proxy, port)

@@ -19,7 +19,6 @@ REDIS = shutil.which("redis-server") or shutil.which("valkey-server")
     [
         (["proxy.soak", "--minutes", "60"], 3),
         (["proxy", "--only", "ragboost", "--rounds", "500"], 2),
-        (["proxy.stages", "--blocks", "500"], 2),
         pytest.param(
             [
                 "scale.faults",

@@ -107,3 +107,11 @@ def test_tenants_share_neither_rents_nor_what_is_bought() -> None:
         context = booster.boost("", list("ab"), recompute_ratio=QUARTER)
         assert (context.predicted_cached_tokens, context.bought_tokens) == (0, 0)
         assert len(booster.rents) == 2, "its own two prefixes"
+
+
+@pytest.mark.parametrize(("tail", "expected"), [("popularity", "ca"), ("relevance", "ac")])
+def test_what_is_bought_follows_the_configured_order_of_the_tail(tail: str, expected: str) -> None:
+    booster = make_booster(tail=tail)
+    for other in "babda":
+        last = booster.boost("", [other, "c"], recompute_ratio=QUARTER)
+    assert texts(last) == expected

@@ -59,7 +59,7 @@ async def test_a_backend_that_left_a_question_unanswered_is_not_up_yet(late: str
         is_started = True
         assert (await discover(backend)).is_up
     finally:
-        backend.close()
+        await backend.aclose()
         server.close()
         await server.wait_closed()
 

@@ -1,5 +1,7 @@
 """What a cache follower remembers of prompts, and for how long."""
 
+import asyncio
+
 import pytest
 
 from ragboost.booster.tenants import TenantKey, Tenants
@@ -11,6 +13,7 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.types import Document
 from tests.cache_sync.toy import ToyCache
+from tests.eventually import run_event_loop
 
 TENANT = TenantKey("m", "")
 TOKENS = list(range(40))
@@ -134,3 +137,23 @@ async def test_only_what_another_process_had_computed_counts_as_cached(
     there = other.tenants.get(TENANT).booster("engine")
     lengths = tenant.tokens.count_documents(documents)
     assert there.cached_tokens(context.documents) == sum(lengths[:num_cached])
+
+
+async def test_an_idle_follower_sets_no_timer_and_steps_when_something_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, timers, loop = World(), [], asyncio.get_running_loop()
+    call_at = loop.call_at
+    monkeypatch.setattr(loop, "call_at", lambda *a, **k: timers.append(a) or call_at(*a, **k))
+    running = asyncio.create_task(world.follower.run())
+    await run_event_loop()
+    world.publish()  # an empty cache, all of which is known
+    world.follower.refresh()
+    await run_event_loop()
+    assert world.follower.is_exact
+    await run_event_loop()
+    assert not timers
+    await world.ask("cached", is_cached=True)
+    await run_event_loop()
+    assert timers  # until no event of the request can come
+    running.cancel()

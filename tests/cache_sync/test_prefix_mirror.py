@@ -298,6 +298,34 @@ def test_withdrawn_blocks_are_no_hit_and_leave_the_mirror_exact() -> None:
     assert not mirror.is_partial
 
 
+def test_the_work_of_a_batch_is_linear_whatever_its_events_take_turns_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads = 0
+
+    class CountedBlock(MirrorBlock):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> object:
+            nonlocal reads
+            reads += name == "is_reachable"
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr("ragboost.cache_sync.prefix_mirror.MirrorBlock", CountedBlock)
+    mirror = empty()
+    size = 400
+    chain = [
+        stored([i], [i], parent=i - 1 if i else None, session_id=f"request {i}")
+        for i in range(size)
+    ]
+    mirror.apply(EventBatch(ts=1.0, events=tuple(chain)))
+    turns = [removed(0), stored([0], [0], session_id="first")] * size
+    changes = mirror.apply(EventBatch(ts=1.0, events=(*turns, removed(0))))
+    assert reads < 20 * size
+    assert set(changes.resident_tokens.values()) == {0}
+    mirror.check_integrity()
+
+
 def test_blocks_are_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()

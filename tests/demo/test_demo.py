@@ -16,7 +16,7 @@ from ragboost.demo.comparison import summarize, table
 from ragboost.demo.corpus import standard_library
 from ragboost.demo.replay import MODEL, WorkloadAnswers
 from ragboost.demo.workload import make_workload
-from ragboost.proxy.upstream.streamed_chat import StreamedAnswer
+from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.retrieval import BM25Retriever
 from ragboost.wires.usage import Usage
 

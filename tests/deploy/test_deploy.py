@@ -304,9 +304,15 @@ def test_the_chart_refuses_unknown_values_and_can_be_scraped() -> None:
         rendered({"backend": "http://vllm:8000"})
 
     values = {"apiKeysSecret": "keys", "serviceMonitor": {"enabled": True}}
-    monitor = rendered(values)["ServiceMonitor"]
+    (endpoint,) = rendered(values)["ServiceMonitor"]["spec"]["endpoints"]
+    assert (endpoint["path"], "authorization" in endpoint) == ("/metrics", False)
 
-    assert monitor["spec"]["endpoints"][0]["path"] == "/metrics"
+    closed = rendered({**values, "metricsKeySecret": "metrics"})
+    (endpoint,) = closed["ServiceMonitor"]["spec"]["endpoints"]
+    key = {"name": "metrics", "key": "RAGBOOST_PROXY__METRICS_KEY"}
+    assert endpoint["authorization"]["credentials"] == key
+    (container,) = closed["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": key["key"], "valueFrom": {"secretKeyRef": key}} in container["env"]
 
 
 def test_the_grafana_dashboard_asks_for_metrics_that_exist() -> None:

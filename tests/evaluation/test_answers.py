@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from contextlib import closing
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def answers(tmp_path: Path) -> AnswerFile:
 
 def ask(endpoint: ChatEndpoint) -> str:
     async def ask_and_close() -> str:
-        with closing(endpoint):
+        async with aclosing(endpoint):
             return await endpoint.ask(HELLO)
 
     return asyncio.run(ask_and_close())
@@ -103,7 +103,7 @@ def test_an_endpoint_that_does_not_answer_in_time_is_asked_once() -> None:
 
 def test_a_long_wait_can_be_cancelled() -> None:
     async def cancel_while_it_waits() -> None:
-        with closing(ChatEndpoint(server.url, model="m")) as endpoint:
+        async with aclosing(ChatEndpoint(server.url, model="m")) as endpoint:
             asking = asyncio.create_task(endpoint.ask(HELLO))
             while not server.bodies:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

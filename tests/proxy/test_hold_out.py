@@ -8,7 +8,7 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.formats import make_formats
-from ragboost.proxy.observer import choose_arm
+from ragboost.proxy.observer import with_arm
 from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -32,8 +32,7 @@ def parsed(*messages: str, **fields: object) -> ParsedRequest:
 
 
 def arm_of(request: ParsedRequest, *, share: float) -> str | None:
-    choose_arm(request, share=share)
-    return request.arm
+    return with_arm(request, share=share).arm
 
 
 def test_a_tenth_of_the_conversations_is_held_out_and_each_has_one_arm() -> None:

@@ -112,10 +112,10 @@ def test_a_client_that_does_not_read_costs_no_memory(
         assert psutil.Process(process.pid).memory_info().rss - before < 30_000_000
 
 
-def test_a_turn_on_a_full_disk_is_refused_before_a_model_works(
+def test_a_turn_that_meets_a_full_disk_is_answered_and_the_next_one_refused(
     start: Start, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    mount = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
+    mount = f'mount -t tmpfs -o size=24m none {tmp_path} && exec "$@"'
     mounted = ("unshare", "-rm", "sh", "-c", mount, "sh")
     if subprocess.run([*mounted, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a file system of its own")
@@ -126,16 +126,22 @@ def test_a_turn_on_a_full_disk_is_refused_before_a_model_works(
         session = client.post("/v1/sessions", json={"model": "m"}).json()["id"]
         path = f"/v1/sessions/{session}/chat/completions"
         assert client.post(path, json={"query": "one?"}).status_code == 200
-        with full.open("wb", buffering=0) as file, suppress(OSError):  # no space left
-            while file.write(bytes(4096)):
-                pass
-        ready = client.get("/ready").json()
-        assert (ready["status"], ready["sessions"]) == ("degraded", "database or disk is full")
-        assert client.post(path, json={"query": "two?"}).status_code == 503
-        assert len(engine.completions) == 1
+        questions = ["one?"]
+        while client.get("/ready").json()["status"] == "ready":
+            with full.open("ab", buffering=0) as file, suppress(OSError):  # no space left
+                while file.write(bytes(4096)):
+                    pass
+            question = f"{len(questions)}? " + "x" * 100_000
+            assert client.post(path, json={"query": question}).status_code == 200
+            questions.append(question)
+        assert client.get("/ready").json()["sessions"] == "SQLite: ENOSPC"
+        assert client.post(path, json={"query": "no?"}).status_code == 503
+        assert len(engine.completions) == len(questions)
+        kept = client.get(f"/v1/sessions/{session}").json()["messages"]
+        assert [each["content"] for each in kept[::2]] == questions
         full.unlink()
         assert client.get("/ready").json() == {"status": "ready"}
-        assert client.post(path, json={"query": "three?"}).status_code == 200
+        assert client.post(path, json={"query": "yes?"}).status_code == 200
 
 
 def test_a_trailing_v1_of_the_backend_is_not_sent_twice(start: Start, engine: FakeEngine) -> None:

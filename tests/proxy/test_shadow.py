@@ -49,14 +49,14 @@ def test_a_ragboost_object_is_rendered_in_the_order_given(
     assert read_metric(proxy.url, DROPPED) > 400
 
 
-def test_repeated_documents_of_an_unnamed_conversation_are_counted(
+def test_repeated_documents_of_a_named_conversation_are_counted(
     engine: FakeEngine, start_proxy: Start
 ) -> None:
     proxy = start_proxy(proxy={"shadow": True})
-    history = [{"role": "user", "content": "one?"}]
-    first = ask(proxy.url, messages=history, ragboost={"documents": documents(1, 2)})
+    history, named = [{"role": "user", "content": "one?"}], {"session_id": "s"}
+    first = ask(proxy.url, messages=history, ragboost={**named, "documents": documents(1, 2)})
     history += [first.json()["choices"][0]["message"], {"role": "user", "content": "two?"}]
-    ask(proxy.url, messages=history, ragboost={"documents": documents(2, 1)})
+    ask(proxy.url, messages=history, ragboost={**named, "documents": documents(2, 1)})
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert "Document 1 tells" in after[-1]["content"]

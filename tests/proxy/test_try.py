@@ -96,7 +96,6 @@ def test_a_log_has_a_line_for_each_shape(tmp_path: Path) -> None:
         "session": None,
         "head": "h",
         "head_tokens": 9,
-        "varying_tokens": 0,
         "doc_ids": ["a"],
         "doc_tokens": [9],
         "tail_tokens": 9,

@@ -89,9 +89,12 @@ def test_a_later_turn_knows_the_text_before_its_first_documents(
     proxy: ProxyServer, engine: FakeEngine
 ) -> None:
     first = (("system", "Be brief."), ("user", "why?"))
-    said = ask(proxy.url, *first, **in_object(0, 1)).json()["choices"][0]["message"]["content"]
+    named = {"session_id": "prefix"}
+    said = ask(proxy.url, *first, **in_object(0, 1), **named).json()["choices"][0]["message"][
+        "content"
+    ]
     again = (*first, ("assistant", said), ("user", "how?"))
-    answer = ask(proxy.url, *again, **in_object(1, 2, 0))
+    answer = ask(proxy.url, *again, **in_object(1, 2, 0), **named)
     assert 0.8 * engine.requests[-1].cached_tokens < predicted(answer) > 400
 
 

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from benchmarks.agents.coding_traces import Step
-from benchmarks.agents.reads import WIRES, restore
 from ragboost.config import DedupSettings
 from ragboost.rewriting.tool_results import share_tool_results
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
 from tests.proxy.conversations.chats import check_extends, contents, document
+from tests.rewriting.tool_oracle import WIRES, Step, restore
 
 URL = "/v1/chat/completions"
 SETTINGS = DedupSettings(passages=True, passage_min_bytes=200)

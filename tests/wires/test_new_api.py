@@ -25,14 +25,14 @@ from ragboost.rewriting.json_body import JsonBody
 from ragboost.hosted.prompt_blocks import prompt_blocks
 from ragboost.proxy.app import create_app
 from ragboost.formats import make_formats
+from ragboost.rewriting.history import History
 from ragboost.rewriting.parsed_request import parse_request
-from ragboost.rewriting.recognition import Histories
 from ragboost.rewriting.rewriter import Rewriting
 from ragboost.wires.usage import has_usage, read_usage
 
 settings = Settings()
 formats = make_formats(settings)
-histories = Histories(settings.session)
+history_of_all = History(settings.session)
 booster = Booster(settings)
 documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in range(3)]
 
@@ -40,11 +40,10 @@ documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in ran
 def send(contents, **fields):
     body = {"systemInstruction": "Be brief.", "contents": contents, **fields}
     request = parse_request(json.dumps(body).encode(), [], formats=formats, recognises=True)
-    conversation = histories.match(request) if request.links else None
+    conversation = history_of_all.known(request.chain) if request.is_followed else None
     leading = request.leading(conversation)
     result = Rewriting(request, conversation, label_template="[Doc_{label}]").boost(booster)
-    if request.links:
-        histories.add(request, conversation, result.delta)
+    history_of_all.add(result.delta)
     return json.loads(request.body.encode(result.fields)), leading
 
 
@@ -52,14 +51,14 @@ def user(text):
     return {"role": "user", "parts": [{"text": text}]}
 
 
-first, leading = send([user("one?")], ragboost={"documents": documents[:2]})
+first, leading = send([user("one?")], ragboost={"documents": documents[:2], "session_id": "s"})
 assert "ragboost" not in first
 assert leading.prompt_prefix
 (part,) = first["contents"][0]["parts"]
 assert part["text"].endswith("one?") and documents[0]["text"].strip() in part["text"]
 
 history = [user("one?"), {"role": "model", "parts": [{"text": "So."}]}, user("two?")]
-second, _ = send(history, ragboost={"documents": documents})
+second, _ = send(history, ragboost={"documents": documents, "session_id": "s"})
 assert second["contents"][:1] == first["contents"]
 assert documents[2]["text"].strip() in second["contents"][2]["parts"][0]["text"]
 assert documents[0]["text"].strip() not in second["contents"][2]["parts"][0]["text"]

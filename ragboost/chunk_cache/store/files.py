@@ -194,6 +194,7 @@ class ChunkFile:
     def _read_header(self, key: str) -> None:
         try:
             header, start = self._parse()
+            self._start = start  # of the tensors
             metadata = header.pop("__metadata__")
             version = f"{FILE_VERSION}.{LAYOUT_VERSION}"
             if (metadata["format"], metadata["version"]) != (FORMAT, version):
@@ -235,15 +236,18 @@ class ChunkFile:
         """Check the offsets, which no checksum covers, against the shapes, which one does."""
         if set(self._fields.tensors) != set(self._ranges):
             raise self._refusal("its header does not describe its tensors")
-        last = 0
         for name, (shape, dtype) in self._fields.tensors.items():
             start, stop = self._ranges[name]
             size = math.prod(shape) * _dtype(dtype).itemsize
-            if not type(start) is type(stop) is int or start < 8 or stop - start != size:
+            if not type(start) is type(stop) is int or stop - start != size:
                 raise self._refusal(f"tensor {name} has {stop - start} bytes instead of {size}")
-            last = max(last, stop)
-        if last != self.size_bytes:
-            raise self._refusal(f"it has {self.size_bytes} bytes instead of {last}")
+        end = self._start
+        for start, stop in sorted(self._ranges.values()):  # a byte belongs to one tensor
+            if start != end:
+                raise self._refusal(f"a tensor starts at byte {start}, not {end}")
+            end = stop
+        if end != self.size_bytes:
+            raise self._refusal(f"it has {self.size_bytes} bytes instead of {end}")
 
     def _refusal(self, reason: str) -> ChunkCacheError:
         return ChunkCacheError(f"{self._name} cannot be used: {reason}")

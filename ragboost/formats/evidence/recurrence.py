@@ -12,11 +12,12 @@ from collections.abc import Sequence, Set
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from ragboost.formats.evidence import line_grid
 from ragboost.formats.evidence.line_digests import Digests
+from ragboost.formats.evidence.neighbours import FEW, Neighbours
 
 MIN_OBSERVATIONS = 3
-_HEAD, _TAIL = 1, 2  # neighbours of the first and of the last line of a list
-_FEW, _MANY = 2, 3  # different neighbours; many where the number of documents says nothing
+_MANY = 3  # different neighbours, where the number of documents says nothing
 
 Run = tuple[int, int]  # the first line of a document, and the line behind its last one
 
@@ -58,38 +59,7 @@ class _Edges(NamedTuple):
 
     at: Sequence[int]
     is_proven: bool
-
-
-class Neighbours:
-    """The lines before and behind each line, in all rows."""
-
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self.before: dict[int, dict[int, int]] = {}
-        self.after: dict[int, dict[int, int]] = {}
-        self.num: Counter[int] = Counter()
-        for keys in rows:
-            self.num.update(keys)
-            last = _HEAD
-            for key in keys:
-                self._add(last, key)
-                last = key
-            self._add(last, _TAIL)
-
-    def _add(self, first: int, second: int) -> None:
-        after = self.after.setdefault(first, {})
-        after[second] = after.get(second, 0) + 1
-        before = self.before.setdefault(second, {})
-        before[first] = before.get(first, 0) + 1
-
-    def are_apart(self, first: int, second: int, least: int = _FEW) -> bool:
-        return len(self.after[first]) >= least and len(self.before[second]) >= least
-
-    def are_together(self, first: int, second: int) -> bool:
-        return len(self.after[first]) == 1 and len(self.before[second]) == 1
-
-    def are_rarely_together(self, first: int, second: int) -> bool:
-        num = self.after[first][second]
-        return 3 * num <= min(self.num[first], self.num[second])
+    num: int = 0  # texts that show it
 
 
 class ListModel:
@@ -107,11 +77,13 @@ class ListModel:
         self._neighbours = Neighbours([row.keys for row in rows])  # of whole texts at first
         heads = self._edges([_head(row) for row in rows], step=1)
         tails = self._edges([_tail(row) for row in rows], step=-1)
-        self._first = [at + 1 if heads.is_proven else 0 for at in heads.at]
+        self._grid = _grid(rows, heads, tails)
+        self._has_head = heads.is_proven or bool(self._grid)
+        self._has_tail = tails.is_proven or bool(self._grid)
+        self._first = [at + 1 if self._has_head else 0 for at in heads.at]
         self._end = [
-            at if tails.is_proven else len(row.keys) for at, row in zip(tails.at, rows, strict=True)
+            at if self._has_tail else len(row.keys) for at, row in zip(tails.at, rows, strict=True)
         ]
-        self._has_head, self._has_tail = heads.is_proven, tails.is_proven
         self._lists = [
             row.keys[first:end]
             for row, first, end in zip(rows, self._first, self._end, strict=True)
@@ -122,6 +94,8 @@ class ListModel:
     def cut(self) -> Cut | None:
         """Return the lines of each document of the last text; None if they are not certain."""
         keys = self._lists[-1]
+        if self._grid and self._are_joined_alike() and not self._is_interrupted(0, len(keys)):
+            return self._lines_of([0, *self._grid, len(keys)], is_closed=True)
         counts = self._count() if self._has_head and self._has_tail else None
         starts = self._joints_of(keys, counts)
         if starts is None or not self._are_joined_alike():
@@ -141,11 +115,11 @@ class ListModel:
         has_head, has_tail = self._has_head and low == 0, self._has_tail and high == len(units)
         return cut._replace(has_head=has_head, has_tail=has_tail)
 
-    def _lines_of(self, bounds: Sequence[int]) -> Cut:
+    def _lines_of(self, bounds: Sequence[int], *, is_closed: bool = False) -> Cut:
         lines = [-1, *self._rows[-1].lines, -1]
         at = [self._first[-1] + 1 + bound for bound in bounds]
         runs = [(lines[start], lines[end - 1] + 1) for start, end in pairwise(at)]
-        return Cut(tuple(runs), lines[at[0] - 1], lines[at[-1]], False, False)
+        return Cut(tuple(runs), lines[at[0] - 1], lines[at[-1]], is_closed, is_closed)
 
     def _edges(self, found: Sequence[tuple[int, int]], *, step: int) -> _Edges:
         """Tell if documents are known to stand right beside a line that all texts have.
@@ -165,7 +139,7 @@ class ListModel:
         if not is_mark and self._is_template(beside):
             return _Edges(places, False)
         least = max(MIN_OBSERVATIONS, len(keys) // (3 if is_mark else 2))
-        return _Edges(places, num >= least)
+        return _Edges(places, num >= least, num)
 
     def _is_template(self, places: Sequence[int]) -> bool:
         """Return True if the lines at an end of the texts have something in common which lines
@@ -185,14 +159,14 @@ class ListModel:
     def _is_start(self, key: int) -> bool:
         after = self._neighbours.after
         return any(
-            other in self._moved and len(after[other]) >= _FEW
+            other in self._moved and len(after[other]) >= FEW
             for other in self._neighbours.before[key]
         )
 
     def _is_end(self, key: int) -> bool:
         before = self._neighbours.before
         return any(
-            other in self._moved and len(before[other]) >= _FEW
+            other in self._moved and len(before[other]) >= FEW
             for other in self._neighbours.after[key]
         )
 
@@ -222,7 +196,7 @@ class ListModel:
         nums: list[int] = []
         sizes: set[int] = set()
         for keys, (apart, doubtful) in zip(self._lists, self._joints, strict=True):
-            if doubtful or any(self._neighbours.num[key] < _FEW for key in keys):
+            if doubtful or any(self._neighbours.num[key] < FEW for key in keys):
                 continue
             nums.append(len(apart) + 1)
             sizes.update(end - start for start, end in pairwise([0, *apart, len(keys)]))
@@ -312,6 +286,14 @@ class ListModel:
             if row.first_moved < first and last < row.last_moved:
                 return True
         return False
+
+
+def _grid(rows: Sequence[Row], heads: _Edges, tails: _Edges) -> list[int]:
+    """Return where documents begin in the last list, if all lists are alike."""
+    if min(heads.num, tails.num) < FEW:
+        return []
+    bounds = zip(rows, heads.at, tails.at, strict=True)
+    return line_grid.starts([row.keys[head + 1 : tail] for row, head, tail in bounds])
 
 
 def _rows(texts: Sequence[Digests], moved: Set[int]) -> list[Row]:

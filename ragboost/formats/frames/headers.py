@@ -1,7 +1,7 @@
 """Documents below headers in a container: LlamaIndex's metadata, LangChain's `Source`/`Content`.
 
-All headers have the same keys, or keys that only loaders write. Outside of a container a header does
-not say where the last document ends, nor whether a document contains such a header itself.
+All headers have the same keys, or keys that only loaders write. Outside of a container a header
+does not say where the last document ends, nor whether a document contains such a header itself.
 """
 
 import re

@@ -41,6 +41,9 @@ _ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:ï
 _QUESTION_WORDS = frozenset(_QUESTIONS.split())
 
 
+_STEP = re.compile(r"\n[ \t]{0,3}\(?(?P<n>\d{1,4})[.)][ \t]+(?=\S)")
+
+
 class _Label(NamedTuple):
     start: int
     end: int  # behind the label
@@ -99,6 +102,18 @@ def find(
             )
         elif names[0] in ("0", "1") and names[1] in ("1", "2"):
             yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
+
+
+def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Return where the lines `1. `, `2. ` ... begin, and their digits, if there is one count.
+
+    They may be steps as well as documents: traffic tells.
+    """
+    found = list(lines(text, _STEP, hidden.gaps(len(text))))
+    if len(found) < 2 or not is_count([each.match["n"] for each in found]):
+        return (), ()
+    digits = [(each.match.start("n") - 1, each.match.end("n") - 1) for each in found]
+    return tuple([each.start for each in found]), tuple(digits)
 
 
 def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:

@@ -23,7 +23,7 @@ class Scan(NamedTuple):
     """The lists of documents in a text, and a list that is left alone."""
 
     groups: tuple[TextGroup, ...] = ()
-    marks: tuple[int, ...] = ()  # where the documents of an open list begin
+    marks: tuple[int, ...] = ()  # where the documents of an open list begin, or steps
     numbers: tuple[tuple[int, int], ...] = ()  # their digits, if the marks count them
     frame: str = ""  # of the open or the ambiguous list
     problem: str = ""  # why a list is left alone; empty if none is
@@ -54,7 +54,8 @@ def scan(
     ]
     left = next((each for each in chosen if each.problem), None)
     if left is None:
-        return Scan(tuple(groups))
+        marks = ((), ()) if groups else labels.steps(text, HiddenParts(chosen))
+        return Scan(tuple(groups), *marks)
     if groups:
         return Scan(tuple(groups), frame=left.frame, problem=left.problem)
     return Scan((), left.marks, left.numbers, left.frame, left.problem)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from ragboost.config import PriceSettings
-from ragboost.errors import RequestError
-from ragboost.formats.detection import Detection, DetectionCounts
+from ragboost.config import PriceSettings, Settings
+from ragboost.errors import RagBoostError, RequestError
+from ragboost.formats import Detection, Format, make_formats
+from ragboost.formats.detection import DetectionCounts
 from ragboost.hosted.lint.causes import MENDS, Cause
 from ragboost.hosted.lint.comparison import PrefixBreak
 from ragboost.hosted.lint.conversations import LastPrompts
@@ -21,11 +22,11 @@ from ragboost.hosted.lint.prompt import (
     estimate_tokens,
     prompt_bytes,
 )
-from ragboost.hosted.lint.varying import LoggedVarying
 from ragboost.hosted.receipts import find_price, lost_cost
 from ragboost.jsonl import Line, decode, read_lines
 from ragboost.rewriting.headers import printable
 from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
+from ragboost.rewriting.parsed_request import parse_request
 from ragboost.rewriting.recorded_request import RecordedRequest
 
 _MAX_EXAMPLES = 3
@@ -79,7 +80,6 @@ class LintReport:
     bad_lines: list[str] = field(default_factory=list)  # no requests; the first ones, with reasons
     num_bad_lines: int = 0
     has_prices: bool = False  # a price was found for some model
-    varying: list[str] = field(default_factory=list)  # advice on text before the documents
     detections: DetectionCounts = field(default_factory=DetectionCounts)  # of their documents
     _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
 
@@ -116,7 +116,6 @@ class LintReport:
             "lost_tokens": sum(finding.lost_tokens for finding in self.findings),
             "bad_lines": self.num_bad_lines,
             "findings": [finding.as_json() for finding in self.findings],
-            "varying": self.varying,
             "detections": self.detections.as_json(),
         }
 
@@ -143,7 +142,6 @@ class LintReport:
         return (
             f"{self.requests:,} requests, {self.continued:,} of them continue a conversation; "
             f"about {lost:,} tokens ({share:.1%} of all) could have been read from the cache."
-            + "".join([f"\n{advice}." for advice in self.varying])
             + "".join([f"\n{printable(line)}" for line in self.detections.lines()])
         )
 
@@ -163,18 +161,18 @@ def lint_log(
     Raises:
         RequestError: the file cannot be read, or none of its lines is a request.
     """
-    report, prompts, texts = LintReport(), LastPrompts(clock=lambda: 0.0), LoggedVarying()
+    report, prompts = LintReport(), LastPrompts(clock=lambda: 0.0)
+    formats = make_formats(Settings())
     for line in read_lines(path, max_bytes=_MAX_LINE_BYTES):
         logged = _read(line, report)
         if isinstance(logged, RecordedRequest):
             report.requests += 1
-            report.prompt_tokens += texts.add_recorded(logged)
+            report.prompt_tokens += logged.prompt_tokens
             detection = Detection(logged.detection, logged.frame, len(logged.doc_ids))
             report.detections.add(detection)
         elif logged is not None:
             _compare(logged, prompts, report, prices=prices)
-            report.detections.add(texts.add_body(logged.body.raw))
-    report.varying = texts.advice()
+            report.detections.add(_detection(logged.body.raw, formats))
     if not report.requests:
         reason = report.bad_lines[0] if report.bad_lines else f"{path} has no lines"
         raise RequestError(f"no request found; {reason}")
@@ -206,6 +204,15 @@ def _compare(
     if found is not None and (not before.is_head_only or found.cause in HEAD_CAUSES):
         price = find_price(prices, str(body.fields.get("model") or ""))
         report.add(before.prompt.where, logged.where, found, price=price)
+
+
+def _detection(raw: bytes, formats: tuple[Format, ...]) -> Detection:
+    try:
+        return parse_request(raw, (), formats=formats).detection
+    except MalformedBodyError:  # the proxy would forward it as it is
+        return Detection("malformed_body")
+    except RagBoostError:
+        return Detection("refused")
 
 
 def _read(line: Line, report: LintReport) -> _LoggedRequest | RecordedRequest | None:

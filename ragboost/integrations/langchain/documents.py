@@ -9,7 +9,7 @@ from langchain_core.documents import Document as LangChainDocument
 
 from ragboost.booster.booster import Booster
 from ragboost.integrations.extra_body import ragboost_body
-from ragboost.integrations.placement import Placed, named_document, place
+from ragboost.integrations.placement import PlacedDocument, named_document, place
 from ragboost.types import Document
 
 KEY = "ragboost"
@@ -64,7 +64,7 @@ def _titled(
     return replace(document, title=title) if document is not None and title else document
 
 
-def _copy(placed: Placed[LangChainDocument]) -> LangChainDocument:
+def _copy(placed: PlacedDocument[LangChainDocument]) -> LangChainDocument:
     facts: dict[str, Any] = {"label": placed.label, "rank": placed.rank}
     if placed.duplicates:
         facts["duplicates"] = [dict(document.metadata) for document in placed.duplicates]

@@ -12,9 +12,9 @@ from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.formats import make_formats
 from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.history import History
 from ragboost.rewriting.parsed_request import parse_request
 from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.sent_history import Conversations
 from ragboost.wires.registry import ANY
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
         self._formats = make_formats(settings)
         self._label_template = settings.hints.label_template
         self._tenants = Tenants(settings)
-        self._conversations = Conversations(settings.session)
+        self._history = History(settings.session)
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
@@ -76,14 +76,11 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
     ) -> dict[str, Any]:
         raw = json.dumps(fields).encode()
         request = parse_request(raw, headers, formats=self._formats, user=user)
-        conversation = None
-        if request.session is not None:
-            conversation = self._conversations.get(request.session)
+        conversation = self._history.known(request.chain) if request.is_followed else None
         booster = self._tenants.get(request.tenant_key).booster("litellm")
         result = Rewriting(request, conversation, label_template=self._label_template)
         result.boost(booster)
-        if conversation is not None:
-            self._conversations.add(conversation, result.delta)
+        self._history.add(result.delta)
         rewritten: dict[str, Any] = json.loads(request.body.encode(result.fields))
         return rewritten
 

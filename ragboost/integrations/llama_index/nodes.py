@@ -10,7 +10,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
 from ragboost.booster.booster import Booster
 from ragboost.integrations.extra_body import ragboost_body
-from ragboost.integrations.placement import Placed, named_document, place
+from ragboost.integrations.placement import PlacedDocument, named_document, place
 from ragboost.types import Document
 
 KEY = "ragboost"
@@ -66,7 +66,7 @@ def extra_body(nodes: Sequence[NodeWithScore], *, session_id: str | None = None)
     return ragboost_body(map(as_document, nodes), session_id=session_id)
 
 
-def _copy(placed: Placed[NodeWithScore], *, hint: str) -> NodeWithScore:
+def _copy(placed: PlacedDocument[NodeWithScore], *, hint: str) -> NodeWithScore:
     node: BaseNode = placed.value.node
     hidden = [RANK]
     metadata: dict[str, Any] = {KEY: placed.label, **node.metadata, RANK: placed.rank}

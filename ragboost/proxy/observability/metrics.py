@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -18,7 +18,6 @@ from ragboost.proxy.observability.collectors import (
     Read,
     StreamCollector,
 )
-from ragboost.proxy.observability.tallies import CounterTallies, HistogramTallies
 from ragboost.wires.usage import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -33,10 +32,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._counter = partial(CounterTallies, registry=self.registry)
-        self._histogram = partial(HistogramTallies, registry=self.registry)
-        # For what threads count, too.
-        self._plain_counter = partial(Counter, registry=self.registry)
+        self._counter = partial(Counter, registry=self.registry)
+        self._histogram = partial(Histogram, registry=self.registry)
         self._gauge = gauge = partial(Gauge, registry=self.registry)
         self._models: set[str] = set()
         self._declare_requests()
@@ -46,13 +43,16 @@ class Metrics:
         self._declare_predictions()
         # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
-        self.sessions = gauge("ragboost_sessions", "Conversations in memory.")
+        self.history_messages = gauge(
+            "ragboost_history_messages",
+            "Messages kept as they were sent, to be sent again unchanged.",
+        )
         # Counter of failed operations.
-        self.session_store_failures = self._plain_counter(
+        self.session_store_failures = self._counter(
             "ragboost_session_store_failures_total",
             "Operations of the session API's store that failed.",
         )
-        self._recorded = self._plain_counter(
+        self._recorded = self._counter(
             "ragboost_recorded_requests_total",
             "Completions for the log of `proxy.record`: written, or dropped because the disk was "
             "full or slow.",
@@ -140,7 +140,7 @@ class Metrics:
             ("result",),
         )
         for result in ("sent", "dropped", "blank"):
-            self._documents.inc(0, result)
+            self._documents.labels(result).inc(0)
         self._prompt_tokens = self._counter(
             "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
         )
@@ -189,7 +189,7 @@ class Metrics:
             "Prompt tokens that would have been cached without cache breaks, estimated.",
             ("cause",),
         )
-        self._passage_bytes = self._plain_counter(
+        self._passage_bytes = self._counter(
             "ragboost_passage_bytes_total",
             "Bytes of repeated tool results that were replaced by references.",
         )
@@ -205,13 +205,13 @@ class Metrics:
             "Compared document tokens predicted as cached: in the client's order, and boosted.",
             ("order",),
         )
-        self._shadow_dropped_tokens = self._plain_counter(
+        self._shadow_dropped_tokens = self._counter(
             "ragboost_shadow_dropped_prompt_tokens_total",
             "Shadow mode: document tokens that boosting would have dropped as duplicates.",
         )
 
     def _declare_arms(self) -> None:
-        counters = partial(self._counter, labels=("arm",))
+        counters = partial(self._counter, labelnames=("arm",))
         self._arm_prompt_tokens = counters(
             "ragboost_arm_prompt_tokens_total",
             "Prompt tokens of answered requests with documents, boosted or held out (boost.share).",
@@ -260,51 +260,51 @@ class Metrics:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
             self._models.add(model)
-        self._requests.inc(1, endpoint, model, outcome)
-        self._duration.observe(seconds, endpoint)
+        self._requests.labels(endpoint, model, outcome).inc(1)
+        self._duration.labels(endpoint).observe(seconds)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
-        self._ttft.observe(seconds, endpoint, result)
+        self._ttft.labels(endpoint, result).observe(seconds)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
-        self._overhead.observe(seconds, stage)
+        self._overhead.labels(stage).observe(seconds)
 
     def observe_wait(self, *, seconds: float, release: str) -> None:
         self._queue_wait.observe(seconds)
-        self._releases.inc(1, release)
+        self._releases.labels(release).inc(1)
 
     def count_recorded(self, result: str, num: int) -> None:
         self._recorded.labels(result).inc(num)
 
     def count_bypass(self, reason: str) -> None:
-        self._bypass.inc(1, reason)
+        self._bypass.labels(reason).inc(1)
 
     def count_detection(self, detection: Detection) -> None:
-        self._detections.inc(1, detection.name, detection.frame)
+        self._detections.labels(detection.name, detection.frame).inc(1)
 
     def count_announcement(self, result: str) -> None:
-        self._announcements.inc(1, result)
+        self._announcements.labels(result).inc(1)
 
     def count_context(self, context: Context) -> None:
         sent = len(context.documents)
-        self._documents.inc(sent, "sent")
-        self._documents.inc(len(context.retrieved) - sent, "dropped")
+        self._documents.labels("sent").inc(sent)
+        self._documents.labels("dropped").inc(len(context.retrieved) - sent)
         self._predicted_tokens.inc(context.predicted_cached_tokens)
 
     def count_blank(self, num: int) -> None:
-        self._documents.inc(num, "blank")
+        self._documents.labels("blank").inc(num)
 
     def count_cache_break(self, cause: str, *, lost_tokens: int) -> None:
-        self._cache_breaks.inc(1, cause)
-        self._broken_tokens.inc(lost_tokens, cause)
+        self._cache_breaks.labels(cause).inc(1)
+        self._broken_tokens.labels(cause).inc(lost_tokens)
 
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
 
     def count_orders(self, context: Context, sent: IndexEntry) -> None:
         self._compared_tokens.inc(sum(sent.tokens))
-        self._compared_cached_tokens.inc(context.predicted_cached_tokens, "boosted")
-        self._compared_cached_tokens.inc(sent.cached_tokens, "sent")
+        self._compared_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
+        self._compared_cached_tokens.labels("sent").inc(sent.cached_tokens)
 
     def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
         self.count_context(context)
@@ -313,12 +313,12 @@ class Metrics:
     def count_arm(
         self, arm: str, usage: Usage | None, cost: PromptCost | None, *, seconds: float
     ) -> None:
-        self._arm_ttft.observe(seconds, arm)
+        self._arm_ttft.labels(arm).observe(seconds)
         if usage is not None:
-            self._arm_prompt_tokens.inc(usage.prompt_tokens, arm)
-            self._arm_cached_tokens.inc(usage.cached_tokens or 0, arm)
+            self._arm_prompt_tokens.labels(arm).inc(usage.prompt_tokens)
+            self._arm_cached_tokens.labels(arm).inc(usage.cached_tokens or 0)
         if cost is not None:
-            self._arm_cost.inc(cost.cost, arm)
+            self._arm_cost.labels(arm).inc(cost.cost)
 
     def count_usage(self, usage: Usage, *, bought_tokens: int | None = None) -> None:
         self._prompt_tokens.inc(usage.prompt_tokens)

@@ -6,11 +6,9 @@ from typing import Any
 
 from ragboost.bounded_map import Generations
 from ragboost.context import Context
-from ragboost.formats import Detection
-from ragboost.hosted.lint.live import CacheBreak
-from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.rewriting.parsed_request import ParsedRequest
 from ragboost.types import KEY_OF
-from ragboost.wires.usage import Usage
 
 MAX_RECENT = 50
 _MAX_DOCUMENTS = 30
@@ -38,41 +36,33 @@ class RecentRequests:
         """Return the label of a document in prompts, or digits of its key while it is unknown."""
         return self._labels.get(key) or short_name(key)
 
-    def add(
-        self,
-        request: ClientExchange,
-        context: Context | None,
-        usage: Usage | None,
-        *,
-        backend: str,
-        detection: Detection,
-        bypass: str | None,
-        cache_break: CacheBreak | None = None,
+    async def done(
+        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
     ) -> None:
-        """Add a completion that has ended; `bypass` is the reason for which nothing was boosted."""
-        first_byte, bought = request.first_byte, context.bought_tokens if context else 0
+        """Add a completion that has ended."""
+        usage, detection, cache_break = answer.usage, parsed.detection, sent.seen.cache_break
         entry: dict[str, Any] = {
             "time": time.time(),
-            "endpoint": request.endpoint,
-            "model": request.model,
-            "backend": backend,
-            "status": request.status,
+            "endpoint": answer.endpoint,
+            "model": parsed.tenant_key.model,
+            "backend": answer.backend.name,
+            "status": answer.status,
             "detection": detection.name,
             "frame": detection.frame or None,
-            "bypass": bypass,
+            "bypass": sent.bypass.reason if sent.bypass else None,
             "cache_break": cache_break.sentence if cache_break else None,
-            "ttft_ms": None if first_byte is None else (first_byte - request.started) * 1000,
+            "ttft_ms": None if answer.ttft_s is None else answer.ttft_s * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
             "reused_tokens": usage.reused_tokens if usage else None,
             "recomputed_tokens": usage.recomputed_tokens if usage else None,
-            "bought_tokens": usage.bought_tokens(bought) if usage else None,
+            "bought_tokens": usage.bought_tokens(sent.bought_tokens) if usage else None,
             "before": [],
             "after": [],
         }
-        if context is not None:
-            entry["before"], entry["after"] = self._orders(context)
-        self._requests.append((request.team, entry))
+        if sent.context is not None:
+            entry["before"], entry["after"] = self._orders(sent.context)
+        self._requests.append((answer.team, entry))
 
     def _orders(self, context: Context) -> tuple[list[str], list[str]]:
         after = [label[:_MAX_LABEL] for label in context.labels]

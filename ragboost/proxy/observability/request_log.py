@@ -17,11 +17,10 @@ from pathlib import Path
 import msgspec
 
 from ragboost.errors import ConfigError
-from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.records import Answer, Placed, SentRequest
 from ragboost.rewriting.parsed_request import ParsedRequest, prompt_prefix
 from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
-from ragboost.rewriting.varying_piece import VaryingPiece, texts_before
-from ragboost.tokens import TokenCounter, num_bytes
+from ragboost.tokens import TokenCounter
 from ragboost.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
@@ -31,21 +30,15 @@ _STOP_S = 5.0
 _HEX = 16
 
 
-def describe(
-    request: ParsedRequest, piece: VaryingPiece | None, tokens: TokenCounter
-) -> RecordedRequest:
+def describe(request: ParsedRequest, tokens: TokenCounter) -> RecordedRequest:
     """Return what is logged of a request; `tail_tokens` are first the whole prompt's."""
     found, shape = request.found, request.shape
     ratio, sizes = tokens.tokens_per_byte, [memoryview(m).nbytes for m in request.body.messages]
     head, num_before, inside = "", 0, True
     if found is not None and shape is not None:
-        before, inside = texts_before(request), shape.in_place
-        head = piece.head if piece is not None else prompt_prefix(request.body, shape, found)
-        if before is not None:
-            num_before = sum(map(num_bytes, before[0]))
-        else:
-            num_before = sum(sizes[: found.message])
-    num_varying = piece.num_bytes if piece is not None else 0
+        inside = shape.in_place
+        head = prompt_prefix(request.body, shape, found)
+        num_before = sum(sizes[: found.message]) + (found.start if inside else 0)
     documents = found.documents if found is not None else ()
     doc_tokens = tuple(tokens.count_documents(documents))
     total = round((sum(sizes) or len(request.body.raw)) * ratio)
@@ -55,8 +48,7 @@ def describe(
         tenant=_hashed(*request.tenant_key),
         session=_hashed(request.session) if request.session is not None else None,
         head=head,
-        head_tokens=round(max(0, num_before - num_varying) * ratio),
-        varying_tokens=round(num_varying * ratio),
+        head_tokens=round(num_before * ratio),
         doc_ids=tuple([document.key[:_HEX] for document in documents]),
         doc_tokens=doc_tokens,
         tail_tokens=total + (0 if inside else sum(doc_tokens)),
@@ -105,12 +97,18 @@ class RequestLog:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _STOP_S)
 
-    def add(self, exchange: ClientExchange, record: RecordedRequest, usage: Usage | None) -> None:
+    async def done(
+        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
+    ) -> None:
+        if sent.seen.record is not None:
+            self.add(answer, sent.seen.record, answer.usage)
+
+    def add(self, answer: Answer, record: RecordedRequest, usage: Usage | None) -> None:
         """Hand over the line of a completion that has ended; drop it if the disk is behind."""
-        before = record.head_tokens + record.varying_tokens + sum(record.doc_tokens)
+        before = record.head_tokens + sum(record.doc_tokens)
         reported = usage.prompt_tokens if usage is not None else 0
         total = min(reported, MAX_TOKENS) or record.tail_tokens  # an estimate: of the whole prompt
-        arrived = time.time() - (time.perf_counter() - exchange.started)
+        arrived = time.time() - (time.perf_counter() - answer.started)
         shape = replace(record, t_s=round(arrived, 3), tail_tokens=max(0, total - before))
         line = msgspec.json.encode(shape) + b"\n"
         with self._changed:

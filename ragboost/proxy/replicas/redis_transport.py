@@ -12,10 +12,10 @@ from typing import Any
 
 from ragboost.booster.tenants import bounded_name
 from ragboost.config import SessionSettings
-from ragboost.errors import import_extra
 from ragboost.proxy.replicas.message_handler import MessageHandler
 from ragboost.proxy.replicas.messages import ReplicaMessage, decode, encode
 from ragboost.proxy.replicas.prompt_queue import PromptQueue
+from ragboost.redis_client import redis_errors
 from ragboost.sessions.redis import make_client
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ _LOAD_EVERY = 2  # intervals
 _RETRY_S = 1.0
 _POLL_S = 1.0  # below the client's timeout, which an idle channel would exceed
 _MAX_BYTES = 1024 * 1024  # of a message that is heard
+_MAX_REPLY_BYTES = 16 * 1024 * 1024  # more ends the connection
 _MAX_WAITING, _MAX_DOCUMENTS = 2_000, 200_000  # the server is slow, or away
 # Decoding a message takes a few milliseconds; a single prompt may have more documents.
 _PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 600
@@ -48,11 +49,11 @@ class RedisTransport:
         self._was_idle = False
         self._is_closing = False
         self._has_read_kept = False
-        self._client: Any = make_client(settings)
+        self._client: Any = make_client(settings, max_reply_bytes=_MAX_REPLY_BYTES)
         # Also the name of the stream. Unlike keys, channels are the same in all databases.
         database = self._client.get_connection_kwargs().get("db") or 0
         self._channel = f"{settings.prefix}:proxies:{database}"
-        self._errors = (import_extra("redis.exceptions", extra="redis").RedisError, OSError)
+        self._errors = redis_errors()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -75,8 +76,8 @@ class RedisTransport:
                 await work()
             except self._errors as error:
                 if self.problem is None:
-                    logger.warning("replicas do not hear of each other: %s", error)
-                self.problem = str(error)
+                    logger.warning("replicas do not hear of each other: %.500r", str(error))
+                self.problem = type(error).__name__
             await asyncio.sleep(_RETRY_S)
 
     async def _publish(self) -> None:
@@ -126,12 +127,14 @@ class RedisTransport:
         try:
             await self._read_kept()
         except self._errors as error:  # new messages are heard all the same
-            logger.warning("what replicas told before is lost: %s", error)
+            logger.warning("what replicas told before is lost: %.500r", str(error))
 
     async def _read_kept(self) -> None:
         now, _ = await self._client.time()
         begin, end = str((now - _KEPT_S) * 1000), str((now + 1) * 1000)
-        while kept := await self._client.xrange(self._channel, begin, end, count=_PER_READ):
+        for _ in range(_NUM_KEPT):  # a server that is damaged may repeat itself
+            if not (kept := await self._client.xrange(self._channel, begin, end, count=_PER_READ)):
+                break
             for _, fields in kept:
                 self._receive(fields.get(_FIELD, b""))
                 await asyncio.sleep(0)

@@ -3,21 +3,20 @@
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.errors import RequestError
-from ragboost.hosted.receipts import PromptCost, find_price, prompt_cost, write_receipt
+from ragboost.hosted.receipts import cost_of, write_receipt
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
+from ragboost.proxy.records import Answer, PreparedRequest, SentRequest
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.relay import UpstreamRequest, relay
+from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import get_header, request_headers
 from ragboost.wires.usage import Usage
@@ -91,8 +90,7 @@ class Passthrough:
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         self._dispatcher.assign(admission)
-        upstream = UpstreamRequest(body, request_headers(exchange.headers))
-        await relay(exchange, admission, upstream)
+        await relay(exchange, admission, SentRequest(body, request_headers(exchange.headers)))
 
 
 def _is_preflight(exchange: ClientExchange) -> bool:
@@ -114,130 +112,87 @@ class Completions(Passthrough):
         self.endpoint = endpoint
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
-        self._recent = state.recent
-        self._sync = state.sync
-        self._log = state.log
+        self._observers = state.observers
         self._announcer = state.announcer
 
     async def _receive(self, exchange: ClientExchange) -> bytes:
         return await self._bodies.read_text(exchange)
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
-        if self._has_stream_options:
-            admission.announce = partial(self._announcer.announce, exchange.headers)
-        upstream = await self._boosting.prepare(
+        prepared = await self._boosting.prepare(
             body,
             exchange.headers,
             admission,
             has_stream_options=self._has_stream_options,
             team=exchange.team,
+            announce=self._announcer.announce if self._has_stream_options else None,
         )
-        write_receipt = self._receipt_writer(upstream, admission)
-        reader = ResponseReader(strips_usage=upstream.is_usage_added, write_receipt=write_receipt)
-        await self._relay(exchange, admission, upstream, reader=reader)
+        write_receipt = self._receipt_writer(prepared, admission)
+        is_usage_added = prepared.sent.is_usage_added
+        reader = ResponseReader(strips_usage=is_usage_added, write_receipt=write_receipt)
+        await self._relay(exchange, admission, prepared, reader=reader)
 
     def _receipt_writer(
-        self, upstream: UpstreamRequest, admission: Admission
+        self, prepared: PreparedRequest, admission: Admission
     ) -> Callable[[Usage], bytes] | None:
         """Return a function that writes the receipt of a response; None if nobody wants it."""
         if not self._settings.proxy.receipts:
             return None
+        parsed, sent, seen = prepared.parsed, prepared.sent, prepared.sent.seen
+        prices, dropped = self._settings.prices, sent.dropped_tokens
 
         def write(usage: Usage) -> bytes:
             return write_receipt(
                 usage,
-                detection=upstream.detection,
+                detection=parsed.detection,
                 predicted_tokens=admission.cached_tokens,
-                dropped_tokens=upstream.dropped_tokens,
-                bought_tokens=upstream.bought_tokens,
-                cost=self._cost(upstream, usage),
-                advice=self._advice(upstream),
-                cache_break=upstream.cache_break.as_json() if upstream.cache_break else None,
+                dropped_tokens=dropped,
+                bought_tokens=sent.bought_tokens,
+                cost=cost_of(prices, parsed.tenant_key.model, usage, dropped_tokens=dropped),
+                cache_break=seen.cache_break.as_json() if seen.cache_break else None,
             )
 
         return write
-
-    def _advice(self, upstream: UpstreamRequest) -> str:
-        piece = upstream.varying
-        if piece is None:
-            return ""
-        return piece.sentence(self._boosting.tenants.tokens_per_byte(upstream.model))
-
-    def _cost(self, upstream: UpstreamRequest, usage: Usage) -> PromptCost | None:
-        prices = self._settings.prices
-        price = find_price(prices, upstream.model) if prices else None
-        dropped = upstream.dropped_tokens
-        return prompt_cost(price, usage, dropped_tokens=dropped) if price is not None else None
 
     async def _relay(
         self,
         exchange: ClientExchange,
         admission: Admission,
-        upstream: UpstreamRequest,
+        prepared: PreparedRequest,
         *,
         reader: ResponseReader,
     ) -> None:
-        exchange.model, context = upstream.model, upstream.context
-        self._metrics.observe_wait(seconds=admission.waited_s, release=admission.release)
-        self._dispatcher.rewritten(
-            admission,
-            num_bytes=len(upstream.body),
-            cached_tokens=context.predicted_cached_tokens if context is not None else 0,
-            history=upstream.history,
-        )
+        parsed, placed, sent, _ = prepared
+        exchange.model = parsed.tenant_key.model
+        self._metrics.observe_wait(seconds=placed.waited_s, release=placed.release)
+        self._dispatcher.rewritten(admission, sent)
         if self._has_notes:
-            exchange.notes.update(upstream.notes)
-        usage = None
+            exchange.notes.update(prepared.notes)
+        added, usage, ended = prepared.response_headers, None, None
         try:
-            usage = await relay(exchange, admission, upstream, reader=reader)
+            usage = await relay(exchange, admission, sent, added=added, reader=reader)
+            ended = time.perf_counter()
         finally:
-            backend, is_computed = admission.backend.name, 0 < exchange.status < 300
-            if upstream.tracked is not None:
-                upstream.tracked.report_end(usage, backend=backend, is_computed=is_computed)
-            bypass = upstream.bypass.reason if upstream.bypass is not None else None
-            self._recent.add(
-                exchange,
-                context,
-                usage,
-                backend=backend,
-                detection=upstream.detection,
-                bypass=bypass,
-                cache_break=upstream.cache_break,
-            )
-            if self._log is not None and upstream.record is not None:
-                self._log.add(exchange, upstream.record, usage)
-        if exchange.first_byte is not None:
-            seconds = exchange.first_byte - exchange.started
-            result = "boosted" if context is not None else "bypassed"
-            self._metrics.observe_first_byte(self.endpoint, result, seconds=seconds)
-        cost = self._cost(upstream, usage) if usage is not None else None
-        if upstream.arm is not None and exchange.outcome == "ok":
-            seconds = (exchange.first_byte or exchange.started) - exchange.started
-            self._metrics.count_arm(upstream.arm, usage, cost, seconds=seconds)
-        if usage is not None:
-            self._metrics.count_cost(upstream.dropped_tokens, cost)
-            exchange.notes["prompt_tokens"] = usage.prompt_tokens
-            exchange.notes["cached_tokens"] = usage.cached_tokens
-            bought_tokens = usage.bought_tokens(upstream.bought_tokens)
-            self._metrics.count_usage(usage, bought_tokens=bought_tokens)
-            await self._learn(upstream.tracked, usage, admission)
+            answer = _answer(exchange, admission, usage, ended=ended)
+            for observer in self._observers:
+                await observer.done(parsed, placed, sent, answer)
 
-    async def _learn(
-        self, tracked: TrackedRequest | None, usage: Usage, admission: Admission
-    ) -> None:
-        cached_tokens, backend = usage.cached_tokens, admission.backend
-        if cached_tokens is None:
-            return
-        backend.prefix_cache.note(predicted=admission.cached_tokens, cached=cached_tokens)
-        if tracked is None or not tracked.is_at(backend.name):
-            return
-        if backend.prefix_cache.is_absent:
-            await tracked.forget_all()
-            return
-        error = self._sync.fidelity.record(
-            predicted=tracked.predicted_tokens(cached_tokens),
-            reported=cached_tokens,
-            prompt_tokens=usage.prompt_tokens,
-        )
-        self._metrics.observe_prediction(error, self._sync.fidelity.read())
-        await tracked.report_usage(usage, cached_tokens=cached_tokens)
+
+def _answer(
+    exchange: ClientExchange, admission: Admission, usage: Usage | None, *, ended: float | None
+) -> Answer:
+    if usage is not None:
+        exchange.notes["prompt_tokens"] = usage.prompt_tokens
+        exchange.notes["cached_tokens"] = usage.cached_tokens
+    return Answer(
+        exchange.endpoint,
+        exchange.team,
+        admission.backend,
+        admission.cached_tokens,
+        exchange.status,
+        exchange.outcome,
+        usage,
+        exchange.started,
+        exchange.first_byte,
+        ended,
+    )

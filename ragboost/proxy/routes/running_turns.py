@@ -12,8 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunningTurn:
-    def __init__(self, owner: str, release: Callable[["RunningTurn"], None]) -> None:
-        self.owner = owner
+    def __init__(self, release: Callable[["RunningTurn"], None]) -> None:
         self.is_deleted = False  # the session was deleted meanwhile
         # The task that stores the turn; None before the backend's response is complete.
         self.commit: asyncio.Task[None] | None = None
@@ -35,27 +34,28 @@ class RunningTurn:
 
 class RunningTurns:
     def __init__(self) -> None:
-        self._turns: dict[str, RunningTurn] = {}
+        self._turns: dict[tuple[str, str], RunningTurn] = {}  # by owner and session
 
     @asynccontextmanager
     async def hold(self, session_id: str, *, owner: str) -> AsyncIterator[RunningTurn]:
         """Reserve a session for a turn until the turn has ended and is stored."""
-        if session_id in self._turns:
+        key = owner, session_id  # nobody learns of others' sessions by a conflict
+        if key in self._turns:
             raise SessionConflictError(
                 f"session {session_id} is answering another turn; retry when that has ended",
                 param="session_id",
             )
-        turn = self._turns[session_id] = RunningTurn(owner, partial(self._release, session_id))
+        turn = self._turns[key] = RunningTurn(partial(self._release, key))
         try:
             yield turn
         finally:
             if turn.commit is None:
-                self._release(session_id, turn)
+                self._release(key, turn)
 
     def delete(self, owner: str, session_id: str) -> bool:
         """Note that a session was deleted, whose running turn would else bring it back."""
-        turn = self._turns.get(session_id)
-        if turn is None or turn.owner != owner:
+        turn = self._turns.get((owner, session_id))
+        if turn is None:
             return False
         turn.is_deleted = True
         return True
@@ -65,9 +65,9 @@ class RunningTurns:
         tasks = [turn.commit for turn in self._turns.values() if turn.commit is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _release(self, session_id: str, turn: RunningTurn) -> None:
-        if self._turns.get(session_id) is turn:
-            del self._turns[session_id]
+    def _release(self, key: tuple[str, str], turn: RunningTurn) -> None:
+        if self._turns.get(key) is turn:
+            del self._turns[key]
         if turn.commit is None or not turn.commit.done() or turn.commit.cancelled():
             return
         if (error := turn.commit.exception()) is not None:

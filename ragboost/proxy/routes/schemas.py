@@ -13,6 +13,9 @@ _Metadata = dict[
 ]
 
 
+MAX_USER = 512
+
+
 class ProxyError(BaseModel):
     """The reason for which a request failed."""
 
@@ -33,6 +36,12 @@ class NewSession(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    user: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_USER,
+        description="Who may list the session, by this name; without one, nobody may.",
+    )
     model: str | None = Field(None, description="Model of turns that name none.")
     system: str | None = Field(None, description="System prompt of the session.")
     metadata: _Metadata | None = Field(
@@ -48,6 +57,7 @@ class SessionObject(BaseModel):
     created_at: int = Field(description="Seconds since 1970.")
     last_used_at: int = Field(description="Seconds since 1970.")
     expires_at: int = Field(description="Seconds since 1970, unless it is used again.")
+    user: str | None
     model: str | None
     system: str | None
     metadata: dict[str, str]
@@ -61,7 +71,7 @@ class SessionTranscript(SessionObject):
 
 
 class SessionPage(BaseModel):
-    """Sessions of the caller, newest first."""
+    """Sessions of a user, newest first."""
 
     object: Literal["list"] = "list"
     data: list[SessionObject]

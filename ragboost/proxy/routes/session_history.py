@@ -50,4 +50,5 @@ def read_history(turns: Sequence[bytes], *, system: str | None) -> SessionHistor
     for turn in decoded:
         messages.extend(turn.messages)
     deltas = [HistoryDelta(tuple(turn.sent), turn.turn) for turn in decoded]
-    return SessionHistory(tuple(messages), Conversation(deltas=deltas))
+    forms = [form for delta in deltas for form in delta.forms()]
+    return SessionHistory(tuple(messages), Conversation(forms))

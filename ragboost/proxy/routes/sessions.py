@@ -26,9 +26,11 @@ from ragboost.errors import (
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.content_coding import BodyTooLargeError
 from ragboost.proxy.asgi.errors import invalid_request
+from ragboost.proxy.records import PreparedRequest
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (
+    MAX_USER,
     DeletedSession,
     NewSession,
     SessionObject,
@@ -40,11 +42,10 @@ from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
-from ragboost.proxy.upstream.relay import UpstreamRequest
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import user_of
 from ragboost.rewriting.parsed_request import run_bytes
-from ragboost.sessions import ChatSession, ChatSessionStore
+from ragboost.sessions import ChatSession, ChatSessionStore, Transcript
 from ragboost.wires.chat_answers import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
@@ -79,7 +80,7 @@ class SessionRoutes:
                 _PATH + "/{session_id}",
                 self.get_session,
                 response_model=SessionTranscript,
-                errors=(401, 404, 410),
+                errors=(401, 404, 409, 410),
             ),
             route(_PATH + "/{session_id}", self.delete_session, method="DELETE", errors=(401, 404)),
             Route(_PATH + "/{session_id}/chat/completions", self._chat, methods=["POST"]),
@@ -97,6 +98,7 @@ class SessionRoutes:
             owner=user_of(request.scope["headers"]),
             created_at=now,
             used_at=now,
+            user=new.user,
             model=new.model,
             system=new.system,
             metadata=new.metadata or {},
@@ -107,11 +109,18 @@ class SessionRoutes:
     async def list_sessions(
         self,
         request: Request,
+        user: Annotated[
+            str, Query(min_length=1, max_length=MAX_USER, description="As in its sessions.")
+        ],
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         after: Annotated[str | None, Query(description="Id of the last session seen.")] = None,
     ) -> SessionPage:
-        """List the sessions of the API key, newest first."""
-        page = await self._store.list(user_of(request.scope["headers"]), limit=limit, after=after)
+        """List the sessions that were created for a `user`, newest first.
+
+        Sessions without a `user` are in no list.
+        """
+        owner = user_of(request.scope["headers"])
+        page = await self._store.list(owner, user, limit=limit, after=after)
         if page is None:
             raise SessionNotFoundError(f"after: there is no session {after}", param="after")
         sessions = [self._object(session) for session in page.sessions]
@@ -124,8 +133,8 @@ class SessionRoutes:
 
     async def get_session(self, request: Request, session_id: str) -> Response:
         """Return a session with its messages."""
-        session = await _get(self._store, user_of(request.scope["headers"]), session_id)
-        history = read_history(await self._store.turns(session_id), system=session.system)
+        session, turns = await _read(self._store, user_of(request.scope["headers"]), session_id)
+        history = read_history(turns, system=session.system)
         # The messages stay byte for byte as they were written.
         head = self._object(session).model_dump_json().encode().removesuffix(b"}")
         body = head + b',"messages":[' + b",".join(history.messages) + b"]}"
@@ -145,6 +154,7 @@ class SessionRoutes:
             created_at=int(session.created_at),
             last_used_at=int(session.used_at),
             expires_at=int(session.used_at + self._ttl_s),
+            user=session.user,
             model=session.model,
             system=session.system,
             metadata=dict(session.metadata),
@@ -190,19 +200,13 @@ class SessionTurns(Completions):
             user_of(exchange.headers),
             str(exchange.scope["path_params"]["session_id"]),
         )
-        await _get(self._store, owner, session_id)  # nobody learns of others' sessions by a 409
-        await self._store.check()
         async with self._turns.hold(session_id, owner=owner) as running:
-            session = await _get(self._store, owner, session_id)
-            turns = await self._store.turns(session_id)
-            if len(turns) != session.num_turns:  # dropped, or continued elsewhere, in between
-                raise SessionConflictError(
-                    f"session {session_id} has just changed; retry", param="session_id"
-                )
+            session, turns = await _read(self._store, owner, session_id)
+            await self._store.check()  # a model is not to work for a turn that cannot be stored
             history = read_history(turns, system=session.system)
             make = partial(make_turn, body, history.messages, model=session.model)
             request = await run_bytes(make, len(body) + sum(map(len, history.messages)))
-            upstream = await self._prepare(exchange, admission, request, history)
+            prepared = await self._prepare(exchange, admission, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
             def commit(answers: list[AnswerMessage]) -> None:
@@ -210,16 +214,16 @@ class SessionTurns(Completions):
                     running.end(None)
                     return
                 # The first choice continues the session.
-                answered = SessionTurn.of(request.new, answers[0], upstream.delta)
+                answered = SessionTurn.of(request.new, answers[0], prepared.sent.delta)
                 running.end(self._commit(running, session, turns, answered))
 
             reader = ResponseReader(
-                strips_usage=upstream.is_usage_added,
+                strips_usage=prepared.sent.is_usage_added,
                 on_messages=commit,
                 before_end=running.stored,
-                write_receipt=self._receipt_writer(upstream, admission),
+                write_receipt=self._receipt_writer(prepared, admission),
             )
-            await self._relay(exchange, admission, upstream, reader=reader)
+            await self._relay(exchange, admission, prepared, reader=reader)
 
     async def _prepare(
         self,
@@ -227,7 +231,7 @@ class SessionTurns(Completions):
         admission: Admission,
         request: TurnRequest,
         history: SessionHistory,
-    ) -> UpstreamRequest:
+    ) -> PreparedRequest:
         limit = self._settings.proxy.max_body_bytes
         if len(request.body) > limit:
             raise BodyTooLargeError(
@@ -269,11 +273,15 @@ class SessionTurns(Completions):
             )
 
 
-async def _get(store: ChatSessionStore, owner: str, session_id: str) -> ChatSession:
-    session = await store.get(owner, session_id)
-    if session is None:
+async def _read(store: ChatSessionStore, owner: str, session_id: str) -> Transcript:
+    transcript = await store.read(owner, session_id)
+    if transcript is None:
         raise _not_found(session_id)
-    return session
+    if len(transcript.turns) != transcript.session.num_turns:
+        raise SessionConflictError(
+            f"session {session_id} has just changed; retry", param="session_id"
+        )
+    return transcript
 
 
 def _not_found(session_id: str) -> SessionNotFoundError:

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.errors import SessionStoreError
 from ragboost.proxy.asgi.errors import error_response
+from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.observability.metrics import CONTENT_TYPE
 from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readiness, VersionInfo
 from ragboost.proxy.routes.typed_route import TypedRoute
@@ -23,6 +25,8 @@ _MAX_CHECK_S = 1.0  # a session store that does not respond is not to delay an a
 class StatusRoutes:
     def __init__(self, state: ProxyState) -> None:
         self._state = state
+        key = state.settings.proxy.metrics_key
+        self._metrics_keys = ApiKeys([] if key is None else [key])
 
     def routes(self) -> Sequence[TypedRoute]:
         return [
@@ -47,6 +51,7 @@ class StatusRoutes:
                 "/metrics",
                 self.metrics,
                 tag=_TAG,
+                errors=(401,),
                 response_class=Response,
                 responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
             ),
@@ -90,11 +95,12 @@ class StatusRoutes:
         """Refuse: a proxy in front of this one must not add chunk positions, this one does."""
         return error_response(404, PROXY_REFUSAL)
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Return all metrics in Prometheus' text format."""
+        self._metrics_keys.check(request.scope["headers"])
         state, metrics = self._state, self._state.metrics
         metrics.index_nodes.set(state.boosting.tenants.num_nodes)
-        metrics.sessions.set(len(state.boosting.conversations))
+        metrics.history_messages.set(len(state.boosting.history))
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.queue_depth.set(state.dispatcher.num_waiting)
         gauges = (metrics.backend_up, metrics.backend_running, metrics.backend_hold_limit)

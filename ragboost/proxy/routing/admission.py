@@ -1,6 +1,8 @@
 """One request's place in a backend's queue, and the load that it adds."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -9,10 +11,9 @@ import numpy.typing as npt
 from ragboost.booster.tenants import Tenant
 from ragboost.errors import BackendError
 from ragboost.ordering import Order
+from ragboost.proxy.records import Placed
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.rewriting.json_body import Link
-from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.sent_history import Conversation
 from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
 from ragboost.types import Request
 
@@ -24,6 +25,39 @@ _MAX_PLANNED_DOCUMENTS = 500
 class MessagePrefix(NamedTuple):
     link: Link
     num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingRequest:
+    """What routing knows about a request; the defaults say that it knows nothing."""
+
+    tenant: Tenant | None = None  # whose context indexes hold its documents
+    find_leading: Callable[[], Request | None] = lambda: None
+    prefixes: Sequence[MessagePrefix] = ()  # of its messages
+    prompt_tokens: int = 0  # estimated
+    tokens_per_byte: float = DEFAULT_TOKENS_PER_BYTE  # of that estimate
+    conversation: str = ""  # unique name; its requests keep their order
+    priority: int = 0  # of those that wait, the least goes first
+    is_stream: bool = False  # the first byte shows that the prompt is computed
+    announce: Callable[[Backend], None] | None = None  # called once, if it has to wait
+
+    @cached_property
+    def leading(self) -> Request | None:
+        """Its documents, if they are at the front of the payload and may be ordered."""
+        return self.find_leading()
+
+    @property
+    def plannable(self) -> Request | None:
+        """Its documents, if they can be planned without delaying other requests."""
+        if self.tenant is None or self.prompt_tokens > _MAX_PLANNED_TOKENS:
+            return None
+        leading = self.leading
+        if leading is None or len(leading.documents) > _MAX_PLANNED_DOCUMENTS:
+            return None
+        return leading
+
+
+UNKNOWN_REQUEST = RoutingRequest()
 
 
 class AdmissionControl(Protocol):
@@ -39,38 +73,25 @@ class AdmissionControl(Protocol):
 class Admission:
     """One request's place in a backend's queue, from its assignment to the end of its response.
 
-    A context manager; it counts as load from `assign` to `close`, which may be called twice.
+    A context manager; it counts as load from `assign` to `close`, which may be called twice. Only
+    routing changes it; others read the `Placed` that it was given.
     """
 
-    def __init__(self, control: AdmissionControl) -> None:
-        # What routing knows about the request; the defaults say that it knows nothing.
-        self.tenant: Tenant | None = None  # whose context indexes hold its documents
-        self.parsed: ParsedRequest | None = None  # finds the documents that may be planned
-        self._leading: Request | None = None
-        self.sent: Conversation | None = None  # what the engine was sent for its conversation
-        self.prefixes: Sequence[MessagePrefix] = ()  # of its messages
-        self.is_prefix_whole = True  # the last of these is the whole request
-        self.history: Link = b""  # hash of its history as the engine was sent it
-        self.prompt_tokens = 0  # estimated
-        self.tokens_per_byte = DEFAULT_TOKENS_PER_BYTE  # of that estimate
-        self.conversation = ""  # unique name; its requests keep their order
-        self.priority = 0  # of those that wait, the least goes first
-        self.is_stream = False  # the first byte shows that the prompt is computed
-        # Tokens of it in each prefix cache, by number of the backend; empty if not looked for.
-        self.cached_by_backend: Sequence[float] | npt.NDArray[np.float64] = ()
-        self.announce: Callable[[Admission], None] | None = None  # called once, if it has to wait
-        # Its place.
-        self._cached_tokens = 0
+    def __init__(
+        self, control: AdmissionControl, request: RoutingRequest = UNKNOWN_REQUEST
+    ) -> None:
+        self.request = request
         self.planned: Order | None = None  # the order of its documents, if it was planned
         self.is_running = False  # it has been sent, or is about to be
         self.is_prefilling = False  # it is running, and its response has not begun
-        # How it left the waiting room: `at_once`, or after a wait `alone`, `planned` with others,
-        # because of `max_wait`, or because the room was `full`.
-        self.release = "at_once"
+        self.release = "at_once"  # how it left the waiting room: see `Placed`
         self.waited_s = 0.0
         self.tried: list[Backend] = []
+        # Tokens of it in each prefix cache, by number of the backend; empty if not looked for.
+        self.cached_by_backend: Sequence[float] | npt.NDArray[np.float64] = ()
         self._control = control
         self._backend: Backend | None = None
+        self._cached_tokens = 0
         self._is_closed = False
         self._prefill_tokens = 0
 
@@ -95,34 +116,9 @@ class Admission:
         is_absent = self._backend is not None and self._backend.prefix_cache.is_absent
         return 0 if is_absent else self._cached_tokens
 
-    @cached_tokens.setter
-    def cached_tokens(self, tokens: int) -> None:
-        self._cached_tokens = tokens
-
-    @property
-    def leading(self) -> Request | None:
-        """Its documents, if they are at the front of the payload and may be ordered."""
-        if self._leading is None and self.parsed is not None:
-            return self.parsed.leading(self.sent)
-        return self._leading
-
-    @leading.setter
-    def leading(self, documents: Request) -> None:
-        self._leading = documents
-
-    @property
-    def plannable(self) -> Request | None:
-        """Its documents, if they can be planned without delaying other requests."""
-        if self.tenant is None or self.prompt_tokens > _MAX_PLANNED_TOKENS:
-            return None
-        leading = self.leading
-        if leading is None or len(leading.documents) > _MAX_PLANNED_DOCUMENTS:
-            return None
-        return leading
-
     @property
     def uncached_tokens(self) -> int:
-        return max(0, self.prompt_tokens - self.cached_tokens)
+        return max(0, self.request.prompt_tokens - self.cached_tokens)
 
     @property
     def notes(self) -> dict[str, str | int | float | None]:
@@ -136,14 +132,22 @@ class Admission:
             "failovers": len(self.tried),
         }
 
+    def placed(self) -> Placed:
+        planned, waited_s = self.planned, self.waited_s
+        return Placed(self.backend, self.cached_tokens, planned, waited_s, self.release)
+
     def cached_in(self, backend: Backend) -> int:
         """Return the tokens of it that a backend's prefix cache held when it was routed."""
         return int(self.cached_by_backend[backend.number]) if len(self.cached_by_backend) else 0
 
+    def expect(self, cached_tokens: int) -> None:
+        """Note that the backend's prefix cache should hold at least so much of it."""
+        self._cached_tokens = max(self._cached_tokens, cached_tokens)
+
     def assign(self, backend: Backend, *, cached_tokens: int = 0) -> None:
         """Count the request as load of a backend, whose cache is expected to hold so much of it."""
         assert self._backend is None, "a request is assigned once, and then moved"
-        self._backend, self.cached_tokens = backend, cached_tokens
+        self._backend, self._cached_tokens = backend, cached_tokens
         self._add_load(backend)
 
     def start(self) -> None:
@@ -155,7 +159,7 @@ class Admission:
         """Assign the request to another backend, whose cache is not expected to hold it."""
         was_running, self.planned = self.is_running, None
         self._remove_load()
-        self._backend, self.cached_tokens = backend, 0
+        self._backend, self._cached_tokens = backend, 0
         self._add_load(backend)
         if was_running:
             self.start()

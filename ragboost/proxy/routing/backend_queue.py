@@ -85,15 +85,15 @@ class BackendQueue:
         """Return the requests that may be next, of a conversation the first, by urgency."""
         first: dict[str, QueuedRequest] = {}
         for queued in self.waiting:
-            if name := queued.admission.conversation:
+            if name := queued.admission.request.conversation:
                 first.setdefault(name, queued)
         return sorted(
             (
                 queued
                 for queued in self.waiting
-                if first.get(queued.admission.conversation, queued) is queued
+                if first.get(queued.admission.request.conversation, queued) is queued
             ),
-            key=lambda queued: (queued.admission.priority, queued.place),
+            key=lambda queued: (queued.admission.request.priority, queued.place),
         )
 
     def release(self, now: float) -> None:
@@ -139,7 +139,7 @@ class BackendQueue:
         for queued in self.eligible():
             admission = queued.admission
             cached = admission.cached_in(other.backend)
-            if (admission.prompt_tokens - cached) * ratio < ahead + queued.place.tokens:
+            if (admission.request.prompt_tokens - cached) * ratio < ahead + queued.place.tokens:
                 return queued
             ahead += queued.place.tokens
         return None
@@ -172,4 +172,4 @@ class BackendQueue:
 
 
 def _priority(queued: QueuedRequest) -> int:
-    return queued.admission.priority
+    return queued.admission.request.priority

@@ -14,7 +14,6 @@ from ragboost.context import Context
 from ragboost.errors import BackendError, RagBoostError
 from ragboost.formats.ragboost_object import FIELD
 from ragboost.hints import label_documents
-from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.rewriting.chunk_positions import add_chunks
@@ -40,10 +39,9 @@ class ChunkAnnouncer:
         self._in_flight: Counter[Backend] = Counter()
         self._in_flight_bytes = 0
 
-    def announce(self, headers: RawHeaders, admission: Admission) -> None:
+    def announce(self, request: ParsedRequest, headers: RawHeaders, backend: Backend) -> None:
         """Announce a request that waits for a backend, if that helps; return at once."""
-        request, backend = admission.parsed, admission.backend
-        if request is None or request.found is None or not self._probe.loads_ahead(backend):
+        if request.found is None or not self._probe.loads_ahead(backend):
             return
         if self._probe.recompute_ratio(request.options.get("reuse")) is None:
             return  # it reuses nothing

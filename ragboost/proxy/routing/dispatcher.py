@@ -1,22 +1,27 @@
 """Admit requests: estimate what routing must know, wait for a place, give it back in the end."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError, BackendRefusedError
-from ragboost.formats.ragboost_object import FIELD
 from ragboost.hosted.cache_marks import kept_s
-from ragboost.proxy.routing.admission import Admission, MessagePrefix
+from ragboost.proxy.records import Placed, SentRequest
+from ragboost.proxy.routing.admission import (
+    UNKNOWN_REQUEST,
+    Admission,
+    MessagePrefix,
+    RoutingRequest,
+)
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
-from ragboost.rewriting.json_body import Link
 from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.sent_history import Conversation
+from ragboost.types import Request
 
 
 class Dispatcher:
@@ -53,8 +58,8 @@ class Dispatcher:
         if self.room is not None:
             self.room.close()
 
-    def admission(self) -> Admission:
-        return Admission(self)
+    def admission(self, request: RoutingRequest = UNKNOWN_REQUEST) -> Admission:
+        return Admission(self, request)
 
     def assign(self, admission: Admission) -> None:
         """Assign a request to the backend with the least load, without waiting; it is started."""
@@ -62,7 +67,7 @@ class Dispatcher:
         if len(backends) == 1:
             backend: Backend | None = backends[0]
         else:
-            backend = self.router.choose(admission.prompt_tokens, cached_tokens={})
+            backend = self.router.choose(admission.request.prompt_tokens, cached_tokens={})
         if backend is None:
             raise NoBackendError
         admission.assign(backend)
@@ -74,42 +79,48 @@ class Dispatcher:
         request: ParsedRequest,
         *,
         tenant: Tenant | None = None,
-        conversation: Conversation | None = None,
-        history: Link = b"",
-    ) -> None:
+        find_leading: Callable[[], Request | None] = lambda: None,
+        announce: Callable[[Backend], None] | None = None,
+    ) -> Placed:
         """Wait until a completion may be sent; without a `tenant`, nothing will be boosted.
 
-        `history` is the hash of what the engine was sent for the request's history; empty if
-        unknown.
+        `find_leading` finds the documents that may be planned. `announce` is called once, if a
+        request that is boosted has to wait.
         """
-        if tenant is not None:
-            admission.parsed = request
-        priority = request.body.fields.get("priority")
-        if self._has_priorities and isinstance(priority, int):
-            admission.priority = priority
-        if not self._examines_bodies:
-            num_bytes, model = len(request.body.raw), request.tenant_key.model
-            await self.admit_unparsed(admission, num_bytes, model=model)
-            return
-        if self.router.looks_at_caches:
-            admission.prefixes = self._prefixes(request)
-            admission.is_prefix_whole = len(admission.prefixes) == len(request.body.messages)
-        admission.history = history
-        admission.tokens_per_byte = self._tenants.tokens_per_byte(request.tenant_key.model)
-        num_bytes = self._sent_bytes(admission, len(request.body.raw))
-        admission.prompt_tokens = int(num_bytes * admission.tokens_per_byte)
-        if tenant is not None:
-            admission.tenant, admission.sent = tenant, conversation
-        admission.conversation = request.session or ""
-        admission.is_stream = request.body.fields.get("stream") is True
+        routed = self._describe(request)
+        if self._examines_bodies:
+            routed = self._examine(request, routed)
+            if tenant is not None:
+                routed = replace(routed, tenant=tenant, find_leading=find_leading)
+        if tenant is not None and announce is not None:
+            routed = replace(routed, announce=announce)
+        admission.request = routed
         await self.enter(admission)
+        return admission.placed()
 
-    async def admit_unparsed(
-        self, admission: Admission, num_bytes: int, *, model: str = ""
-    ) -> None:
-        admission.tokens_per_byte = self._tenants.tokens_per_byte(model)
-        admission.prompt_tokens = int(num_bytes * admission.tokens_per_byte)
-        await self.enter(admission)
+    def _describe(self, request: ParsedRequest) -> RoutingRequest:
+        """Return what is known of a request without its messages."""
+        priority = request.body.fields.get("priority") if self._has_priorities else None
+        ratio = self._tenants.tokens_per_byte(request.tenant_key.model)
+        return RoutingRequest(
+            prompt_tokens=int(len(request.body.raw) * ratio),
+            tokens_per_byte=ratio,
+            priority=priority if isinstance(priority, int) else 0,
+        )
+
+    def _examine(self, request: ParsedRequest, routed: RoutingRequest) -> RoutingRequest:
+        """Add what the messages say of the conversation, and of its length as it was sent."""
+        prefixes: Sequence[MessagePrefix] = ()
+        if self.router.looks_at_caches:
+            prefixes = prefixes_of(request.links_behind or request.links, request.body.messages)
+        num_bytes = self._sent_bytes(prefixes, len(request.body.raw))
+        return replace(
+            routed,
+            prefixes=prefixes,
+            prompt_tokens=int(num_bytes * routed.tokens_per_byte),
+            conversation=request.session or "",
+            is_stream=request.body.fields.get("stream") is True,
+        )
 
     async def enter(self, admission: Admission) -> Admission:
         """Wait until a request may be sent; return its admission, which is started."""
@@ -124,21 +135,17 @@ class Dispatcher:
         admission.waited_s = time.perf_counter() - started
         return admission
 
-    def rewritten(
-        self, admission: Admission, *, num_bytes: int, cached_tokens: int, history: Link = b""
-    ) -> None:
-        """Note what a request was rewritten to, which is the history of the next one.
-
-        The cached tokens are those that the context index expects. The hash `history` is empty for
-        a request with a session.
-        """
-        admission.cached_tokens = max(admission.cached_tokens, cached_tokens)
+    def rewritten(self, admission: Admission, sent: SentRequest) -> None:
+        """Note what a request was rewritten to, which is the history of the next one."""
+        if sent.context is not None:
+            admission.expect(sent.context.predicted_cached_tokens)
         if self.router.looks_at_caches:
-            name, sent = admission.backend.name, self.router.prefixes
-            whole = num_bytes if admission.is_prefix_whole else None
-            sent.remember(name, admission.prefixes, num_bytes=whole)
-            if history:
-                sent.remember(name, (MessagePrefix(history, num_bytes),), num_bytes=num_bytes)
+            name, prefixes, request = (
+                admission.backend.name,
+                self.router.prefixes,
+                admission.request,
+            )
+            prefixes.remember(name, request.prefixes, num_bytes=len(sent.body))
 
     def begun(self, admission: Admission, *, is_stream: bool) -> None:
         """Note that a response has begun; the first byte of a stream comes when it is computed."""
@@ -161,27 +168,13 @@ class Dispatcher:
         self.backends.note_failure(admission.backend, error)
         if not isinstance(error, BackendRefusedError):
             return False
-        prompt_tokens, tried = admission.prompt_tokens, admission.tried
+        prompt_tokens, tried = admission.request.prompt_tokens, admission.tried
         backend = self.router.choose(prompt_tokens, cached_tokens={}, exclude=tried)
         if backend is None:
             return False
         admission.move(backend)
         return True
 
-    def _prefixes(self, request: ParsedRequest) -> tuple[MessagePrefix, ...]:
-        """Return the message prefixes that identify what a backend was or will be sent.
-
-        Documents given beside the messages are rendered into the last one, which without a session
-        says nothing about them: another request may ask the same with other documents.
-        """
-        body = request.body
-        parts = (*request.tenant_key, request.session or "")
-        seed = b"%b %b" % (repr(parts).encode(), body.field_bytes("documents"))
-        prefixes = prefixes_of(body, seed=seed)
-        is_unique = request.session is not None or FIELD not in body.fields
-        return prefixes if is_unique else prefixes[:-1]
-
-    def _sent_bytes(self, admission: Admission, num_bytes: int) -> int:
-        sent, original = self.router.prefixes.longest(admission.prefixes)
-        resent = self.router.prefixes.num_bytes(admission.history)
-        return max(num_bytes + max(0, sent - original), resent)
+    def _sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
+        sent, original = self.router.prefixes.longest(prefixes)
+        return num_bytes + max(0, sent - original)

@@ -66,7 +66,7 @@ class PrefillPace:
             return
         ahead = self.outstanding_tokens(now)
         computed_at = math.inf
-        if not admission.is_stream:  # its first byte comes with its last
+        if not admission.request.is_stream:  # its first byte comes with its last
             queueing = self._delay_s / self._tokens_ahead * ahead if self._tokens_ahead else 0.0
             computed_at = now + self._own.at(admission.uncached_tokens) + queueing
         self._sent[admission] = _Sent(admission.backend, now, ahead, computed_at)

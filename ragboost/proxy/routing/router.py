@@ -92,10 +92,9 @@ class Router:
             if names is self._names:  # no backend came or went meanwhile
                 break
         admission.assign(backend, cached_tokens=cached_tokens)
-        if admission.prefixes:
-            num_bytes = round(admission.prompt_tokens / admission.tokens_per_byte)
-            whole = num_bytes if admission.is_prefix_whole else None
-            self.prefixes.remember(backend.name, admission.prefixes, num_bytes=whole)
+        if (request := admission.request).prefixes:
+            num_bytes = round(request.prompt_tokens / request.tokens_per_byte)
+            self.prefixes.remember(backend.name, request.prefixes, num_bytes=num_bytes)
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""
@@ -103,17 +102,21 @@ class Router:
         cached, affinity, kept = np.zeros(width), np.zeros(width), np.zeros(width)
         readings: list[tuple[RoutingSignal, CacheReading]] = []
         for signal in self._signals if self.looks_at_caches else ():
-            if signal.reads_caches and (reading := await signal.read(admission, names)):
+            if signal.reads_caches and (reading := await signal.read(admission.request, names)):
                 cached = np.maximum(cached, reading.cached)
                 affinity += reading.affinity
                 kept += reading.kept
                 readings.append((signal, reading))
-        backend = self._cheapest(admission.prompt_tokens, CacheReading(cached, affinity, kept))
+        backend = self._cheapest(
+            admission.request.prompt_tokens, CacheReading(cached, affinity, kept)
+        )
         if backend is None:
             raise NoBackendError
         admission.cached_by_backend = cached
         # Without waiting: else requests would be placed by loads that do not count each other.
-        confirmed = [signal.cached_at(admission, backend, reading) for signal, reading in readings]
+        confirmed = [
+            signal.cached_at(admission.request, backend, reading) for signal, reading in readings
+        ]
         return backend, max(confirmed, default=0)
 
     def _cheapest(

@@ -125,12 +125,12 @@ class WaitingRoom:
             queue.let_go(queue.eligible()[0], now, how="full")  # it queues in the backend
         team, tokens = "", admission.uncached_tokens
         if self._is_adaptive:
-            tenant = admission.tenant
+            tenant = admission.request.tenant
             team = tenant.key.team if tenant is not None else ""
             tokens = _expected_tokens(admission, is_first=not queue.waiting)
         queued = queue.add(admission, team=team, tokens=tokens, since=now)
-        if admission.announce is not None:
-            admission.announce(admission)
+        if (announce := admission.request.announce) is not None:
+            announce(admission.backend)
         try:
             self.update()
             await queued.released
@@ -143,8 +143,10 @@ class WaitingRoom:
         if not waiting:
             return
         urgent = waiting[0]
-        waiting = [q for q in waiting if q.admission.priority == urgent.admission.priority]
-        if urgent.admission.plannable is None:
+        waiting = [
+            q for q in waiting if q.admission.request.priority == urgent.admission.request.priority
+        ]
+        if urgent.admission.request.plannable is None:
             queue.set_next(urgent, how="alone")
             return
         lead = queue.places.lead([queued.place for queued in waiting])
@@ -158,12 +160,12 @@ class WaitingRoom:
 
     def _window(self, waiting: list[QueuedRequest]) -> list[QueuedRequest]:
         """Return the requests to plan together: those of the most urgent one's tenant."""
-        tenant = waiting[0].admission.tenant
+        tenant = waiting[0].admission.request.tenant
         window: list[QueuedRequest] = []
         num_documents = 0
         for queued in waiting:
-            plannable = queued.admission.plannable
-            if queued.admission.tenant is not tenant or plannable is None:
+            request, plannable = queued.admission.request, queued.admission.request.plannable
+            if request.tenant is not tenant or plannable is None:
                 continue
             num_documents += len(plannable.documents)
             if window and num_documents > _MAX_PLANNED_DOCUMENTS:
@@ -191,13 +193,13 @@ class WaitingRoom:
         better_off = (queued for other in others if (queued := other.better_off(queue, now)))
         if self._is_adaptive:
             return next(better_off, None)
-        return min(better_off, key=lambda q: (q.admission.priority, q.since), default=None)
+        return min(better_off, key=lambda q: (q.admission.request.priority, q.since), default=None)
 
     def _move_away(self, queue: BackendQueue) -> None:
         """Pass on those who wait for a backend that is down or removed, if another is better."""
         is_removed = queue.backend not in self._router.backends.all
         for queued in list(queue.waiting):
-            target = self._router.choose(queued.admission.prompt_tokens, cached_tokens={})
+            target = self._router.choose(queued.admission.request.prompt_tokens, cached_tokens={})
             if target is None or not (target.is_healthy or is_removed):
                 return
             queue.take(queued)
@@ -226,10 +228,10 @@ class WaitingRoom:
 
 
 def _is_awaited(other: Admission, admission: Admission) -> bool:
-    computing, documents = other.plannable, admission.plannable
+    computing, documents = other.request.plannable, admission.request.plannable
     if other.planned is None or computing is None or documents is None:
         return False
-    if other.tenant is not admission.tenant:
+    if other.request.tenant is not admission.request.tenant:
         return False
     if computing.prompt_prefix != documents.prompt_prefix:
         return False
@@ -247,22 +249,24 @@ def _is_awaited(other: Admission, admission: Admission) -> bool:
 def _expected_tokens(admission: Admission, *, is_first: bool) -> int:
     """Return the tokens that a backend would have to compute if all that wait were sent in order of
     arrival, as far as is known without waiting."""
-    leading, tenant = admission.plannable, admission.tenant
+    leading, tenant = admission.request.plannable, admission.request.tenant
     if leading is not None and tenant is not None and not tenant.lock.locked():
         booster = tenant.booster(admission.backend.name)
         with suppress(RagBoostError):  # it will be boosted or bypassed later
             cached = booster.cached_tokens(leading.documents, prompt_prefix=leading.prompt_prefix)
-            admission.cached_tokens = max(admission.cached_tokens, cached)
+            admission.expect(cached)
             in_order = booster.arrive(leading, is_first=is_first)
-            return min(admission.uncached_tokens, max(0, admission.prompt_tokens - in_order))
+            return min(
+                admission.uncached_tokens, max(0, admission.request.prompt_tokens - in_order)
+            )
     return admission.uncached_tokens
 
 
 async def _plan_next(admissions: Sequence[Admission], *, budget_tokens: float) -> Admission:
     """Choose which of a tenant's requests to send next, the most urgent first, and plan it."""
-    tenant = admissions[0].tenant
+    tenant = admissions[0].request.tenant
     assert tenant is not None, "a plannable request has a tenant"
-    requests = [admission.plannable for admission in admissions]
+    requests = [admission.request.plannable for admission in admissions]
     async with tenant.lock:
         booster = tenant.booster(admissions[0].backend.name)
         try:
@@ -275,5 +279,5 @@ async def _plan_next(admissions: Sequence[Admission], *, budget_tokens: float) -
             return admissions[0]
     admission = admissions[at]
     admission.planned = planned
-    admission.cached_tokens = max(admission.cached_tokens, planned.cached_tokens)
+    admission.expect(planned.cached_tokens)
     return admission

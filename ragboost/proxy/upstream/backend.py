@@ -16,10 +16,9 @@ from ragboost.errors import (
     BackendRefusedError,
     BackendTimeoutError,
     StaleConnectionError,
-    UnreadRequestError,
 )
 from ragboost.proxy.upstream.cache_witness import CacheWitness
-from ragboost.proxy.upstream.client import ConnectionPool, UpstreamResponse
+from ragboost.proxy.upstream.client import HttpClient, UpstreamResponse
 from ragboost.rewriting.headers import CREDENTIALS, RawHeaders
 
 _READY_TIMEOUT_S = 2.0
@@ -84,7 +83,7 @@ class Backend:
         self._path = address.path
         self._host = address.netloc.encode()
         self.use_login(configured)
-        self._connections = ConnectionPool(
+        self._client = HttpClient(
             configured,  # a dot at the end of a host keeps it out of the search domains
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.read_timeout_s,
@@ -123,38 +122,31 @@ class Backend:
         login = urlsplit(url)
         self._login = _basic(login.username, login.password)
 
-    def close(self) -> None:
-        self._connections.close()
+    async def aclose(self) -> None:
+        await self._client.aclose()
 
     async def request(
         self, method: str, target: str, *, headers: RawHeaders, body: bytes = b""
     ) -> UpstreamResponse:
         """Send a request and return the response with its body unread.
 
-        Retries once, on a new connection, if the backend cannot have read the request, since the
-        connection was refused, or a pooled one was closed before the request reached it; or if a
-        pooled connection was closed before the response and the request may be repeated: its method
-        is idempotent, or it has an `idempotency-key`.
+        Retries once, on a new connection, if the connection was refused; or if a used one was
+        closed before the response and the request may be repeated: its method is idempotent, or it
+        has an `idempotency-key`.
 
         `headers` are all but host, content-length and the backend's own API key. A
         BackendRefusedError means that nothing was sent.
         """
         head = self._head(method, target, self.with_key(headers), len(body))
-        is_head_request = method == "HEAD"
-        connection = self._connections.take()
-        if connection is not None:
-            try:
-                return await connection.exchange(head, body, is_head_request=is_head_request)
-            except UnreadRequestError:
-                pass
-            except StaleConnectionError:
-                if not _is_repeatable(method, headers):
-                    raise
+        is_head = method == "HEAD"
         try:
-            connection = await self._connections.connect()
+            return await self._client.request(head, body, is_head_request=is_head)
         except BackendRefusedError:
-            connection = await self._connections.connect()
-        return await connection.exchange(head, body, is_head_request=is_head_request)
+            return await self._client.request(head, body, is_head_request=is_head)
+        except StaleConnectionError:
+            if not _is_repeatable(method, headers):
+                raise
+        return await self._client.request(head, body, is_head_request=is_head, is_pooled=False)
 
     async def find_problem(self) -> Problem | None:
         """Return why requests cannot succeed; a 404 is fine: hosted APIs have no `/health`.
@@ -197,8 +189,9 @@ class Backend:
         head = self._head(method, path, self.with_key(own), len(body or b""))
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._connections.connect()
-                response = await connection.exchange(head, body or b"", is_head_request=False)
+                response = await self._client.request(
+                    head, body or b"", is_head_request=False, is_pooled=False
+                )
                 try:
                     return response.status, await _read_small(response)
                 finally:

@@ -169,7 +169,7 @@ class Backends:
         ended = [backend for backend in self.draining if not backend.load.assigned]
         for backend in ended:
             self.draining.remove(backend)
-            backend.close()
+            await backend.aclose()
             for call in self.on_removed:
                 call(backend)
         if not ended:
@@ -201,7 +201,7 @@ class Backends:
             check.cancel()
         await asyncio.gather(*checks, return_exceptions=True)
         for backend in (*self.all, *self.draining):
-            backend.close()
+            await backend.aclose()
 
     def _start_checks(self) -> None:
         for backend in self.all:

@@ -6,24 +6,16 @@ backend.
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
-from ragboost.cache_sync.tracked_request import TrackedRequest
-from ragboost.context import Context
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
-from ragboost.formats import Detection
-from ragboost.hosted.lint.live import CacheBreak
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
+from ragboost.proxy.records import SentRequest
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.locations import LOCATIONS, client_location
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
-from ragboost.rewriting.parsed_request import Bypass
-from ragboost.rewriting.recorded_request import RecordedRequest
-from ragboost.rewriting.sent_history import HistoryDelta
-from ragboost.rewriting.varying_piece import VaryingPiece
 from ragboost.serving.errors import error_body
 from ragboost.wires.usage import Usage
 
@@ -31,65 +23,6 @@ logger = logging.getLogger(__name__)
 
 RECEIPT = b"x-ragboost-receipt"
 _EVENT_STREAM = "text/event-stream"
-_NO_DELTA = HistoryDelta()
-_UNREAD = Detection("malformed_body")
-
-
-@dataclass(slots=True)
-class UpstreamRequest:
-    """A request to a backend, with observations of the client's request behind it."""
-
-    body: bytes
-    headers: RawHeaders = ()  # without the request id
-    model: str = ""  # named by the client
-    detection: Detection = _UNREAD  # what was seen of its documents
-    bypass: Bypass | None = None  # why nothing was boosted
-    context: Context | None = None  # of the boosted documents
-    num_documents: int = 0  # in this turn's part of the payload
-    num_dropped: int = 0  # given, and not there
-    delta: HistoryDelta = _NO_DELTA  # what it adds to its conversation
-    tracked: TrackedRequest | None = None  # None: nothing was boosted
-    history: bytes = b""  # digest of the rewritten history, for a conversation without a name
-    is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
-    seconds: float | None = None  # to prepare it, without waiting; None: no completion
-    dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
-    arm: str | None = None  # None: its documents, if any, are no part of a comparison
-    cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
-    varying: VaryingPiece | None = None  # differs before the documents, and is sent there
-    record: RecordedRequest | None = None  # its shape, for `proxy.record`
-
-    @property
-    def bought_tokens(self) -> int:
-        return self.context.bought_tokens if self.context is not None else 0
-
-    @property
-    def response_headers(self) -> RawHeaders:
-        if self.seconds is None:
-            return ()
-        headers = [
-            (b"x-ragboost-documents", b"%d" % self.num_documents),
-            (b"x-ragboost-documents-dropped", b"%d" % self.num_dropped),
-            (b"x-ragboost-overhead-ms", b"%.3f" % (self.seconds * 1000)),
-        ]
-        if self.detection.frame:
-            headers.append((b"x-ragboost-frame", self.detection.frame.encode()))
-        if self.bypass is not None:
-            headers.append((b"x-ragboost-bypass", self.bypass.reason.encode()))
-        if self.cache_break is not None:
-            headers.append((b"x-ragboost-cache-break", self.cache_break.header))
-        return headers
-
-    @property
-    def notes(self) -> dict[str, str | int | float | None]:
-        return {
-            "documents": self.num_documents,
-            "documents_dropped": self.num_dropped,
-            "detection": self.detection.name,
-            "frame": self.detection.frame or None,
-            "bypass": self.bypass.reason if self.bypass else None,
-            "cache_break": str(self.cache_break.cause) if self.cache_break else None,
-            "overhead_ms": round((self.seconds or 0.0) * 1000, 3),
-        }
 
 
 class BackendSlot(Protocol):
@@ -111,25 +44,26 @@ class BackendSlot(Protocol):
 async def relay(
     exchange: ClientExchange,
     slot: BackendSlot,
-    upstream: UpstreamRequest,
+    sent: SentRequest,
     *,
+    added: RawHeaders = (),
     reader: ResponseReader | None = None,
 ) -> Usage | None:
-    """Send a request to its backend and the response to the client; return the usage, if reported,
-    also by a response that ends early behind it.
+    """Send a request to its backend and the response to the client, with `added` headers; return
+    the usage, if reported, also by a response that ends early behind it.
 
     If the backend refuses the connection, others are tried. A backend that fails before its
     response begins is an error of the proxy's own (502, 504). One that fails later truncates the
     response: a stream of events ends with an error event where one can be placed, anything else
     ends early, so that the client sees that it is incomplete.
     """
-    response = await _request(exchange, slot, upstream)
+    response = await _request(exchange, slot, sent)
     if response is None:
         return None
     try:
         exchange.outcome = _outcome(response.status)
         reader, is_stream = reader if _is_readable(response) else None, _is_stream(response)
-        await _send_head(exchange, slot, response, upstream, reader, is_stream=is_stream)
+        await _send_head(exchange, slot, response, added, reader, is_stream=is_stream)
         await _send_body(exchange, slot, response, reader, is_stream=is_stream)
         return reader.usage if reader is not None else None
     finally:
@@ -137,14 +71,14 @@ async def relay(
 
 
 async def _request(
-    exchange: ClientExchange, slot: BackendSlot, upstream: UpstreamRequest
+    exchange: ClientExchange, slot: BackendSlot, sent: SentRequest
 ) -> UpstreamResponse | None:
     """Send the request; if no backend accepts it, answer with an error and return None."""
-    headers = _with_request_id(upstream.headers, exchange)
+    headers = _with_request_id(sent.headers, exchange)
     while True:
         try:
             return await slot.backend.request(
-                exchange.method, exchange.target, headers=headers, body=upstream.body
+                exchange.method, exchange.target, headers=headers, body=sent.body
             )
         except BackendError as error:
             name, path = slot.backend.name, exchange.shown_path
@@ -161,7 +95,7 @@ async def _send_head(
     exchange: ClientExchange,
     slot: BackendSlot,
     response: UpstreamResponse,
-    upstream: UpstreamRequest,
+    added: RawHeaders,
     reader: ResponseReader | None,
     *,
     is_stream: bool,
@@ -177,8 +111,8 @@ async def _send_head(
         headers = [(name, value) for name, value in headers if name != b"content-length"]
     if get_header(headers, REQUEST_ID) is None:
         headers.append((REQUEST_ID, exchange.request_id.encode("latin-1")))
-    if ours := upstream.response_headers:
-        headers.extend(ours)
+    if added:
+        headers.extend(added)
         name = slot.backend.name.encode("latin-1", "replace")
         headers.append((b"x-ragboost-backend", name))
         headers.append((b"x-ragboost-cached-tokens-predicted", b"%d" % slot.cached_tokens))

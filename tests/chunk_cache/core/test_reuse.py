@@ -15,8 +15,8 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError
-from research.oracle import Oracle
 from tests.chunk_cache.families import build_adapter, build_model, flat, make_prompt
+from tests.chunk_cache.oracle import Oracle
 from tests.chunk_cache.prompts import num_stored, stored_kv
 from tests.chunk_cache.reference import ordinary
 

@@ -139,6 +139,18 @@ def test_swapped_layers_of_the_same_shape_are_refused(tmp_path: Path) -> None:
         read(path)
 
 
+def test_tensors_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    """A small file would be read as a large chunk."""
+    (length,) = struct.unpack("<Q", WHOLE[:8])
+    header = json.loads(WHOLE[8 : 8 + length])
+    header["0001.k"]["data_offsets"] = header["0000.k"]["data_offsets"]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    path = tmp_path / "chunk"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + WHOLE[8 + length :])
+    with pytest.raises(ChunkCacheError, match="a tensor starts at byte"), ChunkFile(path, KEY):
+        pass
+
+
 def crafted(*, header: Any = None, header_bytes: int | None = None, **fields: Any) -> bytes:
     """Return a file with valid checksums whose header an attacker has written."""
     (size,) = struct.unpack("<Q", WHOLE[:8])

@@ -188,6 +188,18 @@ def _template(rng: random.Random) -> Template:
     return Template(head, tail)
 
 
+def even_world(rng: random.Random) -> World:
+    """Make lists of one number of lines, whose documents have one to three."""
+    lines = rng.randint(4, 8)
+    documents = list(enumerate(corpus(rng, rng.randint(6, 14), most=rng.choice((2, 3)))))
+    join, template, prompts = JOINS["blank lines"], _template(rng), []
+    for _ in range(300):
+        chosen = rng.sample(documents, rng.randint(2, 5))
+        if sum(len(document) for _, document in chosen) == lines:
+            prompts.append(write(chosen, join, template, sentence(rng)[:-1] + "?"))
+    return World(f"even lists of {lines}", prompts[:24])
+
+
 def interrupted_world(rng: random.Random) -> World:
     """Make lists with a heading among the documents, which must stay where it is."""
     documents = list(enumerate(corpus(rng, 12, most=2)))
@@ -258,6 +270,7 @@ def worlds(rng: random.Random) -> Iterator[World]:
         for kind in CORPORA:
             yield documents_world(rng, kind)
         yield interrupted_world(rng)
+        yield even_world(rng)
         yield transcript_world(rng)
 
 

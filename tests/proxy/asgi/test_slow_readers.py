@@ -32,7 +32,7 @@ def buffered() -> int:
     gc.collect()
     transports = [c._socket for c in objects(GuardedProtocol)]
     return (
-        sum(response._size for response in objects(UpstreamResponse))
+        sum(response._payload._size for response in objects(UpstreamResponse))
         + sum(transport.get_write_buffer_size() for transport in transports)
         + sum(sum(map(len, reader._chunks)) for reader in objects(ResponseReader))
         + sum(sum(map(len, exchange._held)) for exchange in objects(ClientExchange))
@@ -42,7 +42,8 @@ def buffered() -> int:
 def num_paused() -> int:
     """Count the backend's connections from which nothing is read."""
     gc.collect()  # those of earlier tests
-    return sum(response._connection._is_paused for response in objects(UpstreamResponse))
+    protocols = [response._connection.protocol for response in objects(UpstreamResponse)]
+    return sum(protocol._reading_paused for protocol in protocols if protocol is not None)
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_end_users_with_the_same_session_id_do_not_meet(
 def test_the_same_documents_field_keeps_its_order_and_hints_in_a_conversation(
     client: httpx.Client, engine: FakeEngine
 ) -> None:
-    documents = [{"title": f"T{i}", "text": text_of(i)} for i in (50, 51, 52)]
+    documents = [{"title": f"T{i}", "text": text_of(i) * 5} for i in (50, 51, 52)]
     seed = Chat(client, engine, "seed", messages=[{"role": "user", "content": "x?"}])
     _with_field(seed, {"documents": documents[::-1]})
     chat = Chat(client, engine, "field", messages=[{"role": "user", "content": "one?"}])

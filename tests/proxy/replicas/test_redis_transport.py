@@ -13,6 +13,7 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
+from ragboost.proxy.replicas import redis_transport
 from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.message_handler import MessageHandler
 from ragboost.proxy.replicas.messages import LoadReport, ReplicaMessage, SentPrompt, encode
@@ -22,6 +23,7 @@ from ragboost.proxy.upstream.backends import Backends
 from ragboost.sessions.redis import make_client
 from tests.eventually import eventually, eventually_async
 from tests.fakes import FakeEngine
+from tests.fakes.damaged_redis import ENDS, REPLIES, damaged
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.fakes.redis import PROGRAM, RedisServer
 
@@ -78,7 +80,7 @@ async def opened(url: str, number: int) -> list[Replica]:
 
 async def publish(replica: Replica, *messages: bytes) -> None:
     """Publish messages when the replica listens."""
-    client: Any = make_client(replica.settings.session)
+    client: Any = make_client(replica.settings.session, max_reply_bytes=1 << 20)
     while not await client.publish(CHANNEL, b""):
         pass
     for each in messages:
@@ -203,7 +205,7 @@ async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServ
     names = [str(number) for number in range(2_000)]
     for name in names:
         one.follower.on_sent(name, LAYOUT, cached_tokens=0)
-    client: Any = make_client(one.settings.session)
+    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
     assert await client.xadd(CHANNEL, {b"not a message": b""})
     while await client.xlen(CHANNEL) < 11:  # 200 prompts in each
         pass
@@ -219,7 +221,7 @@ async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServ
 @pytest.mark.asyncio
 async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer) -> None:
     (one,) = await opened(redis.url, 1)
-    client: Any = make_client(one.settings.session)
+    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
     for _ in range(2_000):
         await one.transport._send(told(SentPrompt(one.backend.key, "i", LAYOUT)), is_kept=True)
     assert 500 <= await client.xlen(CHANNEL) <= 700  # whole nodes of the stream are dropped
@@ -233,7 +235,7 @@ async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer)
 @pytest.mark.asyncio
 async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisServer) -> None:
     (one,) = await opened(redis.url, 1)
-    client: Any = make_client(one.settings.session)
+    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
     await one.close()
     await client.set(CHANNEL, b"of somebody else")
     await client.aclose()
@@ -322,3 +324,22 @@ async def test_rubbish_on_the_channel_is_ignored(
     one.backend.load.running = one.backend.load.assigned = 2
 
     await eventually_async(lambda: two.backend.elsewhere, equals=Load(2, 2, 0))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", REPLIES)
+async def test_no_reply_of_a_damaged_server_ends_the_exchange(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_transport, "_RETRY_S", 0.0)
+    async with damaged(REPLIES[kind], is_last=kind in ENDS) as server:
+        replica = Replica(server.url)
+        await replica.open()
+        for number in range(3):
+            replica.follower.on_sent(str(number), LAYOUT, cached_tokens=0)
+        await eventually_async(
+            lambda: server.num_replies > 5 or (server.num_replies and not replica.transport.problem)
+        )
+        assert not any(task.done() for task in replica.transport._tasks)
+        assert "words" not in (replica.transport.problem or "")
+        await replica.close()

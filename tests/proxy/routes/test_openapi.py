@@ -67,7 +67,9 @@ def test_paths_of_documentation_are_the_backends(proxy: ProxyServer, path: str) 
     assert httpx.get(proxy.url + path).json()["path"] == path
 
 
-@pytest.mark.parametrize("path", ["/health", "/version", "/metrics", "/dashboard", "/v1/sessions"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/version", "/metrics", "/dashboard", "/v1/sessions?user=u"]
+)
 def test_head_is_served_where_get_is(proxy: ProxyServer, engine: FakeEngine, path: str) -> None:
     answer = httpx.head(proxy.url + path)
     assert (answer.status_code, answer.content) == (200, b"")
@@ -116,10 +118,27 @@ def test_the_session_api_is_limited_counted_and_logged_as_completions_are(
         client.headers["authorization"] = "Bearer k"
         statuses.append(client.post("/v1/sessions", content=b" " * 2000).status_code)
         statuses.append(client.get("/v1/sessions/none").status_code)
-        statuses.append(client.get("/v1/sessions").status_code)
+        statuses.append(client.get("/v1/sessions?user=u").status_code)
         text = client.get("/metrics").text
     assert statuses == [401, 413, 404, 200]
     lines = [json.loads(record.getMessage()) for record in caplog.records]
     assert [line["status"] for line in lines] == statuses
     assert [line["outcome"] for line in lines] == ["refused", "refused", "refused", "ok"]
     assert 'endpoint="sessions",model="",outcome="refused"} 3.0' in text
+
+
+def test_the_page_of_metrics_is_open_unless_it_has_a_key_of_its_own(
+    start_proxy: Callable[..., ProxyServer],
+) -> None:
+    """On a quiet proxy, its counters are the exact tokens of single requests."""
+    open_page = start_proxy(proxy={"api_keys": ["k"]}).url
+    closed = start_proxy(proxy={"api_keys": ["k"], "metrics_key": "m"}).url
+    assert httpx.get(f"{open_page}/metrics").status_code == 200
+    for headers in ({}, {"authorization": "Bearer k"}, {"x-api-key": "wrong"}):
+        refused = httpx.get(f"{closed}/metrics", headers=headers)
+        assert refused.status_code == 401
+        assert "ragboost_" not in refused.text
+    answer = httpx.get(f"{closed}/metrics", headers={"authorization": "Bearer m"})
+    assert "ragboost_requests_total" in answer.text
+    with_it = httpx.get(f"{closed}/v1/models", headers={"authorization": "Bearer m"})
+    assert with_it.status_code == 401, "it opens nothing else"

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from ragboost.sessions import database
 from ragboost.sessions import sqlite as sqlite_store
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
@@ -22,6 +24,7 @@ FAILURES = "ragboost_session_store_failures_total"
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sqlite_store, "_BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sqlite_store, "_CHECK_TIMEOUT_S", 0.05)
     return tmp_path / "sessions.db"
 
 
@@ -54,50 +57,78 @@ def questions(client: httpx.Client, session: str) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_turn_on_a_locked_database_is_no_complete_answer(
+def test_a_turn_on_a_locked_database_is_refused_before_a_model_works(
     client: httpx.Client, engine: FakeEngine, path: Path, stream: bool
 ) -> None:
     session = create(client)
     assert ask(client, session, "one?", stream=stream).status_code == 200
     with locked(path):
-        if stream:
-            answer = ask(client, session, "two?", stream=True).text
-            assert "[DONE]" not in answer
-            last = answer.removesuffix("\n\n").rpartition("\n\n")[2]
-            assert last.startswith('data: {"error"')
-            assert "not stored: the session store fails: database is locked" in last
-        else:
-            with pytest.raises(httpx.RemoteProtocolError):
-                ask(client, session, "two?")
-        num_requests = len(engine.completions)
-        refused = ask(client, session, "three?")
+        refused = ask(client, session, "two?", stream=stream)
         assert refused.status_code == 503
-        assert "database is locked" in refused.json()["error"]["message"]
-        assert len(engine.completions) == num_requests, "no model works for a lost turn"
+        assert refused.json()["error"]["message"] == "the session store fails: SQLite: SQLITE_BUSY"
+        assert len(engine.completions) == 1, "no model works for a lost turn"
         ready = client.get("/ready")
         assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
-        assert ready.json()["sessions"] == "database is locked"
+        assert ready.json()["sessions"] == "SQLite: SQLITE_BUSY"
     assert read_metric(str(client.base_url).rstrip("/"), FAILURES) >= 2
     assert questions(client, session) == ["one?"]
-    assert ask(client, session, "four?", stream=stream).status_code == 200
-    assert contents(engine.completions[-1])[::2] == ["one?", "four?"]
+    assert ask(client, session, "three?", stream=stream).status_code == 200
+    assert contents(engine.completions[-1])[::2] == ["one?", "three?"]
     assert client.get("/ready").json() == {"status": "ready"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_during_which_the_database_is_locked_is_no_complete_answer(
+    client: httpx.Client, engine: FakeEngine, path: Path, stream: bool
+) -> None:
+    session = create(client)
+    if stream:
+        with held_turn(client, engine, session, "one?") as (first, chunks), locked(path):
+            engine.release()
+            answer = first + "".join(chunks)
+        assert "[DONE]" not in answer
+        last = answer.removesuffix("\n\n").rpartition("\n\n")[2]
+        assert last.startswith('data: {"error"')
+        assert "not stored: the session store fails: SQLite: SQLITE_BUSY" in last
+    else:
+        engine.misbehave(hold=True)
+        with ThreadPoolExecutor(1) as thread:
+            turn = thread.submit(ask, client, session, "one?")
+            eventually(lambda: engine.num_active, equals=1)
+            with locked(path):
+                engine.release()
+                with pytest.raises(httpx.RemoteProtocolError):
+                    turn.result()
+    assert questions(client, session) == []
+
+
 def test_the_openai_sdk_sees_that_a_streamed_turn_is_not_stored(
-    client: httpx.Client, path: Path
+    client: httpx.Client, engine: FakeEngine, path: Path
 ) -> None:
     headers = {"authorization": "Bearer k"}
     session = client.post("/v1/sessions", json={}, headers=headers).json()["id"]
+    engine.misbehave(hold_after_chunks=1)
     with (
         openai.OpenAI(base_url=f"{client.base_url}/v1/sessions/{session}", api_key="k") as sdk,
-        locked(path),
         sdk.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "q?"}], stream=True
         ) as stream,
-        pytest.raises(openai.APIError, match="not stored"),
+        locked(path),
     ):
-        list(stream)
+        engine.release()
+        with pytest.raises(openai.APIError, match="not stored"):
+            list(stream)
+
+
+def test_a_file_that_is_removed_is_noticed_before_a_model_works(
+    client: httpx.Client, engine: FakeEngine, path: Path
+) -> None:
+    session = create(client)
+    path.unlink()
+    assert client.get("/ready").json()["sessions"] == "SQLite: RemovedFileError"
+    assert ask(client, session, "one?").status_code == 503
+    assert client.post("/v1/sessions", json={}).status_code == 503
+    assert not engine.completions
 
 
 def test_a_full_disk_ends_no_session_with_an_old_history(
@@ -106,13 +137,14 @@ def test_a_full_disk_ends_no_session_with_an_old_history(
     path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    set_up = sqlite_store._set_up
+    connect = database.connect
 
-    def with_limit(connection: sqlite3.Connection) -> None:
-        set_up(connection)
+    def with_limit(path: str, *, timeout_s: float) -> sqlite3.Connection:
+        connection = connect(path, timeout_s=timeout_s)
         connection.execute("PRAGMA max_page_count = 24")  # of 4 KiB
+        return connection
 
-    monkeypatch.setattr(sqlite_store, "_set_up", with_limit)
+    monkeypatch.setattr(database, "connect", with_limit)
     url = start_proxy(session={"store": "sqlite", "path": path}).url
     with httpx.Client(base_url=url) as client:
         session, stored = create(client), []
@@ -128,7 +160,7 @@ def test_a_full_disk_ends_no_session_with_an_old_history(
         assert questions(client, session) == stored
         refused = ask(client, session, "x" * 8000)
         assert refused.status_code == 503
-        assert "full" in client.get("/ready").json()["sessions"]
+        assert client.get("/ready").json()["sessions"] == "SQLite: SQLITE_FULL"
         other = create_refused(client)
         assert other.status_code == 503
         assert client.post("/v1/chat/completions", json={"messages": []}).status_code == 200

@@ -189,7 +189,7 @@ def test_a_second_turn_at_the_same_time_is_a_conflict(
 
 def test_sessions_belong_to_their_credentials(client: httpx.Client) -> None:
     alice = {"authorization": "Bearer alice"}
-    session = client.post("/v1/sessions", json={}, headers=alice).json()["id"]
+    session = client.post("/v1/sessions", json={"user": "u"}, headers=alice).json()["id"]
     paths = [("GET", ""), ("DELETE", ""), ("POST", "/chat/completions")]
     for headers in ({}, {"authorization": "Bearer bob"}):
         for method, path in paths:
@@ -198,24 +198,43 @@ def test_sessions_belong_to_their_credentials(client: httpx.Client) -> None:
             )
             assert answer.status_code == 404
             assert session in answer.json()["error"]["message"]
-        assert client.get("/v1/sessions", headers=headers).json()["data"] == []
+        listed = client.get("/v1/sessions", params={"user": "u"}, headers=headers)
+        assert listed.json()["data"] == []
     assert client.get(f"/v1/sessions/{session}", headers=alice).status_code == 200
 
 
 def test_sessions_are_listed_newest_first_in_pages_and_deleted(client: httpx.Client) -> None:
-    ids = [create(client, metadata={"n": str(n)}) for n in range(5)]
-    first = client.get("/v1/sessions", params={"limit": 2}).json()
+    def listed(**params: str | int) -> httpx.Response:
+        return client.get("/v1/sessions", params={"user": "u", **params})
+
+    ids = [create(client, user="u", metadata={"n": str(n)}) for n in range(5)]
+    first = listed(limit=2).json()
     assert [s["id"] for s in first["data"]] == [ids[4], ids[3]]
+    assert first["data"][0]["user"] == "u"
     assert first["has_more"]
-    rest = client.get("/v1/sessions", params={"limit": 3, "after": first["last_id"]}).json()
+    rest = listed(limit=3, after=first["last_id"]).json()
     assert [s["id"] for s in rest["data"]] == [ids[2], ids[1], ids[0]]
     assert not rest["has_more"]
     assert client.delete(f"/v1/sessions/{ids[2]}").json()["deleted"]
     assert client.delete(f"/v1/sessions/{ids[2]}").status_code == 404
-    assert len(client.get("/v1/sessions").json()["data"]) == 4
-    assert client.get("/v1/sessions", params={"after": ids[2]}).status_code == 404
+    assert len(listed().json()["data"]) == 4
+    assert listed(after=ids[2]).status_code == 404
     for limit in ("0", "101", "x", "-1"):
-        assert client.get("/v1/sessions", params={"limit": limit}).status_code == 400
+        assert listed(limit=limit).status_code == 400
+
+
+def test_nobody_is_given_a_list_of_other_users_sessions(client: httpx.Client) -> None:
+    """Who shares a key, or needs none, could read the transcripts of the sessions in it."""
+    alice, bob, nobody = create(client, user="alice"), create(client, user="bob"), create(client)
+    for params in ({}, {"user": ""}):
+        refused = client.get("/v1/sessions", params=params)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "user")
+        assert not any(session in refused.text for session in (alice, bob, nobody))
+    page = client.get("/v1/sessions", params={"user": "bob"}).json()
+    assert [session["id"] for session in page["data"]] == [bob]
+    assert client.get(f"/v1/sessions/{nobody}").json()["user"] is None
+    for user in ("", "x" * 513, 5):
+        assert client.post("/v1/sessions", json={"user": user}).status_code == 400
 
 
 @pytest.mark.parametrize(

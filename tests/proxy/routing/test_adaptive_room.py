@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.ordering import Order
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import Admission, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
@@ -46,20 +46,17 @@ class Room:
 
     def admission(self, *documents: int, **facts: Any) -> Admission:
         texts = tuple(Document(f"Document {i}. " * 1100, id=str(i)) for i in documents)
-        admission = self.dispatcher.admission()
-        admission.tenant = self.tenant
+        facts = {"is_stream": True, "prompt_tokens": TOKENS, "tenant": self.tenant, **facts}
         if texts:
-            admission.leading = Request("why?", texts)
-        for name, value in {"is_stream": True, "prompt_tokens": TOKENS, **facts}.items():
-            setattr(admission, name, value)
-        return admission
+            facts["find_leading"] = lambda: Request("why?", texts)
+        return self.dispatcher.admission(RoutingRequest(**facts))
 
     def enter(self, *documents: int, **facts: Any) -> "asyncio.Task[Admission]":
         return asyncio.create_task(self.dispatcher.enter(self.admission(*documents, **facts)))
 
     def boost(self, assignment: Admission) -> None:
         """Do what the proxy does when the room has released a request."""
-        request = assignment.leading
+        request = assignment.request.leading
         assert request is not None
         booster = self.tenant.booster(assignment.backend.name)
         booster.boost(request.query, request.documents, planned=assignment.planned)

@@ -4,7 +4,7 @@ import math
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import Admission, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.upstream.backends import Backends
@@ -22,8 +22,8 @@ class Engine:
         self.is_serial = is_serial
 
     def send(self, tokens: int, now: float, *, is_stream: bool = True) -> Admission:
-        assignment = self.dispatcher.admission()
-        assignment.prompt_tokens, assignment.is_stream = tokens, is_stream
+        request = RoutingRequest(prompt_tokens=tokens, is_stream=is_stream)
+        assignment = self.dispatcher.admission(request)
         assignment.assign(self.backend)
         assignment.start()
         self.pace.sent(assignment, now)

@@ -8,7 +8,7 @@ import pytest
 
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import Admission, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
@@ -33,10 +33,12 @@ class Routed:
 
     async def place(self, *names: str) -> Admission:
         """Route a request; it stays in its backend's queue until it is closed."""
-        admission = self.dispatcher.admission()
-        admission.tenant, admission.leading = self.tenant, Request("?", documents(*names))
-        admission.prompt_tokens = TOKENS * len(names)
-        return await self.dispatcher.enter(admission)
+        request = RoutingRequest(
+            tenant=self.tenant,
+            find_leading=lambda: Request("?", documents(*names)),
+            prompt_tokens=TOKENS * len(names),
+        )
+        return await self.dispatcher.enter(self.dispatcher.admission(request))
 
     async def send(self, *names: str) -> Backend:
         """Route, boost and end a request."""

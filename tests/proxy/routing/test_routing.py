@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,12 +16,13 @@ from ragboost.errors import ConfigError
 from ragboost.formats import make_formats
 from ragboost.hosted.cache_marks import kept_s
 from ragboost.proxy.app import create_app
-from ragboost.proxy.routing.admission import Admission, MessagePrefix
+from ragboost.proxy.records import SentRequest
+from ragboost.proxy.routing.admission import Admission, MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backend, Backends
-from ragboost.rewriting.json_body import JsonBody
+from ragboost.rewriting.json_body import JsonBody, chain_links
 from ragboost.rewriting.parsed_request import parse_request
 from ragboost.types import Document, Request
 from tests.eventually import eventually
@@ -155,10 +157,12 @@ def test_a_conversation_without_a_name_stays_where_its_documents_were_sent(
             history: list[dict[str, str]] = []
             homes = []
             for turn in range(3):
-                history.append({"role": "user", "content": f"{user} asks {turn}?"})
-                given = [one for at in range(turn + 1) for one in documents(700 + 10 * user + at)]
-                ours = {"documents": given}  # those of earlier turns show whose conversation it is
-                answer = ask(proxy.url, messages=history, ragboost=ours)
+                numbers = range(700 + 10 * user + turn, 702 + 10 * user + turn)
+                texts = [each["text"] for each in documents(*numbers)]
+                tags = "\n".join([f"<document>{text}</document>" for text in texts])
+                content = f"{tags}\n\n{user} asks {turn}?"
+                history.append({"role": "user", "content": content})
+                answer = ask(proxy.url, messages=history)
                 homes.append(answer.headers["x-ragboost-backend"])
                 history.append(answer.json()["choices"][0]["message"])
                 ask(proxy.url, 800 + 10 * user + turn)  # another user in between
@@ -413,9 +417,8 @@ async def test_a_client_that_leaves_while_its_backend_is_chosen_is_no_load() -> 
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
     front = Request("why?", (Document("a text"),))
     async with tenant.lock:
-        admission = dispatcher.admission()
-        admission.tenant, admission.leading, admission.prompt_tokens = tenant, front, 10
-        task = asyncio.create_task(dispatcher.enter(admission))
+        request = RoutingRequest(tenant=tenant, find_leading=lambda: front, prompt_tokens=10)
+        task = asyncio.create_task(dispatcher.enter(dispatcher.admission(request)))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -446,9 +449,10 @@ async def test_prompts_and_cached_documents_have_one_unit() -> None:
     tenant.booster(part.name).boost("why?", found[:1])
     tenant.booster(whole.name).boost("why?", found)
     with dispatcher.admission() as admission:
-        await dispatcher.admit(admission, request, tenant=tenant)
+        find = partial(request.leading, None)
+        await dispatcher.admit(admission, request, tenant=tenant, find_leading=find)
         assert admission.backend is whole
-        assert admission.prompt_tokens == len(raw)
+        assert admission.request.prompt_tokens == len(raw)
         assert 0.9 * len(raw) < admission.cached_tokens < len(raw)
 
 
@@ -456,12 +460,13 @@ async def test_what_was_sent_is_compared_in_the_unit_of_today() -> None:
     settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
     tenants = Tenants(settings)
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=tenants)
-    raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 2000}]})
-    request = parse_request(raw.encode(), (), formats=make_formats(settings))
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 2000}]}
+    raw = json.dumps(body).encode()
+    request = parse_request(raw, (), formats=make_formats(settings))
     tenant = tenants.get(request.tenant_key)
     with dispatcher.admission() as admission:
         await dispatcher.admit(admission, request)
-        dispatcher.rewritten(admission, num_bytes=len(raw), cached_tokens=0)
+        dispatcher.rewritten(admission, SentRequest(raw, ()))
         first = admission.backend
     one_token_per_byte(tenant)
     with dispatcher.admission() as admission:
@@ -484,29 +489,33 @@ async def test_instructions_before_other_documents_count_as_long_as_they_are() -
         one_token_per_byte(tenant)
         with dispatcher.admission() as admission:
             await dispatcher.admit(admission, request, tenant=tenant)
-            dispatcher.rewritten(admission, num_bytes=len(raw), cached_tokens=0)
-            assert admission.prompt_tokens == len(raw)
+            dispatcher.rewritten(admission, SentRequest(raw, ()))
+            assert admission.request.prompt_tokens == len(raw)
             assert max(admission.cached_by_backend) <= len(json.dumps(instructions))
+
+
+def prefixes_in(raw: bytes) -> tuple[MessagePrefix, ...]:
+    body = JsonBody(raw)
+    return prefixes_of(chain_links(body.message_digests), body.messages)
 
 
 async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePrefix]) -> int:
     """The bytes of messages that a backend was sent, at one token per byte."""
-    admission = Admission(None)  # type: ignore[arg-type]
-    admission.prefixes, admission.tokens_per_byte = seen, 1.0
-    reading = await prefixes.read(admission, ["a", "b"])
+    request = RoutingRequest(prefixes=seen, tokens_per_byte=1.0)
+    reading = await prefixes.read(request, ["a", "b"])
     return 0 if reading is None else int(reading.cached["ab".index(backend)])
 
 
 async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
     prefixes = PrefixAffinity(RouterSettings(max_prefixes=1))  # of each of two backends
-    seen = prefixes_of(JsonBody(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38)), seed=b"")
+    seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
     prefixes.remember("b", (), num_bytes=0)
     prefixes.remember("a", seen, num_bytes=500)
     assert prefixes.longest(seen) == (500, 80)
     assert prefixes.longest(seen[:1]) == (40, 40)
     assert await held(prefixes, "a", seen) == 500
     assert await held(prefixes, "b", seen) == 0
-    other = prefixes_of(JsonBody(b'{"messages":["%b"]}' % (b"z" * 38)), seed=b"")
+    other = prefixes_in(b'{"messages":["%b"]}' % (b"z" * 38))
     prefixes.remember("a", other, num_bytes=7)
     assert prefixes.longest(seen[:1]) == (0, 0)
     assert await held(prefixes, "a", seen[:1]) == 0
@@ -517,7 +526,7 @@ async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
 
 async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards() -> None:
     prefixes = PrefixAffinity(RouterSettings())
-    seen = prefixes_of(JsonBody(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38)), seed=b"")
+    seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
     for backend in "ab":
         prefixes.remember(backend, seen, num_bytes=80)
     prefixes.forget("a")
@@ -551,9 +560,9 @@ async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its
     router.prefixes._clock = lambda: now
 
     async def place(messages: bytes) -> Backend:
-        admission = Admission(None)  # type: ignore[arg-type]
-        admission.prefixes = prefixes_of(JsonBody(b'{"messages":%b}' % messages), seed=b"")
-        admission.prompt_tokens = 100
+        prefixes = prefixes_in(b'{"messages":%b}' % messages)
+        request = RoutingRequest(prefixes=prefixes, prompt_tokens=100)
+        admission = Admission(None, request)  # type: ignore[arg-type]
         await router.place(admission)
         return admission.backend
 

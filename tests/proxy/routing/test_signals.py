@@ -7,7 +7,7 @@ import pytest
 
 from ragboost.booster.tenants import Tenants
 from ragboost.config import RouterSettings, Settings
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.signals import POLICIES, make_signals
 from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
@@ -28,8 +28,8 @@ class Favourite(RoutingSignal):
 
     reads_caches = True
 
-    async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading:
-        cached = np.array([float(admission.prompt_tokens) * (name == "b") for name in names])
+    async def read(self, request: RoutingRequest, names: Sequence[str]) -> CacheReading:
+        cached = np.array([float(request.prompt_tokens) * (name == "b") for name in names])
         return CacheReading(cached, np.zeros(len(names)))
 
     def waiting_tokens(self, backend: Backend) -> int:
@@ -41,8 +41,7 @@ async def test_a_further_signal_counts_in_tokens(prompt_tokens: int, expected: s
     settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=Tenants(settings))
     dispatcher.router._signals.append(Favourite(settings.router))
-    admission = dispatcher.admission()
-    admission.prompt_tokens = prompt_tokens
+    admission = dispatcher.admission(RoutingRequest(prompt_tokens=prompt_tokens))
 
     await dispatcher.enter(admission)
 

@@ -10,7 +10,7 @@ import pytest
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendRefusedError
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import Admission, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.waiting_room import TooManyWaitingError
 from ragboost.proxy.upstream.backends import Backends
@@ -38,9 +38,8 @@ class Room:
         self.room = self.dispatcher.room
 
     def enter(self, conversation: str = "", priority: int = 0) -> "asyncio.Task[Admission]":
-        admission = self.dispatcher.admission()
-        admission.prompt_tokens, admission.conversation = 100, conversation
-        admission.priority = priority
+        request = RoutingRequest(prompt_tokens=100, conversation=conversation, priority=priority)
+        admission = self.dispatcher.admission(request)
         return asyncio.create_task(self.dispatcher.enter(admission))
 
     def done(self, admission: Admission) -> None:

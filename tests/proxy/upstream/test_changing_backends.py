@@ -16,6 +16,7 @@ from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
+from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.upstream import backend_source
 from ragboost.proxy.upstream.backends import Backends
@@ -197,9 +198,9 @@ async def test_a_request_that_waited_while_a_backend_was_forgotten_does_not_brin
     backends.follow(settings, ["http://a:1", "http://b:1"])
 
     async def place(tenant: Tenant) -> None:
-        with dispatcher.admission() as admission:
-            admission.tenant = tenant
-            admission.leading = Request("why?", (Document("A fact."),))
+        front = Request("why?", (Document("A fact."),))
+        request = RoutingRequest(tenant=tenant, find_leading=lambda: front)
+        with dispatcher.admission(request) as admission:
             await dispatcher.enter(admission)
 
     busy, other = (tenants.get(TenantKey("m", salt)) for salt in "ab")

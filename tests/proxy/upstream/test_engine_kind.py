@@ -36,7 +36,7 @@ def kind_of(routes: dict[str, bytes]) -> EngineKind | None:
         try:
             return await find_kind(backend)
         finally:
-            backend.close()
+            await backend.aclose()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

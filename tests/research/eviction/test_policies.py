@@ -1,10 +1,9 @@
-"""GDSF, PGDSF, reuse frequency and Belady's MIN, each computed by hand."""
+"""GDSF, PGDSF and reuse frequency, each computed by hand."""
 
 import pytest
 
 from ragboost.errors import ChunkCacheError
 from research.eviction import POLICIES
-from research.eviction.belady import Belady
 from research.eviction.gdsf import GDSF, PGDSF
 from research.eviction.reuse_frequency import ReuseFrequency
 from tests.chunk_cache.eviction.test_policies import order, use
@@ -74,12 +73,3 @@ def test_reuse_frequency_halves_in_a_half_life() -> None:
     assert order(policy, ("never", "new", "old")) == "nevernewold"  # type: ignore[arg-type]
     policy.used("new", use(10, cfo=0.5))  # 6
     assert policy.priority("old") < policy.priority("new")
-
-
-def test_belady_evicts_what_is_needed_last() -> None:
-    policy = Belady(["ab", "c", "b", "a"])
-    for key in "ab":
-        policy.used(key, use(1))
-    assert order(policy, "ab") == "ab"
-    policy.used("c", use(2))
-    assert order(policy, "abc") == "cab", "never again"

@@ -19,6 +19,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   "RAGBOOST_PROXY__API_KEYS" .Values.apiKeysSecret
   "RAGBOOST_BACKEND__API_KEY" .Values.backendKeySecret
   "RAGBOOST_ENGINE_HOOKS__REPORT_KEY" .Values.reportKeySecret
+  "RAGBOOST_PROXY__METRICS_KEY" .Values.metricsKeySecret
   "RAGBOOST_SESSION__URL" .Values.sessionUrlSecret -}}
 {{- range $name, $secret := $secrets }}
 {{- if $secret }}

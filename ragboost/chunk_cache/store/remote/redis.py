@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ragboost.errors import StoreUnavailableError, import_extra
-from ragboost.redis_client import make_redis
+from ragboost.redis_client import make_redis, redis_errors
 
 TTL_S = 7 * 24 * 3600
 """Seconds for which a value is kept after its last use."""
@@ -23,10 +23,14 @@ class RedisDriver:
 
     def __init__(self, address: str) -> None:
         self._client = make_redis(
-            address, problem="a remote store in Redis is", timeout_s=_TIMEOUT_S, is_async=False
+            address,
+            problem="a remote store in Redis is",
+            timeout_s=_TIMEOUT_S,
+            is_async=False,
+            max_reply_bytes=2 * _PART_BYTES,
         )
         errors = import_extra("redis.exceptions", extra="redis")
-        self._errors = (errors.RedisError, OSError)
+        self._errors = redis_errors()
         self._other_type = errors.ResponseError
         self._full = errors.OutOfMemoryError
 

@@ -28,7 +28,6 @@ from ragboost.proxy.state import ProxyState
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
-_MAX_VARYING = 10
 
 
 class Dashboard:
@@ -65,7 +64,7 @@ class Dashboard:
             "totals": {
                 **read_totals(samples),
                 "index_nodes": self._state.boosting.tenants.num_nodes,
-                "sessions": len(self._state.boosting.conversations),
+                "history_messages": len(self._state.boosting.history),
                 "waiting": self._state.dispatcher.num_waiting,
             },
             "errors": read_errors(samples),
@@ -76,7 +75,6 @@ class Dashboard:
             "fidelity": self._fidelity(),
             "history": self.history.as_json(),
             "backends": self._backends(),
-            "varying": self._varying(team),
             "indexes": self._indexes(team),
             "recent": self._state.recent.of_team(team),
         }
@@ -109,16 +107,6 @@ class Dashboard:
                 "kv_events": states.get(backend.name, []),
             }
             for backend in self._state.backends.all
-        ]
-
-    def _varying(self, team: str) -> list[dict[str, Any]]:
-        boosting = self._state.boosting
-        return [
-            {
-                "model": piece.tenant.model,
-                "advice": piece.sentence(boosting.tenants.tokens_per_byte(piece.tenant.model)),
-            }
-            for piece in boosting.observer.varying(team)[:_MAX_VARYING]
         ]
 
     def _indexes(self, team: str) -> list[dict[str, Any]]:

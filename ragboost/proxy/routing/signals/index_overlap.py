@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.signals.signal import (
     CacheReading,
     RoutingSignal,
@@ -25,8 +25,8 @@ class IndexOverlap(RoutingSignal):
 
     reads_caches = True
 
-    async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
-        leading, tenant = admission.leading, admission.tenant
+    async def read(self, request: RoutingRequest, names: Sequence[str]) -> CacheReading | None:
+        leading, tenant = request.leading, request.tenant
         if leading is None or tenant is None:
             return None
         columns = self.columns(names, tenant.numbers)  # while these names are the backends'
@@ -36,8 +36,8 @@ class IndexOverlap(RoutingSignal):
             spread(residents.cached, columns), _AFFINITY * spread(residents.recent, columns)
         )
 
-    def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:
-        leading, tenant = admission.leading, admission.tenant
+    def cached_at(self, request: RoutingRequest, backend: Backend, reading: CacheReading) -> int:
+        leading, tenant = request.leading, request.tenant
         if leading is None or tenant is None or not reading.cached[backend.number]:
             return 0
         if tenant.lock.locked():  # a thread uses the index

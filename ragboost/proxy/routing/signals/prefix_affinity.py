@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from msgspec import Raw
+
 from ragboost.booster.tenants import number_of
 from ragboost.bounded_map import BoundedMap
 from ragboost.config import RouterSettings
 from ragboost.index import Clearings, Holders
-from ragboost.proxy.routing.admission import Admission, MessagePrefix
+from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.signals.signal import (
     CacheReading,
     RoutingSignal,
     spread,
 )
-from ragboost.rewriting.json_body import JsonBody, Link, chain_links
+from ragboost.rewriting.json_body import Link
 
 _KEPT = 10**12  # tokens; more than any queue, less than what is set against a backend that is down
 
@@ -51,11 +53,9 @@ class PrefixAffinity(RoutingSignal):
         self._tick = 0
         self._forgotten = Clearings()
 
-    async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
-        links = [prefix.link for prefix in reversed(admission.prefixes)]
+    async def read(self, request: RoutingRequest, names: Sequence[str]) -> CacheReading | None:
+        links = [prefix.link for prefix in reversed(request.prefixes)]
         found = [sent for link in links if (sent := self._sent.peek(link)) is not None]
-        if admission.history and (sent := self._sent.peek(admission.history)) is not None:
-            found.append(sent)
         if not found:
             return None
         columns = self.columns(names, self._numbers)
@@ -64,7 +64,7 @@ class PrefixAffinity(RoutingSignal):
         for sent in found:
             members = self._members(sent) & ~seen
             seen |= members
-            holders.append(Holders(int(sent.num_bytes * admission.tokens_per_byte), members))
+            holders.append(Holders(int(sent.num_bytes * request.tokens_per_byte), members))
         cached = spread(holders, columns)
         whole = self._sent.peek(links[0]) if links else None
         turn = next((sent for sent in found if sent is not whole and self._members(sent)), None)
@@ -84,16 +84,13 @@ class PrefixAffinity(RoutingSignal):
         sent = self._sent.peek(link) if link else None
         return sent.num_bytes if sent is not None and self._members(sent) else 0
 
-    def remember(
-        self, backend: str, prefixes: Sequence[MessagePrefix], *, num_bytes: int | None
-    ) -> None:
+    def remember(self, backend: str, prefixes: Sequence[MessagePrefix], *, num_bytes: int) -> None:
         """Note that a backend is sent these prefixes.
 
         They keep the length with which they were sent, where it is known.
 
         Args:
-            num_bytes: of the last one as it is sent; None: what follows it is no prefix, such as a
-                message into which documents are written.
+            num_bytes: of the last one as it is sent.
         """
         bit = 1 << number_of(backend, self._numbers)
         self._sent.max_entries = self._max_prefixes * len(self._numbers)
@@ -105,7 +102,7 @@ class PrefixAffinity(RoutingSignal):
             if sent is not None and members:
                 length, turn_s = sent.num_bytes, sent.turn_s
             if is_last:
-                length, turn_s = num_bytes or length, self._clock()
+                length, turn_s = num_bytes, self._clock()
             self._sent.put(link, _Sent(length, members | bit, self._tick, turn_s))
 
     def forget(self, backend: str) -> None:
@@ -121,11 +118,10 @@ class PrefixAffinity(RoutingSignal):
         return self._forgotten.live(sent.members, sent.tick)
 
 
-def prefixes_of(body: JsonBody, *, seed: bytes) -> tuple[MessagePrefix, ...]:
-    """Return the prefixes of a body's messages; `seed` stands for all that precedes them."""
+def prefixes_of(links: Sequence[Link], messages: Sequence[Raw]) -> tuple[MessagePrefix, ...]:
+    """Return the prefixes of a body's messages, with their links."""
     prefixes, num_bytes = [], 0
-    links = chain_links(body.message_digests, seed=seed)
-    for message, link in zip(body.messages, links, strict=True):
+    for message, link in zip(messages, links, strict=True):
         num_bytes += memoryview(message).nbytes
         prefixes.append(MessagePrefix(link, num_bytes))
     return tuple(prefixes)

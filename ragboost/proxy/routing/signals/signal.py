@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ragboost.booster.tenants import number_of
 from ragboost.config import RouterSettings
 from ragboost.index import Holders
-from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.upstream.backend import Backend
 
 Tokens = npt.NDArray[np.float64]
@@ -47,10 +47,10 @@ class RoutingSignal:
             self._columns = np.array([number_of(name, numbers) if name else 0 for name in names])
         return self._columns
 
-    async def read(self, admission: Admission, names: Sequence[str]) -> CacheReading | None:
+    async def read(self, request: RoutingRequest, names: Sequence[str]) -> CacheReading | None:
         return None
 
-    def cached_at(self, admission: Admission, backend: Backend, reading: CacheReading) -> int:
+    def cached_at(self, request: RoutingRequest, backend: Backend, reading: CacheReading) -> int:
         """Return the tokens of a request that the cache of the chosen backend should hold."""
         return int(reading.cached[backend.number])
 

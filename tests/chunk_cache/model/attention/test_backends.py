@@ -12,7 +12,7 @@ from ragboost.chunk_cache.model.attention.backend import AttentionInputs, exact_
 from ragboost.chunk_cache.model.attention.dense import DenseAttention, folded_attention
 from ragboost.chunk_cache.model.attention.varlen import find_runs
 from ragboost.errors import ChunkCacheError
-from research.loop_attention import LoopAttention
+from tests.chunk_cache.model.attention.loop_attention import LoopAttention
 
 
 def make_inputs(

@@ -1,0 +1,1 @@
+"""An hour of mixed traffic and faults."""

@@ -1,0 +1,153 @@
+"""Encode a rewritten request as its backend gets it: cache marks, positions of chunks, ids, usage.
+
+Does not know which documents were sent, nor why.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ragboost.booster.tenants import Tenant
+from ragboost.cache_sync.tracked_request import (
+    SESSION_FIELD,
+    SESSION_HEADER,
+    EngineRequestId,
+    TrackedRequest,
+)
+from ragboost.config import Settings
+from ragboost.formats.frames import scan
+from ragboost.hosted.cache_marks import CacheMarker, mark_style
+from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.records import Observation, SentRequest
+from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
+from ragboost.rewriting.chunk_positions import add_chunks
+from ragboost.rewriting.headers import RawHeaders, request_headers, with_header
+from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.rewriting.rewriter import Rewriting
+from ragboost.rewriting.tool_results import share_tool_results
+from ragboost.wires.body import is_stored, message_list
+
+
+class ClientSide(NamedTuple):
+    """The client's side of a request, as far as what is sent depends on it."""
+
+    headers: RawHeaders
+    has_stream_options: bool  # of its API: fields beside it may be added
+    is_read: bool  # the proxy reads the response in any case
+
+
+class RequestEncoder:
+    def __init__(self, settings: Settings, metrics: Metrics, chunk_reuse: ChunkReuseProbe) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._chunk_reuse = chunk_reuse
+        self._is_shadow = settings.proxy.shadow
+        style = mark_style(settings)
+        has_marks = style != "none" and not self._is_shadow
+        self._marker = CacheMarker(style, settings.prices) if has_marks else None
+
+    @property
+    def changes_all(self) -> bool:
+        """Requests without documents and history may be changed, too."""
+        return self._marker is not None or self._settings.dedup.passages
+
+    def encode(
+        self,
+        parsed: ParsedRequest,
+        tenant: Tenant,
+        result: Rewriting,
+        *,
+        client: ClientSide,
+        seen: Observation,
+        tracked: TrackedRequest | None,
+        is_hosted: bool,
+    ) -> SentRequest:
+        """Encode a rewritten request."""
+        context, engine_id = result.context, tracked.engine_id if tracked is not None else None
+        new_id = engine_id if engine_id is not None and engine_id.is_generated else None
+        has_options = client.has_stream_options
+        is_usage_added = has_options and context is not None and self._lacks_usage(parsed)
+        body = self._body(
+            parsed,
+            result,
+            tenant,
+            new_id if has_options else None,
+            has_options=has_options,
+            is_usage_added=is_usage_added,
+            is_hosted=is_hosted,
+        )
+        is_read = client.is_read or context is not None
+        headers = request_headers(client.headers, is_read=is_read)
+        if new_id is not None:
+            headers = with_header(headers, SESSION_HEADER, new_id.name.encode())
+        dropped = context.dropped if context is not None else ()
+        num_left = parsed.detection.num_documents if parsed.found is None else 0
+        return SentRequest(
+            body,
+            headers,
+            context=context,
+            delta=result.delta,
+            bypass=result.bypass,
+            seen=seen,
+            tracked=tracked,
+            is_usage_added=is_usage_added,
+            num_documents=result.num_documents or num_left,  # they stay where they are
+            num_dropped=result.num_dropped + result.num_blank,
+            dropped_tokens=sum(tenant.tokens.count_documents(dropped)) if dropped else 0,
+        )
+
+    def _body(
+        self,
+        request: ParsedRequest,
+        result: Rewriting,
+        tenant: Tenant,
+        new_id: EngineRequestId | None,
+        *,
+        has_options: bool,
+        is_usage_added: bool,
+        is_hosted: bool,
+    ) -> bytes:
+        fields, context = self._share_passages(request, result), result.context
+        if self._marker is not None and is_hosted:
+            ratio = tenant.tokens.tokens_per_byte
+            fields = self._marker.mark(
+                fields, context, tenant=request.tenant_key, tokens_per_byte=ratio
+            )
+        if is_usage_added:
+            options = fields.get("stream_options") or {}
+            fields = {**fields, "stream_options": {**options, "include_usage": True}}
+        if has_options and self._chunk_reuse.is_supported:
+            message = request.found.message if request.found is not None else None
+            reuse, team = request.options.get("reuse"), request.tenant_key.team
+            fields = add_chunks(fields, context, message=message, reuse=reuse, tenant=team)
+        if new_id is not None:
+            fields = {**fields, SESSION_FIELD: new_id.name}
+        return request.body.encode(fields)
+
+    def _share_passages(self, request: ParsedRequest, result: Rewriting) -> Mapping[str, Any]:
+        fields = result.fields
+        name = message_list(fields)
+        # With a conversation stored at the backend, results are numbered from an unknown number on.
+        is_boosted = not self._is_shadow and request.arm != "held_out"
+        if not (self._settings.dedup.passages and is_boosted) or not name or is_stored(fields):
+            return fields
+        settings = self._settings
+        refers = settings.formats.in_text and settings.dedup.enabled and settings.hints.location
+
+        def find(text: str) -> object:
+            return scan(text, frames=settings.formats.frames, is_tool=True).groups
+
+        shared = share_tool_results(
+            fields[name],
+            settings=settings.dedup,
+            has_documents=find if refers else lambda _: False,
+        )
+        if not shared.saved_bytes:
+            return fields
+        self._metrics.count_passages(shared.saved_bytes)
+        return {**fields, name: shared.messages}
+
+    def _lacks_usage(self, parsed: ParsedRequest) -> bool:
+        fields = parsed.body.fields
+        options = fields.get("stream_options") or {}
+        is_asked = not isinstance(options, dict) or bool(options.get("include_usage"))
+        return self._settings.proxy.stream_usage and fields.get("stream") is True and not is_asked

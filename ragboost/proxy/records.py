@@ -1,0 +1,134 @@
+"""One request on its way through the proxy: parsed, placed, sent, answered.
+
+Each record is made once, by the room that knows it, and never changed. What else a room keeps of a
+request it keeps under its own name: routing in its `Admission`, cache sync in its `TrackedRequest`.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ragboost.cache_sync.tracked_request import TrackedRequest
+from ragboost.context import Context
+from ragboost.hosted.lint.live import CacheBreak
+from ragboost.ordering import Order
+from ragboost.proxy.upstream.backend import Backend
+from ragboost.rewriting.headers import RawHeaders
+from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
+from ragboost.rewriting.recorded_request import RecordedRequest
+from ragboost.rewriting.sent_history import HistoryDelta
+from ragboost.wires.usage import Usage
+
+
+class Placed(NamedTuple):
+    """The backend that routing chose, and what it expects there."""
+
+    backend: Backend
+    cached_tokens: int  # that the backend's prefix cache should hold
+    planned: Order | None  # the order of the documents, if they were planned with others
+    waited_s: float
+    # How it left the waiting room: `at_once`, or after a wait `alone`, `planned` with others,
+    # because of `max_wait`, or because the room was `full`.
+    release: str
+
+
+class Observation(NamedTuple):
+    """What was seen of a request beside its documents."""
+
+    cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
+    record: RecordedRequest | None = None  # its shape, for `proxy.record`
+
+
+NO_OBSERVATION = Observation()
+NO_DELTA = HistoryDelta()
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """A request as its backend gets it, and what was done to it."""
+
+    body: bytes
+    headers: RawHeaders  # without the request id
+    context: Context | None = None  # of the boosted documents
+    delta: HistoryDelta = NO_DELTA  # what it adds to its conversation
+    bypass: Bypass | None = None  # why nothing was boosted
+    seen: Observation = NO_OBSERVATION
+    tracked: TrackedRequest | None = None  # None: nothing was boosted
+    is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
+    num_documents: int = 0  # in this turn's part of the payload
+    num_dropped: int = 0  # given, and not there
+    dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
+
+    @property
+    def bought_tokens(self) -> int:
+        return self.context.bought_tokens if self.context is not None else 0
+
+
+class PreparedRequest(NamedTuple):
+    """A completion, ready to be sent."""
+
+    parsed: ParsedRequest
+    placed: Placed
+    sent: SentRequest
+    seconds: float  # to prepare it, without waiting
+
+    @property
+    def response_headers(self) -> RawHeaders:
+        """What the client is told of it."""
+        detection, sent = self.parsed.detection, self.sent
+        headers = [
+            (b"x-ragboost-documents", b"%d" % sent.num_documents),
+            (b"x-ragboost-documents-dropped", b"%d" % sent.num_dropped),
+            (b"x-ragboost-overhead-ms", b"%.3f" % (self.seconds * 1000)),
+        ]
+        if detection.frame:
+            headers.append((b"x-ragboost-frame", detection.frame.encode()))
+        if sent.bypass is not None:
+            headers.append((b"x-ragboost-bypass", sent.bypass.reason.encode()))
+        if sent.seen.cache_break is not None:
+            headers.append((b"x-ragboost-cache-break", sent.seen.cache_break.header))
+        return headers
+
+    @property
+    def notes(self) -> dict[str, str | int | float | None]:
+        """What the access log and the span say of it."""
+        detection, sent, cache_break = self.parsed.detection, self.sent, self.sent.seen.cache_break
+        return {
+            "documents": sent.num_documents,
+            "documents_dropped": sent.num_dropped,
+            "detection": detection.name,
+            "frame": detection.frame or None,
+            "bypass": sent.bypass.reason if sent.bypass else None,
+            "cache_break": str(cache_break.cause) if cache_break else None,
+            "overhead_ms": round(self.seconds * 1000, 3),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request."""
+
+    endpoint: str  # that the client asked
+    team: str  # of the client's API key
+    backend: Backend  # that answered, or was asked last
+    predicted_tokens: int  # that its prefix cache should have held
+    status: int  # 0 without a response
+    outcome: str
+    usage: Usage | None  # as far as it was reported
+    # On the clock of `time.perf_counter`: the request's head, the first byte of the response's
+    # body, the end; None where it did not come to that: the client left, or a bug.
+    started: float
+    first_byte: float | None
+    ended: float | None
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_byte is None else self.first_byte - self.started
+
+
+class Observer(Protocol):
+    """Learns from a completion, or tells of it."""
+
+    async def done(
+        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
+    ) -> None:
+        """Note a completion that has ended, well or not; its client has the whole response."""
