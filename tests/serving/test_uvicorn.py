@@ -4,6 +4,8 @@ Also run against the lowest supported uvicorn, by `scripts/check_packages.py`.
 """
 
 import inspect
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+import ragboost
 from ragboost.serving.guarded_protocol import GuardedProtocol
 from tests.eventually import run_event_loop
 from tests.serving.transport import Transport
@@ -82,6 +85,14 @@ def test_what_is_overridden_is_called_by_uvicorn_with_the_same_parameters() -> N
         *vars(FlowControl(Transport())),
     }
     assert "on_response" in inspect.signature(RequestResponseCycle).parameters
+
+
+def test_no_other_file_imports_these_internals() -> None:
+    package = Path(ragboost.__file__).parent
+    guard = "serving/guarded_protocol.py"
+    texts = {str(p.relative_to(package)): p.read_text("utf-8") for p in package.rglob("*.py")}
+    pattern = re.compile(r"(import|from) (httptools|uvicorn\.protocols)")
+    assert [name for name, text in texts.items() if pattern.search(text)] == [guard]
 
 
 @pytest.mark.parametrize("is_split", [False, True])
