@@ -153,12 +153,6 @@ def _boosted(client: Client, new: list[Message], documents: list[Message]) -> Me
     return {"messages": client.history, **ours}
 
 
-def _boosted_again(client: Client, new: list[Message], documents: list[Message]) -> Message:
-    """Return the same, with the documents of earlier turns behind this turn's."""
-    client.documents = [*documents, *(d for d in client.documents if d not in documents)]
-    return _boosted(client, new, client.documents)
-
-
 def _boosted_by_session(client: Client, new: list[Message], documents: list[Message]) -> Message:
     """Return the history without documents, this turn's documents, and a session id."""
     ours = {"documents": documents, "session_id": client.id}
@@ -202,7 +196,6 @@ QUESTION_MODES: dict[str, tuple[Body, Settings | None]] = {
     "resent": (_resent, None),
     "in_text": (_tagged, Settings()),
     "ragboost": (_boosted, Settings()),
-    "ragboost_resent": (_boosted_again, Settings()),
     "ragboost_session": (_boosted_by_session, Settings()),
 }
 TRACE_MODES: dict[str, tuple[Body, Settings | None]] = {

@@ -20,7 +20,6 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -40,7 +39,6 @@ from benchmarks.language.citation_requests import (
     write_cases,
 )
 from benchmarks.language.rewritten import Body
-from benchmarks.parts import part
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import model_name
 from ragboost.engine import create_engine_app
@@ -126,9 +124,17 @@ def measure(args: Namespace) -> dict[str, Any]:
 
 
 def _ask(asker: Asker, requests: Sequence[Body], parts: Path | None, *, name: str) -> list[Reply]:
-    digest = sha256(json.dumps(requests).encode()).hexdigest()[:16]
-    ask = partial(lambda: [asdict(reply) for reply in asker.ask_all(requests)])
-    return [Reply(**row) for row in part(parts, f"{name}-{digest}", ask)]
+    """Return the replies: read from a file of an earlier run, or asked for and written to it."""
+    if parts is None:
+        return asker.ask_all(requests)
+    file = parts / f"{name}-{sha256(json.dumps(requests).encode()).hexdigest()[:16]}.json"
+    if not file.exists():
+        replies = [asdict(reply) for reply in asker.ask_all(requests)]
+        parts.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(replies))
+        unfinished.rename(file)
+    return [Reply(**row) for row in json.loads(file.read_text())]
 
 
 def make_row(

@@ -1,1 +1,1 @@
-"""Orders of documents: offline plans, online ordering, how far both are from the best."""
+"""Orders of documents: plans of batches, and order on arrival."""

@@ -1,1 +1,1 @@
-"""Many requests at once, many engines, many proxies, and their failures."""
+"""Many requests at once, many engines, and their failures."""

@@ -31,7 +31,7 @@ _ORDERED = (
 )
 _PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 
-# Imported on demand; see `ragboost.ordering.policy`.
+# Imported on demand; see `ragboost.ordering.request`.
 ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
     {
         "relevance": "ragboost.ordering.request:OrderPolicy",
@@ -89,9 +89,6 @@ class TokenSettings(Section):
         True,
         description="Count each document once, in the background, with POST /tokenize of a backend "
         "that reports its prefix cache. Off: lengths are estimates.",
-    )
-    max_documents: int = Field(
-        200_000, ge=1, description="Lengths kept per model; the least recently used are dropped."
     )
 
 
@@ -265,7 +262,8 @@ class SessionSettings(Section):
         256 * 1024 * 1024,
         ge=1024,
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to conversations whose clients resend them, and to chat sessions.",
+        "to conversations with a name, to those without, and to chat sessions in memory or in "
+        "Redis.",
     )
     max_documents: int = Field(
         10_000,

@@ -183,12 +183,6 @@ class RouterSettings(Section):
     health_interval_s: float = Field(
         2.0, gt=0, description="Seconds between two health checks of a backend."
     )
-    max_failures: int = Field(
-        3,
-        ge=1,
-        description="Consecutive failures after which a backend is down until a health check "
-        "succeeds, and others get its requests; one refusal, or the first check, is enough.",
-    )
 
 
 class WaitingRoomSettings(Section):

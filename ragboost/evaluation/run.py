@@ -1,6 +1,7 @@
 """Run an evaluation: render the arms, ask for the answers, have them judged, compare."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,33 @@ from ragboost.evaluation.endpoint import ChatEndpoint
 from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer, Messages
 from ragboost.evaluation.questions import EvalQuestion
 from ragboost.evaluation.results import OrderEvaluation, compare
-from ragboost.evaluation.scores import JUDGE, METRICS, judge_messages, verdict
+from ragboost.text_scores import contains, exact_match, word_f1
+
+JUDGE = "judge"
+METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
+    "em": exact_match,
+    "f1": word_f1,
+    "contains": contains,
+}
+
+
+def judge_messages(question: EvalQuestion, answer: str) -> Messages:
+    right = " or ".join(question.answers)
+    return (
+        (
+            "system",
+            "You compare an answer with the correct one. Reply with one word: yes if both say the "
+            "same to the question, else no.",
+        ),
+        ("user", f"Question: {question.text}\nCorrect answer: {right}\nAnswer: {answer}"),
+    )
+
+
+def verdict(reply: str) -> float | None:
+    """Return 1 for a judge's yes, 0 for no, None for anything else."""
+    word = re.search(r"\b(yes|no)\b", reply.lower())
+    return None if word is None else float(word.group() == "yes")
+
 
 StageProgress = Callable[[str, int, int], None]
 _JUDGE_FRAME_TOKENS = 60

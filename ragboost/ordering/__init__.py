@@ -1,10 +1,15 @@
 """The order of documents in a request and of requests between each other (RAGBoost section 5)."""
 
 from ragboost.ordering.batch import BatchPlan, group_turns, plan_batch
-from ragboost.ordering.policy import make_order_policy
 from ragboost.ordering.popularity import RecentContexts
 from ragboost.ordering.rent_or_buy import Purchase, RentLedger
-from ragboost.ordering.request import Order, OrderPolicy, order_documents, order_exact_first
+from ragboost.ordering.request import (
+    Order,
+    OrderPolicy,
+    make_order_policy,
+    order_documents,
+    order_exact_first,
+)
 from ragboost.ordering.window import NextRequest, RequestWindow
 
 __all__ = [

@@ -5,9 +5,10 @@ and changes nothing: the caller inserts what it sends.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
-from ragboost.config import OrderingSettings
+from ragboost.config import ORDER_POLICIES, OrderingSettings
 from ragboost.index import ContextIndex
 
 
@@ -125,3 +126,10 @@ def _measured(
 ) -> Order:
     order = Order.of(documents, tokens, permutation)
     return order._replace(cached_tokens=index.cached_prefix(order.documents).cached_tokens)
+
+
+def make_order_policy(settings: OrderingSettings) -> OrderPolicy:
+    """Create the policy that `ordering.tail` names."""
+    module, _, kind = ORDER_POLICIES[settings.tail].partition(":")
+    policy: OrderPolicy = getattr(import_module(module), kind)()
+    return policy

@@ -76,7 +76,9 @@ class BoostPipeline:
         dispatcher: Dispatcher,
     ) -> None:
         self.tenants = tenants
-        self.history = History(settings.session)
+        # Apart, so that single questions, which most requests without a name are, evict no
+        # conversation that has one.
+        self._named, self._unnamed = History(settings.session), History(settings.session)
         self.observer = RequestObserver(settings, tenants, metrics)
         self._settings = settings
         self._metrics = metrics
@@ -104,6 +106,11 @@ class BoostPipeline:
         if settings.proxy.priorities:
             self._priorities = Priorities(settings.proxy.priorities)
         self._log = DetectionLog()
+
+    @property
+    def num_kept(self) -> int:
+        """Number of messages that are kept as they were sent."""
+        return len(self._named) + len(self._unnamed)
 
     async def prepare(
         self,
@@ -189,7 +196,10 @@ class BoostPipeline:
         """Return what is known of the conversation; None if it has none to look for."""
         if history is not None or not parsed.is_followed:
             return history
-        return self.history.known(parsed.chain)
+        return self._history_of(parsed).known(parsed.chain)
+
+    def _history_of(self, parsed: ParsedRequest) -> History:
+        return self._unnamed if parsed.session is None else self._named
 
     def _leading(self, parsed: ParsedRequest, history: Conversation | None) -> Request | None:
         return parsed.leading(self._known(parsed, history))
@@ -278,7 +288,7 @@ class BoostPipeline:
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()
         if history is None:  # else its owner keeps it
-            self.history.add(result.delta)
+            self._history_of(request).add(result.delta)
         return result
 
     def _count(self, parsed: ParsedRequest, sent: SentRequest, *, seconds: float) -> None:

@@ -18,7 +18,7 @@ from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
 from ragboost.serving import bind
-from ragboost.serving.connection import http_connection
+from ragboost.serving.guarded_protocol import guarded_protocol
 from ragboost.sessions import make_store, store_class
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=http_connection(settings),
+        http=guarded_protocol(settings),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -110,6 +110,7 @@ def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
         server_header=False,
         date_header=False,
         proxy_headers=False,
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.drain_s,
         backlog=_BACKLOG,
     )

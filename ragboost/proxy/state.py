@@ -11,6 +11,7 @@ from ragboost.booster.tenants import Tenants
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.asgi.keys import ApiKeys
+from ragboost.proxy.asgi.request_body import RequestBodies
 from ragboost.proxy.cache_learning import CacheLearning
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
@@ -50,6 +51,7 @@ class ProxyState:
     replicas: RedisTransport | None
     log: RequestLog | None  # of `proxy.record`
     keys: ApiKeys  # of the clients
+    bodies: RequestBodies  # of the running requests
     refresher: Refresher  # reads keys and the list of backends again
 
     @classmethod
@@ -103,6 +105,7 @@ class ProxyState:
             replicas,
             log,
             ApiKeys.watched(settings, backends.sources),
+            RequestBodies(settings.proxy),
             Refresher(backends.sources, interval_s=settings.router.health_interval_s),
         )
 

@@ -12,7 +12,7 @@ import uvicorn
 
 from ragboost.config import ProxySettings
 from ragboost.errors import ConfigError
-from ragboost.serving.connection import http_connection
+from ragboost.serving.guarded_protocol import guarded_protocol
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _config(app: Any, *, drain_s: int) -> uvicorn.Config:
+    limits = ProxySettings()
     return uvicorn.Config(
         app,
-        http=http_connection(ProxySettings()),
+        http=guarded_protocol(limits),
         ws="none",
+        access_log=False,
+        timeout_keep_alive=limits.keep_alive_s,
         log_config=None,  # its lines are of our log's format
         log_level="warning",
         timeout_graceful_shutdown=drain_s,

@@ -25,7 +25,7 @@ def make_counter(
     settings: "TokenSettings", count_tokens: Callable[[str], int] | None = None
 ) -> TokenCounter:
     """Return a counter; if the settings name a tokenizer, it makes the estimates exact."""
-    counter = TokenCounter(count_tokens, max_documents=settings.max_documents)
+    counter = TokenCounter(count_tokens)
     if settings.tokenizer is not None and count_tokens is None:
         count_in_background(counter, load_tokenizer(settings.tokenizer))
     return counter

@@ -1,5 +1,6 @@
 """Read a byte stream of HTTP requests with h11, which shares no code with the proxy."""
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -28,8 +29,8 @@ def read_stream(data: bytes, *, is_lenient: bool = False) -> OracleReading:
 
     Args:
         data: all that a client sends.
-        is_lenient: overlook what servers may overlook: empty lines and spaces around a request
-            line, and a missing host.
+        is_lenient: overlook what servers may overlook: empty lines before a request line, and
+            spaces in it.
     """
     reading = OracleReading()
     while data:
@@ -65,7 +66,7 @@ def _read_request(reading: OracleReading, data: bytes) -> bytes:
 
 
 def _repair(data: bytes) -> bytes:
-    return data.lstrip(b"\r\n")
+    return re.sub(rb"\A([A-Z]+) +(\S+) +(?=HTTP/)", rb"\1 \2 ", data.lstrip(b"\r\n"))
 
 
 def path_of(target: str) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -19,7 +18,6 @@ from ragboost.rewriting.headers import (
     new_request_id,
     printable,
 )
-from ragboost.serving.exchange import CONNECTION_EXTENSION
 
 REQUEST_ID = b"x-request-id"
 _MAX_HELD_BYTES = 8 * 1024 * 1024
@@ -34,8 +32,7 @@ class ClientExchange:
         with exchange:                # when the request's body has been received
             ...                       # cancelled when the client disconnects
 
-    The cancellation is absorbed. The proxy's own server reports a lost connection by a callback; on
-    any other server a task reads the ASGI channel.
+    The cancellation is absorbed. A task reads the ASGI channel meanwhile.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
@@ -56,13 +53,12 @@ class ClientExchange:
         # For the access log and the span: numbers and short names only.
         self.notes: dict[str, str | int | float | None] = {}
         self.trace_headers: dict[str, str] = {}  # make the proxy's span the backend's parent
+        self.counted_bytes = 0  # of the body, among those of all requests
         self.started = time.perf_counter()  # when the request's head was complete
         self.first_byte: float | None = None  # when the response's body began, on the same clock
         self._head: dict[str, Any] | None = None  # of the response, while it is held
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._watch_connection: Callable[[Callable[[], None] | None], None] | None
-        self._watch_connection = connection_of(scope).get("watch")
         self._task: asyncio.Task[Any] | None = None  # to cancel
         self._reader: asyncio.Task[None] | None = None
         self._is_ending = False  # servers report a disconnect after a complete response, too
@@ -70,10 +66,7 @@ class ClientExchange:
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        if self._watch_connection is not None:
-            self._watch_connection(self._cancel)
-        else:
-            self._reader = asyncio.create_task(self._read_until_disconnect())
+        self._reader = asyncio.create_task(self._read_until_disconnect())
         return self
 
     def __exit__(
@@ -83,10 +76,9 @@ class ClientExchange:
         trace: TracebackType | None,
     ) -> bool:
         self._is_ending = True
-        if self._watch_connection is not None:
-            self._watch_connection(None)
         if self._reader is not None:
             self._reader.cancel()
+            self._reader = None  # its cancellation refers to this object
         if not self._has_left or self._task is None:
             return False
         self.outcome = "client_left"
@@ -128,7 +120,10 @@ class ClientExchange:
 
     async def start_response(self, status: int, headers: RawHeaders, *, is_held: bool) -> None:
         """Send the head, or hold it until `finish`, with up to 8 MiB of the body."""
-        self.status = status
+        # Servers send no other statuses, which clients are to read as an error (RFC 9110, 15).
+        self.status = status = status if 100 <= status <= 599 else 502
+        if status in (204, 304):  # servers wait for as many bytes as are announced
+            headers = [header for header in headers if header[0] != b"content-length"]
         head = {"type": "http.response.start", "status": status, "headers": list(headers)}
         if is_held:
             self._head = head
@@ -179,9 +174,3 @@ class ClientExchange:
         if not self._is_ending and self._task is not None:
             self._has_left = True
             self._task.cancel()
-
-
-def connection_of(scope: Scope) -> Mapping[str, Any]:
-    """Return what the proxy's own server says of the connection; empty on any other."""
-    connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION_EXTENSION, {})
-    return connection

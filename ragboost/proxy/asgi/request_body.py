@@ -2,20 +2,17 @@
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import Sequence
 
-from starlette.types import Receive, Scope
-
 from ragboost.config import ProxySettings
 from ragboost.errors import RequestError, ServerBusyError
-from ragboost.proxy.asgi.client_exchange import ClientExchange, connection_of
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.content_coding import ENCODING, BodyTooLargeError, codings_of, decode
 from ragboost.rewriting.headers import get_header, with_header
 from ragboost.rewriting.parsed_request import run_bytes
 
-_CONTENT_TYPE = b"content-type"
+_TYPE = b"content-type"
 _OBJECT_START = re.compile(rb'\s*\{\s*["}]')
 
 
@@ -27,55 +24,96 @@ class ClientDisconnectedError(Exception):
     """The client disconnected while it was sending; there is nobody to respond to."""
 
 
-async def read_body(scope: Scope, receive: Receive, *, settings: ProxySettings) -> bytes:
-    """Receive a whole request body.
+class RequestBodies:
+    """Receive the bodies of requests, bounded in size and time, and in bytes of all that run.
 
-    The declared length may be absent or wrong. Raises BodyTooLargeError, BodyTimeoutError, or
-    ClientDisconnectedError.
+    A body counts until its exchange is released. What does not fit is refused and does not wait:
+    bodies that waited for each other, each with a part of the bytes, would wait for ever.
     """
-    limit, seconds = settings.max_body_bytes, settings.body_timeout_s
-    declared = get_header(scope["headers"], b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > limit:
-        raise _too_large(int(declared), limit)
-    if connection_of(scope).get("body_timeout_s", math.inf) <= seconds:
-        return await _receive_all(receive, limit)  # the server ends slower ones
-    try:
-        async with asyncio.timeout(seconds):
-            return await _receive_all(receive, limit)
-    except TimeoutError:
-        raise BodyTimeoutError(
-            f"the request body did not arrive within {seconds:g} s (proxy.body_timeout_s)"
-        ) from None
 
+    def __init__(self, settings: ProxySettings) -> None:
+        self._max_bytes, self._seconds = settings.max_body_bytes, settings.body_timeout_s
+        self._max_total_bytes = max(settings.max_total_body_bytes, settings.max_body_bytes)
+        self.num_bytes = 0
 
-async def read_text(exchange: ClientExchange, *, settings: ProxySettings) -> bytes:
-    """Receive a whole request body that the proxy reads: JSON.
+    async def read(self, exchange: ClientExchange) -> bytes:
+        """Receive a whole request body.
 
-    Returns:
-        The body in UTF-8, without content codings and byte order mark; the exchange's headers then
-        say so. Bytes that are not in the encoding that they seem to be in are returned as they are.
+        The declared length may be absent or wrong. Raises BodyTooLargeError, BodyTimeoutError,
+        ServerBusyError, or ClientDisconnectedError.
+        """
+        declared = get_header(exchange.headers, b"content-length")
+        if declared is not None and declared.isdigit():
+            self._check_size(int(declared))
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._receive_all(exchange)
+        except TimeoutError:
+            raise BodyTimeoutError(
+                f"the request body did not arrive within {self._seconds:g} s (proxy.body_timeout_s)"
+            ) from None
 
-    Raises:
-        UnsupportedCodingError: in a coding that the proxy cannot decode.
-        RequestError: not in the coding that its header names, and what `read_body` raises.
-    """
-    raw = await read_body(exchange.scope, exchange.receive, settings=settings)
-    headers, limit = exchange.headers, settings.max_body_bytes
-    body = raw
-    if any(name == ENCODING for name, _ in headers):
-        if codings := codings_of(headers):
-            body = await asyncio.to_thread(_decode, raw, codings, max_bytes=limit)
-        exchange.headers = [header for header in headers if header[0] != ENCODING]
-    if _may_be_other(body):
-        text = await run_bytes(lambda: as_utf8(body), len(body))
-        if text is not body and b"charset" in (get_header(headers, _CONTENT_TYPE) or "").encode():
-            exchange.headers = with_header(exchange.headers, _CONTENT_TYPE, b"application/json")
-        body = text
-    if len(body) > limit:
-        raise _too_large(len(body), limit)
-    if body is not raw:
-        _count(exchange, len(body) - len(raw), settings)
-    return body
+    async def read_text(self, exchange: ClientExchange) -> bytes:
+        """Receive a whole request body that the proxy reads: JSON.
+
+        Returns:
+            The body in UTF-8, without content codings and byte order mark; the exchange's headers
+            then say so. Bytes that are not in the encoding that they seem to be in are returned as
+            they are.
+
+        Raises:
+            UnsupportedCodingError: in a coding that the proxy cannot decode.
+            RequestError: not in the coding that its header names, and what `read` raises.
+        """
+        raw = body = await self.read(exchange)
+        headers, limit = exchange.headers, self._max_bytes
+        if any(name == ENCODING for name, _ in headers):
+            if codings := codings_of(headers):
+                body = await asyncio.to_thread(_decode, raw, codings, max_bytes=limit)
+            exchange.headers = [header for header in headers if header[0] != ENCODING]
+        if _may_be_other(body):
+            text = await run_bytes(lambda: as_utf8(body), len(body))
+            if text is not body and b"charset" in (get_header(headers, _TYPE) or "").encode():
+                exchange.headers = with_header(exchange.headers, _TYPE, b"application/json")
+            body = text
+        self._check_size(len(body))
+        self._count(exchange, max(0, len(body) - len(raw)))
+        return body
+
+    def release(self, exchange: ClientExchange) -> None:
+        self.num_bytes -= exchange.counted_bytes
+        exchange.counted_bytes = 0
+
+    async def _receive_all(self, exchange: ClientExchange) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await exchange.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnectedError
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            self._check_size(size)
+            self._count(exchange, len(chunk))
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks) if len(chunks) > 1 else chunk
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise BodyTooLargeError(
+                f"the request body has at least {size} bytes; the limit is {self._max_bytes} "
+                "(proxy.max_body_bytes)"
+            )
+
+    def _count(self, exchange: ClientExchange, size: int) -> None:
+        if self.num_bytes + size > self._max_total_bytes:
+            raise ServerBusyError(
+                f"the bodies of all requests have more than {self._max_total_bytes} bytes "
+                "(proxy.max_total_body_bytes); retry"
+            )
+        self.num_bytes += size
+        exchange.counted_bytes += size
 
 
 def _decode(body: bytes, codings: Sequence[str], *, max_bytes: int) -> bytes:
@@ -104,35 +142,3 @@ def as_utf8(body: bytes) -> bytes:
     except UnicodeDecodeError:
         return body
     return text.encode("utf-8", "backslashreplace") or body
-
-
-def _count(exchange: ClientExchange, num_bytes: int, settings: ProxySettings) -> None:
-    """Count the bytes that a body has gained among those of all requests."""
-    take = connection_of(exchange.scope).get("take")
-    if num_bytes > 0 and take is not None and not take(num_bytes):
-        raise ServerBusyError(
-            f"the bodies of all requests have more than {settings.max_total_body_bytes} bytes "
-            "(proxy.max_total_body_bytes); retry"
-        )
-
-
-async def _receive_all(receive: Receive, limit: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(size, limit)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks) if len(chunks) > 1 else chunk
-
-
-def _too_large(size: int, limit: int) -> BodyTooLargeError:
-    return BodyTooLargeError(
-        f"the request body has at least {size} bytes; the limit is {limit} (proxy.max_body_bytes)"
-    )

@@ -1,5 +1,6 @@
 """Relay requests, completions boosted, others unchanged, as plain ASGI."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from ragboost.errors import RequestError
 from ragboost.hosted.receipts import cost_of, write_receipt
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.paths import ForwardedPaths
-from ragboost.proxy.asgi.request_body import ClientDisconnectedError, read_body, read_text
+from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.records import Answer, PreparedRequest, SentRequest
@@ -32,6 +33,7 @@ class Passthrough:
         self._keys = state.keys if settings.proxy.has_keys else None
         self._tracing = Tracing() if settings.proxy.tracing else None
         self._has_notes = settings.proxy.tracing or settings.proxy.access_log
+        self._bodies = state.bodies
         self._dispatcher = state.dispatcher
         self._metrics = state.metrics
 
@@ -43,6 +45,7 @@ class Passthrough:
             await self._answer_or_refuse(exchange)
             has_ended = True
         finally:
+            self._bodies.release(exchange)
             if not has_ended:  # a bug, or the server stops before the response ends
                 exchange.outcome = "internal_error"
             seconds = time.perf_counter() - exchange.started
@@ -68,6 +71,10 @@ class Passthrough:
             )
         except ClientDisconnectedError:
             exchange.outcome = "client_left"
+        except asyncio.CancelledError:  # the time to finish at shutdown is over
+            exchange.outcome = "internal_error"
+            if not exchange.status:
+                await exchange.send_error(503, "the server is shutting down")
 
     async def _answer(self, exchange: ClientExchange) -> None:
         body = await self._receive(exchange)
@@ -79,7 +86,7 @@ class Passthrough:
                     exchange.notes.update(admission.notes)
 
     async def _receive(self, exchange: ClientExchange) -> bytes:
-        return await read_body(exchange.scope, exchange.receive, settings=self._settings.proxy)
+        return await self._bodies.read(exchange)
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         self._dispatcher.assign(admission)
@@ -109,7 +116,7 @@ class Completions(Passthrough):
         self._announcer = state.announcer
 
     async def _receive(self, exchange: ClientExchange) -> bytes:
-        return await read_text(exchange, settings=self._settings.proxy)
+        return await self._bodies.read_text(exchange)
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
         prepared = await self._boosting.prepare(

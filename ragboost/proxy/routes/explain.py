@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.proxy.asgi.client_exchange import ClientExchange
-from ragboost.proxy.asgi.request_body import read_text
 from ragboost.proxy.routes.schemas import RequestExplanation
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
@@ -36,11 +35,14 @@ def explain_route(state: ProxyState) -> TypedRoute:
         headers = request.scope["headers"]
         team = state.keys.check(headers)
         exchange = ClientExchange(request.scope, request.receive, request._send, endpoint="explain")
-        body = await read_text(exchange, settings=settings.proxy)
-        async with turn:
-            text = await asyncio.to_thread(
-                lambda: explainer.explain(body, headers, team=team).as_json().encode()
-            )
+        try:
+            body = await state.bodies.read_text(exchange)
+            async with turn:
+                text = await asyncio.to_thread(
+                    lambda: explainer.explain(body, headers, team=team).as_json().encode()
+                )
+        finally:
+            state.bodies.release(exchange)
         return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
 
     return TypedRoute(

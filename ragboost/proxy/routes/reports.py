@@ -9,8 +9,8 @@ from starlette.responses import Response
 from ragboost.config import Settings
 from ragboost.engine_hooks.reports import CONTENT_TYPE, REPORT_PATH
 from ragboost.errors import ConfigError, RequestError
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.keys import ApiKeys, UnauthorizedError
-from ragboost.proxy.asgi.request_body import read_body
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 
@@ -49,14 +49,16 @@ class _ReportKey:
 
 
 def report_route(state: ProxyState) -> TypedRoute:
-    settings = state.settings.proxy
     key = _ReportKey(state.settings)
 
     async def receive_report(request: Request) -> Response:
         """Apply a report of cache events by the in-engine hook; msgpack both ways."""
         key.check(request)
-        body = await read_body(request.scope, request.receive, settings=settings)
-        answer = await state.sync.report(body)
+        exchange = ClientExchange(request.scope, request.receive, request._send, endpoint="reports")
+        try:
+            answer = await state.sync.report(await state.bodies.read(exchange))
+        finally:
+            state.bodies.release(exchange)
         return Response(answer, media_type=CONTENT_TYPE)
 
     return TypedRoute(

@@ -26,7 +26,6 @@ from ragboost.errors import (
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.content_coding import BodyTooLargeError
 from ragboost.proxy.asgi.errors import invalid_request
-from ragboost.proxy.asgi.request_body import read_text
 from ragboost.proxy.records import PreparedRequest
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
@@ -173,7 +172,7 @@ class _Guarded(Passthrough):
         self._app = app
 
     async def _answer(self, exchange: ClientExchange) -> None:
-        body = await read_text(exchange, settings=self._settings.proxy)
+        body = await self._bodies.read_text(exchange)
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}

@@ -100,7 +100,7 @@ class StatusRoutes:
         self._metrics_keys.check(request.scope["headers"])
         state, metrics = self._state, self._state.metrics
         metrics.index_nodes.set(state.boosting.tenants.num_nodes)
-        metrics.history_messages.set(len(state.boosting.history))
+        metrics.history_messages.set(state.boosting.num_kept)
         metrics.tasks.set(len(asyncio.all_tasks()))
         metrics.queue_depth.set(state.dispatcher.num_waiting)
         gauges = (metrics.backend_up, metrics.backend_running, metrics.backend_hold_limit)

@@ -22,6 +22,8 @@ from ragboost.proxy.watched_file import Refreshable, WatchedFile
 
 logger = logging.getLogger(__name__)
 
+_MAX_FAILURES = 3  # in a row, that make a backend unhealthy
+
 
 class NoBackendError(RequestError):
     """The list of backends has not been found yet."""
@@ -44,7 +46,7 @@ class Backends:
     """The upstream servers and their health.
 
     Each is checked at once, then at intervals. One that refuses connections or the proxy's
-    credentials, or fails `max_failures` times in a row, is unhealthy until a check succeeds. It
+    credentials, or fails three times in a row, is unhealthy until a check succeeds. It
     gets no requests unless all are unhealthy.
 
     Where their list changes, one that is removed gets no further requests, and is forgotten when
@@ -53,7 +55,6 @@ class Backends:
 
     all: Sequence[Backend]  # the backends, healthy or not; replaced when the list changes
     health_interval_s: float = 2.0  # time between two checks
-    max_failures: int = 3  # consecutive failures that make a backend unhealthy
     # Called with each backend that becomes unhealthy or is removed; its prefix cache is lost.
     on_down: list[Callable[[Backend], None]] = field(default_factory=list)
     on_up: list[Callable[[], None]] = field(default_factory=list)  # one is healthy again
@@ -81,7 +82,6 @@ class Backends:
         made = cls(
             [] if backend.is_dynamic else _make(settings, own or (None,)),
             router.health_interval_s,
-            router.max_failures,
             width=settings.num_backends,
         )
         names = [each.name for each in made.all]
@@ -207,7 +207,7 @@ class Backends:
         for backend in self.all:
             if backend not in self._checks:
                 # Nothing speaks for it yet: one failure is enough.
-                backend.num_failures = self.max_failures - 1
+                backend.num_failures = _MAX_FAILURES - 1
                 self._checks[backend] = asyncio.create_task(self._check_always(backend))
 
     def candidates(self, exclude: Sequence[Backend] = ()) -> Sequence[Backend]:
@@ -259,7 +259,7 @@ class Backends:
 
     def _note_problem(self, backend: Backend, problem: Problem) -> None:
         backend.num_failures += 1
-        if problem.is_certain or backend.num_failures >= self.max_failures:
+        if problem.is_certain or backend.num_failures >= _MAX_FAILURES:
             self._set_problem(backend, problem.reason)
 
     def _set_problem(self, backend: Backend, problem: str | None) -> None:

@@ -5,10 +5,13 @@ and follow redirects: request heads are written as they are. Knows no retries an
 """
 
 import asyncio
+import os
 import select
+import socket
 from collections.abc import Sequence
 from functools import partial
 from math import inf
+from ssl import SSLError
 from typing import NoReturn
 
 from aiohttp import (
@@ -34,7 +37,6 @@ from ragboost.errors import (
     BackendTimeoutError,
     StaleConnectionError,
 )
-from ragboost.proxy.upstream.refusal_reason import refusal_reason
 
 # Below the idle timeout of common servers (uvicorn: 5 s), so that the server rarely closes an idle
 # connection first.
@@ -268,3 +270,12 @@ def _refusal(error: Exception) -> str:
         return refusal_reason(error.os_error)
     cause = getattr(error, "certificate_error", None)
     return refusal_reason(cause) if isinstance(cause, OSError) else "it has no valid address"
+
+
+def refusal_reason(error: OSError) -> str:
+    """Return the reason in a few words."""
+    if isinstance(error, socket.gaierror):
+        return "no such host"
+    if isinstance(error, SSLError):
+        return f"TLS: {error.reason or 'no handshake'}"
+    return os.strerror(error.errno).lower() if error.errno else "no address of it accepts one"

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from ragboost.chunk_cache.core.fill import recompute
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
-from ragboost.chunk_cache.model.recompute import recompute
 from ragboost.chunk_cache.store.tiered import TieredStore
 from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from ragboost.proxy.asgi import content_coding, request_body
 from ragboost.proxy.asgi.content_coding import BodyTooLargeError, decode
-from ragboost.serving.body_budget import BodyBudget
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
+from tests.sockets import open_request
 
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "Who? \u00fc \U0001f600"}]
@@ -240,26 +240,21 @@ def test_a_body_of_very_many_members_is_refused_without_reading_them() -> None:
 
 
 def test_bytes_that_a_body_gains_count_among_those_of_all_requests_until_it_has_ended(
-    engine: FakeEngine, start_proxy: Callable[..., ProxyServer], monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, start_proxy: Callable[..., ProxyServer]
 ) -> None:
-    budgets: list[BodyBudget] = []
-    take = BodyBudget.take
-
-    def record(budget: BodyBudget, size: int) -> bool:
-        budgets.append(budget)
-        return take(budget, size)
-
-    monkeypatch.setattr(BodyBudget, "take", record)
     proxy = start_proxy(proxy={"max_body_bytes": LIMIT, "max_total_body_bytes": LIMIT})
     packed = gzip.compress(b'{"model": "m", "prompt": "a"}'.ljust(LIMIT - 1))
-    headers = {"content-encoding": "gzip"}
-    answer = httpx.post(proxy.url + "/v1/completions", content=packed, headers=headers)
-    assert answer.status_code == 200
-    eventually(lambda: budgets[0].num_bytes, equals=0)
-    assert budgets[0].take(len(packed) + 100)
-    answer = httpx.post(proxy.url + "/v1/completions", content=packed, headers=headers)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    eventually(lambda: budgets[0].num_bytes, equals=len(packed) + 100)
+    url, headers = proxy.url + "/v1/completions", {"content-encoding": "gzip"}
+    assert httpx.post(url, content=packed, headers=headers).status_code == 200
+    eventually(lambda: proxy.app.state.bodies.num_bytes, equals=0)
+    engine.misbehave(hold=True)
+    with open_request(proxy.port, "/v1/completions", {"model": "m", "prompt": "a"}):
+        eventually(lambda: engine.num_active, equals=1)
+        engine.behave()
+        answer = httpx.post(url, content=packed, headers=headers)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    eventually(lambda: proxy.app.state.bodies.num_bytes, equals=0)
+    assert httpx.post(url, content=packed, headers=headers).status_code == 200
 
 
 def test_bodies_are_decoded_off_the_event_loop(

@@ -9,7 +9,8 @@ import pytest
 from starlette.types import Message
 
 from ragboost.config import ProxySettings
-from ragboost.proxy.asgi.request_body import BodyTimeoutError, read_body
+from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.asgi.request_body import BodyTimeoutError, RequestBodies
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -81,8 +82,8 @@ def test_bodies_are_bounded_together_while_they_arrive_and_while_their_requests_
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 90000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", proxy.port)) as arriving:
         arriving.sendall(head + body[:-1])
-        budget = proxy.server.config.http_protocol_class.budget
-        eventually(lambda: budget.num_bytes, equals=len(body) - 1)
+        bodies = proxy.app.state.bodies
+        eventually(lambda: bodies.num_bytes, equals=len(body) - 1)
         refused = httpx.post(url, content=body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
@@ -93,7 +94,7 @@ def test_bodies_are_bounded_together_while_they_arrive_and_while_their_requests_
         eventually(lambda: engine.num_active, equals=1)
         engine.behave()
         assert httpx.post(url, content=iter([body])).status_code == 503
-    eventually(lambda: budget.num_bytes, equals=0)
+    eventually(lambda: bodies.num_bytes, equals=0)
     assert httpx.post(url, content=body).status_code == 200
     assert read_metric(proxy.url, "ragboost_requests_total", outcome="refused") == 2
 
@@ -103,6 +104,9 @@ async def test_another_server_leaves_the_time_of_a_body_to_the_app() -> None:
         message: Message = await asyncio.Future()
         return message
 
-    scope = {"type": "http", "headers": []}
+    async def send(_message: Message) -> None: ...
+
+    scope = {"type": "http", "headers": [], "path": "/"}
+    bodies = RequestBodies(ProxySettings(body_timeout_s=0.01))
     with pytest.raises(BodyTimeoutError, match="body_timeout_s"):
-        await read_body(scope, receive, settings=ProxySettings(body_timeout_s=0.01))
+        await bodies.read(ClientExchange(scope, receive, send, endpoint="other"))

@@ -11,7 +11,7 @@ import pytest
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.serving.connection import HttpConnection
+from ragboost.serving.guarded_protocol import GuardedProtocol
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -30,7 +30,7 @@ def objects(kind: type[T]) -> list[T]:
 def buffered() -> int:
     """Return the bytes that this process keeps for clients, less what only cycles keep."""
     gc.collect()
-    transports = [c.transport for c in objects(HttpConnection) if c.transport is not None]
+    transports = [c._socket for c in objects(GuardedProtocol)]
     return (
         sum(response._payload._size for response in objects(UpstreamResponse))
         + sum(transport.get_write_buffer_size() for transport in transports)
@@ -73,7 +73,7 @@ def test_what_is_buffered_for_clients_that_do_not_read_is_bounded_and_returned(
             connection = open_request(proxy.port, "/v1/chat/completions", chat)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             stack.enter_context(connection)
-        eventually(lambda: sum(c.is_write_paused for c in list(connections)), equals=NUM_CLIENTS)
+        eventually(lambda: sum(c.flow.write_paused for c in list(connections)), equals=NUM_CLIENTS)
         eventually(num_paused, equals=NUM_CLIENTS)
         assert buffered() < NUM_CLIENTS * max_mib * 2**20
         assert num_paused() == NUM_CLIENTS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ragboost.rewriting.rewriter import Rewriting
 from tests.fakes import FakeEngine, Received
-from tests.fakes.proxy import ProxyServer
+from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.conversations.chats import (
     HINT,
     URL,
@@ -198,6 +198,18 @@ def test_an_agents_next_step_keeps_the_turns_message(
         received = chat.send(documents)
         check_extends(received, first)
         assert "".join(str(text) for text in contents(received)).count(text_of(1)) == 1
+
+
+def test_single_questions_evict_no_conversation_with_a_name(engine: FakeEngine) -> None:
+    with (
+        ProxyServer(proxy_settings(engine.url, session={"max_bytes": 4096})) as proxy,
+        httpx.Client(base_url=proxy.url) as client,
+    ):
+        chat = Chat(client, engine, "kept")
+        first = chat.ask("one?", [document(1), document(2)])
+        for number in range(20):
+            Chat(client, engine).ask(f"question {number}?", [document(number)])
+        check_extends(chat.ask("two?"), first)
 
 
 def test_users_with_the_same_session_id_do_not_meet(

@@ -312,5 +312,5 @@ def test_client_connections_do_not_wait_to_fill_packets(proxy: ProxyServer) -> N
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         connection.recv(1000)
         (protocol,) = proxy.server.server_state.connections
-        accepted = protocol.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        accepted = protocol._socket.get_extra_info("socket")  # type: ignore[union-attr]
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

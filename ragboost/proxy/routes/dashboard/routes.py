@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import heapq
 import math
 import re
 import time
@@ -12,6 +13,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from ragboost.index.context_index import ContextIndex
+from ragboost.index.node import Node
+from ragboost.proxy.observability.recent_requests import RecentRequests, short_name
 from ragboost.proxy.routes.dashboard.history import (
     TotalsHistory,
     read_arms,
@@ -22,9 +26,9 @@ from ragboost.proxy.routes.dashboard.history import (
     read_totals,
     read_ttft,
 )
-from ragboost.proxy.routes.dashboard.tree import hot_prefixes
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
+from ragboost.types import named_key
 from ragboost.version import __version__
 
 _MAX_INDEXES = 10
@@ -64,7 +68,7 @@ class Dashboard:
             "totals": {
                 **read_totals(samples),
                 "index_nodes": self._state.boosting.tenants.num_nodes,
-                "history_messages": len(self._state.boosting.history),
+                "history_messages": self._state.boosting.num_kept,
                 "waiting": self._state.dispatcher.num_waiting,
             },
             "errors": read_errors(samples),
@@ -139,3 +143,33 @@ def _page() -> tuple[str, str]:
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return text, policy
+
+
+_MAX_CHILDREN = 8
+_MAX_DEPTH = 4
+_MAX_DOCUMENTS = 12
+
+
+def hot_prefixes(index: ContextIndex, recent: RecentRequests) -> list[dict[str, Any]]:
+    """Return the most recently used nodes below the root and each of them, four levels deep."""
+    return _children(index.root, index.tick, recent, depth=1)
+
+
+def _children(node: Node, tick: int, recent: RecentRequests, *, depth: int) -> list[dict[str, Any]]:
+    if depth > _MAX_DEPTH:
+        return []
+    latest = heapq.nlargest(_MAX_CHILDREN, node.children.values(), key=lambda n: n.last_used)
+    return [
+        {
+            "name": short_name(named_key(child.documents[-1])),
+            "documents": [
+                recent.label(named_key(name)) for name in child.documents[:_MAX_DOCUMENTS]
+            ],
+            "num_documents": len(child.documents),
+            "num_tokens": child.num_tokens,
+            "age": tick - child.last_used,
+            "num_children": len(child.children),
+            "children": _children(child, tick, recent, depth=depth + 1),
+        }
+        for child in latest
+    ]

@@ -1,10 +1,10 @@
-"""Connections end in every state, read one request at a time, and fit uvicorn's server.
+"""Connections end in every state, and read one request at a time.
 
 Also run against the lowest supported uvicorn, by `scripts/check_packages.py`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,68 +15,41 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from ragboost.config import ProxySettings
-from ragboost.serving.connection import http_connection
-from ragboost.serving.exchange import CONNECTION_EXTENSION
+from ragboost.serving.guarded_protocol import guarded_protocol
 from tests.eventually import eventually_async, run_event_loop
 from tests.fakes.clock import LoopClock
+from tests.serving.transport import Transport
 
 GET = b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-LIMITS = {"header_timeout_s": 15.0, "body_timeout_s": 60.0, "keep_alive_s": 75}
-
-
-class Transport(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.calls: list[str] = []
-        self.num_unsent = 0
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def get_write_buffer_size(self) -> int:
-        return self.num_unsent
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.calls.append("write_eof")
-
-    def pause_reading(self) -> None:
-        self.calls.append("pause_reading")
-
-    def resume_reading(self) -> None:
-        self.calls.append("resume_reading")
-
-    def is_closing(self) -> bool:
-        return "close" in self.calls or "abort" in self.calls
-
-    def close(self) -> None:
-        self.calls.append("close")
-
-    def abort(self) -> None:
-        self.calls.append("abort")
+LIMITS = {"header_timeout_s": 15.0, "body_timeout_s": 60.0}
+KEEP_ALIVE_S = 75
 
 
 class App:
-    """Receives each request's messages, then responds."""
+    """Receives each request's body, then responds."""
 
     def __init__(self) -> None:
         self.scopes: list[Scope] = []
-        self.messages: list[Any] = []
+        self.bodies: list[bytes] = []
+        self.num_left = 0  # clients that left before the response
         self.reads_body = True
+        self.waits_for_disconnect = False
         self.respond = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
-        while self.reads_body:
-            self.messages.append(await receive())
-            if not self.messages[-1].get("more_body"):
-                break
+        body, is_partial = b"", self.reads_body
+        while is_partial:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.num_left += 1
+                return
+            body, is_partial = body + message["body"], message["more_body"]
+        self.bodies.append(body)
+        if self.waits_for_disconnect and (await receive())["type"] == "http.disconnect":
+            self.num_left += 1
+            return
         await self.respond.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
@@ -86,9 +59,11 @@ class App:
 async def connection(**limits: Any) -> AsyncIterator[Any]:
     """A protocol with its transport and app, as the server makes one per connection."""
     app, state, transport = App(), ServerState(), Transport()
-    config = Config(app, lifespan="off", ws="none", log_config=None)
+    config = Config(
+        app, lifespan="off", ws="none", log_config=None, timeout_keep_alive=KEEP_ALIVE_S
+    )
     config.load()
-    protocol = http_connection(ProxySettings(**{**LIMITS, **limits}))(
+    protocol = guarded_protocol(ProxySettings(**{**LIMITS, **limits}))(
         config=config, server_state=state, app_state={}, _loop=None
     )
     protocol.connection_made(transport)
@@ -126,7 +101,9 @@ async def test_a_connection_that_is_told_to_stop_answers_first() -> None:
 
 @pytest.mark.parametrize("coding", ["length", "chunked"])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_a_body_in_pieces_is_received_as_one_message(size: int, coding: str) -> None:
+async def test_a_body_in_pieces_is_received_whole_and_trailers_are_dropped(
+    size: int, coding: str
+) -> None:
     body = b"ab\r\n\r\ncd" * 20
     request = POST % len(body) + body
     if coding == "chunked":
@@ -138,10 +115,9 @@ async def test_a_body_in_pieces_is_received_as_one_message(size: int, coding: st
             for start in range(0, len(request), size):
                 c.protocol.data_received(request[start : start + size])
                 await asyncio.sleep(0)
-            await eventually_async(lambda: c.protocol.transport.written.endswith(b"\r\n\r\n"))
+            await eventually_async(lambda: c.transport.written.endswith(b"\r\n\r\n"))
             c.transport.written = b""
-        message = {"type": "http.request", "body": body, "more_body": False}
-        assert c.app.messages == [message] * 3
+        assert c.app.bodies == [body] * 3
         assert all(b"x-trailer" not in dict(scope["headers"]) for scope in c.app.scopes)
 
 
@@ -151,11 +127,37 @@ async def test_later_requests_are_not_parsed_before_the_first_is_answered() -> N
         c.protocol.data_received((POST % 3 + b"abc") * 2000)
         await run_event_loop()
         assert len(c.app.scopes) == 1
-        assert c.transport.calls == ["pause_reading"]
+        assert len(c.protocol.pipeline) < 500
+        assert c.transport.is_paused
         c.app.respond.set()
-        await eventually_async(lambda: len(c.app.scopes), equals=3000)
-        assert c.transport.calls == ["pause_reading", "resume_reading"]
         await eventually_async(lambda: c.transport.written.count(b"HTTP/1.1 204"), equals=3000)
+        assert c.app.bodies == [b"abc"] * 3000
+        assert not c.transport.is_paused
+
+
+async def test_a_flood_of_requests_fills_no_memory_however_often_the_app_reads() -> None:
+    async with connection() as c:
+        c.app.respond.set()
+        num_sent = 0
+        for _ in range(50):
+            while not c.transport.is_paused:
+                c.protocol.data_received(GET * 4000)
+                num_sent += 4000
+            assert len(c.protocol._held) < 1_000_000
+            await run_event_loop(2)
+        await eventually_async(lambda: c.state.total_requests, equals=num_sent)
+
+
+async def test_a_body_that_the_app_does_not_read_waits_in_the_clients_socket() -> None:
+    async with connection() as c:
+        c.app.reads_body = False
+        c.protocol.data_received(POST % 1_000_000)
+        for _ in range(10):
+            if not c.transport.is_paused:
+                c.protocol.data_received(b"x" * 50_000)
+            await run_event_loop()
+        assert c.transport.is_paused
+        assert len(c.protocol.cycle.body) < 200_000
 
 
 async def test_requests_that_end_within_one_piece_of_a_chunked_body_are_limited() -> None:
@@ -165,42 +167,6 @@ async def test_requests_that_end_within_one_piece_of_a_chunked_body_are_limited(
         c.protocol.data_received(b"0\r\n\r\n" + b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
         c.app.respond.set()
         await eventually_async(lambda: len(c.app.scopes), equals=1001)
-
-
-@pytest.mark.parametrize("line", [b"GET  / HTTP/1.1", b"GET /  HTTP/1.1"])
-@pytest.mark.parametrize("cut", [0, 3, 8, 24])
-async def test_spaces_in_a_request_line_behind_a_chunked_body_are_refused(
-    line: bytes, cut: int
-) -> None:
-    head = b"POST /x HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    body = b"4;a=1\r\n\r\n\r\n\r\n0\r\nx-trailer: 1\r\n\r\n"
-    for trailer in (b"", line + b"\r\nHost: localhost\r\n\r\n"):
-        data = body + (trailer or b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        async with connection() as c:
-            c.app.respond.set()
-            c.protocol.data_received(head)
-            at = len(body) + cut
-            c.protocol.data_received(data[:at])
-            c.protocol.data_received(data[at:])
-            await eventually_async(lambda: c.transport.written.count(b"HTTP/1.1 "), equals=2)
-            assert c.app.messages[0]["body"] == b"\r\n\r\n"
-            assert (b"HTTP/1.1 400" in c.transport.written) == bool(trailer)
-
-
-async def test_a_body_over_its_limit_is_kept_no_further() -> None:
-    async with connection(max_body_bytes=1024) as c:
-        c.protocol.data_received(POST % 4000)
-        for _ in range(3):
-            c.protocol.data_received(b"x" * 1000)
-            await asyncio.sleep(0)
-        await eventually_async(lambda: len(c.app.messages) > 1)
-        assert c.app.messages[0] == {
-            "type": "http.request",
-            "body": b"x" * 2000,
-            "more_body": True,
-        }
-        assert c.app.messages[1] == {"type": "http.disconnect"}
-        assert c.transport.written.startswith(b"HTTP/1.1 413")
 
 
 async def test_the_framing_of_chunks_is_limited() -> None:
@@ -214,23 +180,28 @@ async def test_the_framing_of_chunks_is_limited() -> None:
         assert c.transport.written.startswith(b"HTTP/1.1 431")
 
 
-async def test_each_exchange_reports_the_lost_connection_to_its_own_watcher() -> None:
-    lost: list[int] = []
+@pytest.mark.parametrize("behind", [b"", GET, POST % 9 + b"x", b"GET / HT"])
+async def test_a_running_request_sees_the_lost_connection_whatever_is_behind_it(
+    behind: bytes,
+) -> None:
     async with connection() as c:
         c.app.respond.set()
         c.protocol.data_received(GET)
         await eventually_async(lambda: c.state.total_requests, equals=1)
         c.app.respond.clear()
-        c.protocol.data_received(GET)
-        await eventually_async(lambda: len(c.app.scopes), equals=2)
-        watches: list[Callable[[Callable[[], None] | None], None]]
-        watches = [s["extensions"][CONNECTION_EXTENSION]["watch"] for s in c.app.scopes]
-        watches[1](lambda: lost.append(1))
-        watches[0](None)  # the first request's work ends after its response
+        c.app.waits_for_disconnect = True
+        c.protocol.data_received(GET + behind)
+        await run_event_loop()
         c.protocol.connection_lost(None)
-        watches[1](None)
-        watches[1](lambda: lost.append(2))
-    assert lost == [1, 2]
+        await eventually_async(lambda: c.app.num_left, equals=1)
+
+
+@pytest.mark.parametrize("num", [257, 5000])
+async def test_a_head_of_very_many_lines_is_refused(num: int) -> None:
+    async with connection() as c:
+        c.protocol.data_received(GET[:-2] + b"a: b\r\n" * num + b"\r\n")
+        assert c.transport.written.startswith(b"HTTP/1.1 431")
+        assert c.app.scopes == []
 
 
 async def test_a_head_over_its_limit_reaches_no_app() -> None:
