@@ -150,9 +150,8 @@ def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
     attributes = [_attributes(text, span) for span in run]
     number = _number(attributes)
-    blocks = tuple(
-        [_block(text, span, of, number) for span, of in zip(run, attributes, strict=True)]
-    )
+    pairs = zip(run, attributes, _contents(text, run), strict=True)
+    blocks = tuple([_block(text, *each, number=number) for each in pairs])
     end = run[-1].end
     return Candidate(run[0].start, end, name, blocks, behind_closing_tag(text, end))
 
@@ -194,28 +193,47 @@ def is_count(values: Sequence[str]) -> bool:
 
 
 def _block(
-    text: str, span: Element, attributes: Mapping[str, _Attribute], number: str | None
+    text: str,
+    span: Element,
+    attributes: Mapping[str, _Attribute],
+    content: tuple[int, int],
+    *,
+    number: str | None,
 ) -> DocumentBlock:
-    inner, inner_end = strip(text, span.inner_start, span.inner_end)
+    inner = strip(text, span.inner_start, span.inner_end)[0]
     named = [name for name in _NAMES if name != number and name in attributes]
     name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner)
-    start, end = _content(text, inner, inner_end)
+    start, end = content
     numbers = () if number is None else (attributes[number][1:],)
     return DocumentBlock(span.start, span.end, text[start:end] or None, start, end, numbers, name)
 
 
-def _content(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return where the text is: maybe in an inner element behind those with its names."""
+def _contents(text: str, run: Sequence[Element]) -> list[tuple[int, int]]:
+    """Return where the texts are: maybe in inner elements, if all documents have the same one."""
+    inner = [strip(text, span.inner_start, span.inner_end) for span in run]
+    tags: set[str] = set()
+    contents: list[tuple[int, int]] = []
+    for start, end in inner:
+        tag, *content = _content(text, start, end)
+        tags.add(tag)
+        contents.append((content[0], content[1]))
+    return contents if len(tags) == 1 else inner
+
+
+def _content(text: str, start: int, end: int) -> tuple[str, int, int]:
+    """Return the tag of the inner element that holds the text, behind those with its names, and
+    where the text is; without a tag if there is none."""
+    whole = ("", start, end)
     match = _CHILDREN.match(text, start, end) if text.startswith("<", start) else None
     if match is None or not (match[1] or match[3] in _CONTENTS):
-        return start, end
+        return whole
     closer = f"</{match[3]}>"
     if not text.startswith(closer, end - len(closer)) or match.end() > end - len(closer):
-        return start, end
+        return whole
     if text.count(f"<{match[3]}>", start, end) > 1:  # a list inside the document
-        return start, end
+        return whole
     first, last = strip(text, match.end(), end - len(closer))
-    return (first, last) if first < last else (start, end)
+    return (match[3], first, last) if first < last else whole
 
 
 def _inner_name(text: str, start: int) -> str:

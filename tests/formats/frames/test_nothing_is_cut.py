@@ -7,6 +7,7 @@ import pytest
 
 from ragboost.booster.booster import Booster
 from ragboost.formats import AmbiguousDocumentsError, LeftAloneError
+from ragboost.formats.frames.scanner import scan
 from tests.formats.frames.texts import LEASE, PETS, RENT, elements, numbered, prompt
 from tests.formats.rewriting import boost, reorder, text_of, user
 
@@ -143,3 +144,11 @@ def test_parts_of_one_document_stay_in_it(outer: str, inner: str) -> None:
     one = prompt(f"<{outer}>{nested[0]}</{outer}>")
     other = prompt(f"<{outer}>{elements(inner)([RENT, LEASE, PETS])}</{outer}>")
     assert sent(one, other) == [one, other]
+
+
+def test_a_document_that_is_an_element_is_replaced_as_a_whole() -> None:
+    """Inner elements hold the texts only where all documents have the same one."""
+    odd = f"<context>\n{LEASE}\n</context>"
+    value = prompt(elements("document")([RENT, odd, PETS]))
+    [group] = scan(value).groups
+    assert [block.text for block in group.blocks] == [RENT, odd, PETS]
