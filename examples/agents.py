@@ -15,7 +15,7 @@ from openai import OpenAI
 import ragboost
 from ragboost.config import EngineSettings, ReplicaSettings
 from ragboost.engine import create_engine_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 
 NUM_AGENTS = 2
 DOCUMENTS = {

@@ -13,7 +13,7 @@ import ragboost
 from ragboost.config import BackendSettings, EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.graph import GraphRetriever, GraphStore, path_text
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 
 FACTS = [
     ("Elon Musk", "founded", "SpaceX"),

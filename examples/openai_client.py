@@ -11,7 +11,7 @@ from openai import OpenAI
 import ragboost
 from ragboost.config import BackendSettings, EngineSettings
 from ragboost.engine import create_engine_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 
 DOCUMENTS = [
     {"id": "lease", "text": "The lease was signed by Maria Lopez on 3 May 2024. " * 20},

@@ -6,14 +6,14 @@ Names are imported on first use, so that `import ragboost` loads no web framewor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ragboost.version import __version__ as __version__
+__version__ = "0.1.0"  # read by the build, too
 
 if TYPE_CHECKING:
     from ragboost.booster import Booster as Booster
     from ragboost.booster import Session as Session
+    from ragboost.booster.context import Context as Context
+    from ragboost.booster.context import Plan as Plan
     from ragboost.config import Settings as Settings
-    from ragboost.context import Context as Context
-    from ragboost.context import Plan as Plan
     from ragboost.errors import RagBoostError as RagBoostError
     from ragboost.proxy.app import create_app as create_app
     from ragboost.types import Document as Document
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Booster": "booster",
-    "Context": "context",
+    "Context": "booster.context",
     "Document": "types",
     "Hint": "types",
-    "Plan": "context",
+    "Plan": "booster.context",
     "RagBoostError": "errors",
     "Request": "types",
     "Session": "booster",

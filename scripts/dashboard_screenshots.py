@@ -18,13 +18,13 @@ from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
 from ragboost.config import BackendSettings, EngineSettings, IndexSettings, Settings
-from ragboost.demo.corpus import standard_library
-from ragboost.demo.replay import MODEL, replay
-from ragboost.demo.workload import Workload, make_workload
 from ragboost.engine import create_engine_app, with_events
+from ragboost.evaluation.demo.corpus import standard_library
+from ragboost.evaluation.demo.replay import MODEL, replay
+from ragboost.evaluation.demo.workload import Workload, make_workload
 from ragboost.proxy.app import create_app
+from ragboost.proxy.serving import serve_in_thread
 from ragboost.retrieval import BM25Retriever
-from ragboost.serving import serve_in_thread
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 CAPACITY = 65_536

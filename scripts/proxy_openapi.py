@@ -5,7 +5,7 @@ from typing import Any
 
 from ragboost.proxy.app import create_app
 from ragboost.proxy.routes.schemas import NewSession
-from ragboost.wires.registry import WIRES
+from ragboost.requests.wires.registry import WIRES
 
 _DOCUMENTS = {
     "type": "array",

@@ -26,7 +26,8 @@ class Use(NamedTuple):
 
 EXTRAS = [
     Use(
-        "from ragboost.config import SessionSettings; from ragboost.sessions import make_store\n"
+        "from ragboost.config import SessionSettings\n"
+        "from ragboost.proxy.sessions import make_store\n"
         "make_store(SessionSettings(store='redis', url='redis://127.0.0.1:1'))",
         "redis",
         "redis",
@@ -41,14 +42,14 @@ EXTRAS = [
         "mooncake",
     ),
     Use(
-        "import pathlib, tempfile; from ragboost.plots import line_plot\n"
+        "import pathlib, tempfile; from ragboost.util.plots import line_plot\n"
         "path = pathlib.Path(tempfile.mkdtemp(), 'a.svg')\n"
         "line_plot(path, {'a': [(0, 1)]}, x_label='x', y_label='y')",
         "matplotlib",
         "plot",
     ),
     Use(
-        "import pathlib, tempfile; from ragboost.tokens.local import load_tokenizer\n"
+        "import pathlib, tempfile; from ragboost.booster.tokens.local import load_tokenizer\n"
         "path = pathlib.Path(tempfile.mkdtemp()) / 'tokenizer.json'\n"
         'text = \'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, \'\n'
         'path.write_text(text + \'"unk_token": "a"}}\'); load_tokenizer(path)',

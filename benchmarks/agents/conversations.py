@@ -21,10 +21,10 @@ import httpx
 
 from benchmarks.command import make_parser, report, show_rows
 from benchmarks.datasets.conversations import Chat, Message, read_questions, read_traces
+from ragboost.booster.context import render_document
 from ragboost.config import Settings
-from ragboost.context import render_document
 from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from ragboost.types import as_document
 from tests.fakes import FakeEngine, Received
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ragboost.batch.simulate import simulate
 from ragboost.errors import RequestError
 from ragboost.ordering import BatchPlan
-from ragboost.simulate import simulate
 
 CAPACITIES: Mapping[str, int | None] = {
     "50000": 50_000,

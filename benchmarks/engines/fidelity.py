@@ -39,7 +39,7 @@ from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from scripts.ports import free_port
 from scripts.processes import exit_on_sigterm
 from tests.engines.arrivals import Arrivals

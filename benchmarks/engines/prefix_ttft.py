@@ -15,7 +15,7 @@ import httpx
 from benchmarks.command import make_parser, model_directory, report, show_rows
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from scripts.http_client import COMPLETIONS, Answer, ask
 
 HITS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)

@@ -16,7 +16,7 @@ import httpx
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from scripts.http_client import SOURCES, Answer, Body, ask
 from tests.engines.servers import EngineServer, Kind, Shape
 

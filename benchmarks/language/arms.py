@@ -30,9 +30,9 @@ from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Setti
 from ragboost.engine.http.prompts import Prompts
 from ragboost.engine.http.schemas import ChatCompletionRequest
 from ragboost.engine.loading import LoadedModel
-from ragboost.rewriting import chunk_positions
-from ragboost.text_scores import contains, word_f1
+from ragboost.requests import chunk_positions
 from ragboost.types import Document
+from ragboost.util.text_scores import contains, word_f1
 
 SYSTEM = "Answer the question from the documents, in as few words as possible."  # eval-order's
 STORING = "What are the documents about?"  # asked by requests that store documents

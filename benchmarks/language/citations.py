@@ -43,8 +43,8 @@ from ragboost.config import EngineSettings
 from ragboost.config.model_directory import model_name
 from ragboost.engine import create_engine_app
 from ragboost.evaluation.bootstrap import MeanInterval, mean_interval, paired_difference
-from ragboost.serving import serve_in_thread
-from ragboost.text_scores import contains
+from ragboost.proxy.serving import serve_in_thread
+from ragboost.util.text_scores import contains
 from scripts.processes import exit_on_sigterm
 
 NUM_DOCUMENTS, MAX_TOKENS = 4, 60

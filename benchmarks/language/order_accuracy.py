@@ -31,7 +31,7 @@ from benchmarks.language.cells import make_cases
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import model_name
 from ragboost.engine import create_engine_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from scripts.processes import exit_on_sigterm
 
 NUM_DOCUMENTS, MAX_TOKENS = 4, 130  # of a language model's prompt

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.rewriting.rewriting_proxy import RewritingProxy
+from tests.requests.rewriting_proxy import RewritingProxy
 
 Body = dict[str, Any]
 

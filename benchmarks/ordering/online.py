@@ -18,6 +18,7 @@ import numpy.typing as npt
 from benchmarks.command import make_parser, report
 from benchmarks.datasets.workloads import CAPACITIES, Workload, hit_rates
 from benchmarks.ordering.plan import add_workload_arguments, show_hit_rates, workload_of
+from ragboost.batch.simulate import simulate
 from ragboost.config import OrderingSettings
 from ragboost.index import ContextIndex
 from ragboost.ordering import (
@@ -26,7 +27,6 @@ from ragboost.ordering import (
     make_order_policy,
     order_documents,
 )
-from ragboost.simulate import simulate
 
 Tail = Literal["relevance", "popularity"]
 Orders = list[Sequence[Hashable]]

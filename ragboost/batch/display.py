@@ -12,7 +12,7 @@ from rich.table import Table
 from ragboost.batch.forecast import Forecast, ForecastPoint
 from ragboost.batch.requests import Progress as ProgressFunction
 from ragboost.batch.summary import BatchSummary
-from ragboost.plots import line_plot
+from ragboost.util.plots import line_plot
 
 _BAR = 24
 _ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "planned as a batch"))

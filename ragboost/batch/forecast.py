@@ -12,12 +12,12 @@ from ragboost.batch.files import open_input
 from ragboost.batch.lines import LineParser
 from ragboost.batch.plan import plan_file, predict
 from ragboost.batch.requests import BatchRequests, Progress, read_requests
+from ragboost.batch.simulate import simulate
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
 from ragboost.ordering import make_order_policy, order_documents
 from ragboost.retrieval.corpus import Corpus
-from ragboost.simulate import simulate
 
 _NUM_SIZES = 6
 

@@ -9,15 +9,15 @@ from ragboost.batch.files import new_files, open_input, output_paths
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
 from ragboost.batch.requests import EVERY, BatchRequests, Progress, read_requests
+from ragboost.batch.simulate import SimulatedCache
 from ragboost.batch.summary import BatchSummary, rejects_sentence
 from ragboost.booster.compose import Retrieved, compose
+from ragboost.booster.context import Context
 from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
-from ragboost.context import Context
 from ragboost.dedup import unique_documents
 from ragboost.errors import RequestError
 from ragboost.retrieval.corpus import Corpus
-from ragboost.simulate import SimulatedCache
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True, owners={})
 

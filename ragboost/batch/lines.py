@@ -12,24 +12,30 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from ragboost.booster.context import Context
 from ragboost.config import Settings
-from ragboost.context import Context
 from ragboost.errors import RequestError, json_type, show
-from ragboost.formats import Format, FoundDocuments, LeftAloneError, find_format, make_formats
-from ragboost.formats.detection import FOUND
-from ragboost.formats.ragboost_object import (
+from ragboost.requests.formats import (
+    Format,
+    FoundDocuments,
+    LeftAloneError,
+    find_format,
+    make_formats,
+)
+from ragboost.requests.formats.detection import FOUND
+from ragboost.requests.formats.ragboost_object import (
     blank_positions,
     is_boost_wanted,
     ragboost_fields,
     without_object,
 )
-from ragboost.jsonl import decode
+from ragboost.requests.json_body import JsonBody
+from ragboost.requests.parsed_request import NO_DOCUMENTS, Bypass
+from ragboost.requests.prompt_prefix import prompt_prefix
+from ragboost.requests.recorded_request import RecordedRequest
 from ragboost.retrieval.corpus import Corpus, find_documents
-from ragboost.rewriting.json_body import JsonBody
-from ragboost.rewriting.parsed_request import NO_DOCUMENTS, Bypass
-from ragboost.rewriting.prompt_prefix import prompt_prefix
-from ragboost.rewriting.recorded_request import RecordedRequest
 from ragboost.types import Document, DocumentId, as_documents
+from ragboost.util.jsonl import decode
 
 _OPENAI_FIELDS = ("custom_id", "method", "url", "body")
 _PLAIN_FIELDS = ("question", "documents", "doc_ids")

@@ -4,9 +4,9 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from ragboost.batch.requests import BatchRequests
+from ragboost.batch.simulate import HitRate, simulate
 from ragboost.config import OrderingSettings
 from ragboost.ordering import plan_batch
-from ragboost.simulate import HitRate, simulate
 
 
 class FilePlan(NamedTuple):

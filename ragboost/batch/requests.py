@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ragboost.batch.lines import BatchLine, LineParser, encode_json
+from ragboost.booster.tokens import make_offline_counter
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.tokens import make_offline_counter
 from ragboost.types import Document
 
 Progress = Callable[[str, int, int], None]

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ragboost.formats.detection import ADVICE, FOUND
-from ragboost.simulate import HitRate
+from ragboost.batch.simulate import HitRate
+from ragboost.requests.formats.detection import ADVICE, FOUND
 
 
 @dataclass(frozen=True)

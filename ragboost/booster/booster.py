@@ -9,6 +9,7 @@ from functools import partial
 from threading import RLock
 
 from ragboost.booster.compose import Retrieved, behind, compose, drop_dear_hint
+from ragboost.booster.context import Context, Plan
 from ragboost.booster.planning import LivePlanner, order_that_pays, plan_offline
 from ragboost.booster.residency import Residency, UsageReports, UsageTotals
 from ragboost.booster.session_state import (
@@ -19,8 +20,8 @@ from ragboost.booster.session_state import (
     StoredConversations,
     Turn,
 )
+from ragboost.booster.tokens import TokenCounter, make_counter
 from ragboost.config import Settings
-from ragboost.context import Context, Plan
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, IndexEntry, Seat
 from ragboost.ordering import (
@@ -33,7 +34,6 @@ from ragboost.ordering import (
     order_documents,
     order_exact_first,
 )
-from ragboost.tokens import TokenCounter, make_counter
 from ragboost.types import Document, DocumentLike, Request, check_question
 
 

@@ -6,9 +6,9 @@ Pure: the caller says what the payload contains already and in which order to se
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
+from ragboost.booster.context import Context
 from ragboost.booster.session_state import CarriedDocuments, SessionState
 from ragboost.config import Settings
-from ragboost.context import Context
 from ragboost.dedup import distinct_elements, unique_documents
 from ragboost.errors import ContextIndexError
 from ragboost.hints import label_documents, location_hints, order_hint

@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable, Sequence
 from threading import RLock
 from typing import NamedTuple
 
-from ragboost.context import Context
+from ragboost.booster.context import Context
+from ragboost.booster.tokens import TokenCounter
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex, EvictionForecast, IndexEntry
-from ragboost.tokens import TokenCounter
 
 _MAX_PENDING = 1024
 _USES_PER_TTL = 64

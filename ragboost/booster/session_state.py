@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import NamedTuple, Protocol
 
-from ragboost.bounded_map import BoundedMap
-from ragboost.context import Context
+from ragboost.booster.context import Context
 from ragboost.types import KEY_OF
+from ragboost.util.bounded_map import BoundedMap
 
 
 class Turn(NamedTuple):

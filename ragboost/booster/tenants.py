@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from ragboost.booster.booster import Booster
 from ragboost.booster.compose import Retrieved
-from ragboost.bounded_map import BoundedMap
+from ragboost.booster.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
 from ragboost.config import DedupSettings, OrderingSettings, Settings
 from ragboost.index import EvictionForecast, Holders, PrefixDirectory, Seat
 from ragboost.ordering import make_order_policy
-from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
 from ragboost.types import DocumentLike
+from ragboost.util.bounded_map import BoundedMap
 
 _MAX_MODELS = 64
 _MAX_NAME = 256

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ragboost.config import EngineHookSettings
 from ragboost.errors import ConfigError
-from ragboost.jsonl import json_value
+from ragboost.util.jsonl import json_value
 
 DISCOVERY_PATHS = ("/kv_event_sources", "/server_info")
 """Routes of vLLM and SGLang that return a JSON object for `find_sources`."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from ragboost.booster.residency import Residency
 from ragboost.booster.tenants import CacheMode, TenantKey, Tenants
-from ragboost.bounded_map import BoundedMap
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.in_flight import InFlight
 from ragboost.cache_sync.pending_changes import PendingChanges
@@ -21,6 +20,7 @@ from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.errors import ContextIndexError
 from ragboost.index import EvictionForecast, IndexEntry
+from ragboost.util.bounded_map import BoundedMap
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from ragboost.booster.context import Context
 from ragboost.booster.tenants import TenantKey
-from ragboost.context import Context
-from ragboost.tokens import TokenCounter
+from ragboost.booster.tokens import TokenCounter
 
 # A cached prefix that ends this close to a document's end is taken to end there: dropping what
 # follows it in the index would cost more than a few tokens too many.

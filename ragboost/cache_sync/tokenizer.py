@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragboost.booster.tenants import Tenants
+from ragboost.booster.tokens import TokenCounter, Wanted
 from ragboost.cache_sync.discovery import EngineClient
 from ragboost.cache_sync.follower import CacheFollower
-from ragboost.jsonl import json_value
-from ragboost.tokens import TokenCounter, Wanted
 from ragboost.types import encodable
+from ragboost.util.jsonl import json_value
 
 TOKENIZE_PATH = "/tokenize"
 _POLL_S = 0.2

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ragboost.booster.context import Context
 from ragboost.booster.tenants import Tenant, bounded_name
+from ragboost.booster.tokens import TokenCounter
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
-from ragboost.context import Context
-from ragboost.rewriting.headers import RawHeaders, get_header, new_request_id
-from ragboost.rewriting.rewriter import Rewriting
-from ragboost.tokens import TokenCounter
-from ragboost.wires.usage import Usage
+from ragboost.requests.headers import RawHeaders, get_header, new_request_id
+from ragboost.requests.rewriter import Rewriting
+from ragboost.requests.wires.usage import Usage
 
 SESSION_FIELD = "session_id"
 SESSION_HEADER = b"x-session-id"

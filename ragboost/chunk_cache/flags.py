@@ -9,7 +9,7 @@ from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.sglang.flags import sglang_flags
 from ragboost.chunk_cache.vllm.flags import vllm_flags
 from ragboost.errors import ConfigError
-from ragboost.jsonl import json_value
+from ragboost.util.jsonl import json_value
 
 ENGINES = {"vllm": vllm_flags, "sglang": sglang_flags}
 

@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from ragboost import __version__
 from ragboost.cli.bench import app as bench
 from ragboost.cli.chunks import app as chunks
 from ragboost.cli.evaluation import eval_order
@@ -15,7 +16,6 @@ from ragboost.cli.offline import batch, demo, simulate
 from ragboost.cli.reuse import calibrate, eval_reuse, precompute
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
-from ragboost.version import __version__
 
 _HELP = """Make the prompts of a RAG application share prefixes, in front of SGLang and vLLM.
 

@@ -73,7 +73,7 @@ def eval_order(
     from ragboost.batch.files import check_not_input
     from ragboost.evaluation.answers import AnswerFile
     from ragboost.evaluation.endpoint import ChatEndpoint
-    from ragboost.plots import check_plot
+    from ragboost.util.plots import check_plot
 
     if plot is not None:
         check_plot(plot)

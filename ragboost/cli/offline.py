@@ -78,7 +78,7 @@ def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     from ragboost.batch.display import summary_sentence, summary_table
     from ragboost.batch.files import side_path
     from ragboost.batch.summary import rejects_sentence
-    from ragboost.formats.detection import FOUND
+    from ragboost.requests.formats.detection import FOUND
 
     if not summary.requests:
         typer.echo("warning: no requests: the output is empty", err=True)
@@ -134,8 +134,8 @@ def simulate(
         write_plot,
     )
     from ragboost.batch.forecast import forecast
-    from ragboost.plots import check_plot
     from ragboost.retrieval.corpus import Corpus
+    from ragboost.util.plots import check_plot
 
     if plot is not None:
         check_plot(plot)
@@ -174,10 +174,10 @@ def demo(
     boosted.
     """
     import_extra("torch", extra="engine")
-    from ragboost.demo import run_demo
-    from ragboost.demo.answers import ANSWERING, Answers, answer_table, ask_model
-    from ragboost.demo.comparison import table
-    from ragboost.demo.replay import MODEL
+    from ragboost.evaluation.demo import run_demo
+    from ragboost.evaluation.demo.answers import ANSWERING, Answers, answer_table, ask_model
+    from ragboost.evaluation.demo.comparison import table
+    from ragboost.evaluation.demo.replay import MODEL
 
     console = Console(stderr=True)
     result = run_demo(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import typer
 
+from ragboost.booster.context import render_document
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO, POLICIES
 from ragboost.cli.options import AS_JSON, MODEL, PROGRESS, check_paths
 from ragboost.config import load_settings
 from ragboost.config.model_directory import find_model
-from ragboost.context import render_document
 from ragboost.errors import RequestError, import_extra
 from ragboost.types import Document
 

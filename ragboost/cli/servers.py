@@ -67,7 +67,7 @@ def serve(
     engine_settings = _with_found_model(settings.engine)
 
     from ragboost.engine import create_engine_app, with_events
-    from ragboost.serving import serve_in_thread
+    from ragboost.proxy.serving import serve_in_thread
 
     with serve_in_thread(create_engine_app(with_events(engine_settings))) as url:
         serve_proxy(_in_front_of_engine(settings, url))
@@ -128,7 +128,7 @@ def engine(
     settings = _with_found_model(loaded.engine)
 
     from ragboost.engine import create_engine_app
-    from ragboost.serving import serve
+    from ragboost.proxy.serving import serve
 
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
 
@@ -136,7 +136,7 @@ def engine(
 def _lint(log: Path, settings: Settings, *, as_json: bool) -> NoReturn:
     from rich.console import Console
 
-    from ragboost.hosted.lint import lint_log
+    from ragboost.proxy.hosted.lint import lint_log
 
     report = lint_log(log, prices=settings.prices)
     for reason in report.bad_lines:

@@ -10,7 +10,7 @@ from ragboost.config import Settings
 from ragboost.errors import RequestError
 
 if TYPE_CHECKING:
-    from ragboost.rewriting.explanation import Explanation
+    from ragboost.requests.explanation import Explanation
 
 _STDIN = Path("-")
 _MAX_SHOWN = 50  # documents
@@ -18,9 +18,9 @@ _MAX_SHOWN = 50  # documents
 
 def try_request(path: Path, settings: Settings, *, as_json: bool) -> NoReturn:
     """Explain the request in a file, or on standard input; exit with 1 if no document is found."""
-    from ragboost.formats.detection import FOUND
     from ragboost.proxy.asgi.request_body import as_utf8
-    from ragboost.rewriting.explanation import Explainer
+    from ragboost.requests.explanation import Explainer
+    from ragboost.requests.formats.detection import FOUND
 
     raw = _read(path, settings.proxy.max_body_bytes)
     explanation = Explainer(settings).explain(as_utf8(raw))
@@ -50,7 +50,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 def _lines(explanation: "Explanation") -> list[str]:
     """Return lines without control characters, whatever the request's texts have."""
-    from ragboost.rewriting.headers import printable
+    from ragboost.requests.headers import printable
 
     documents = explanation.documents
     frame = f" in the frame {explanation.frame}" if explanation.frame else ""

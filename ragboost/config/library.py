@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from ragboost.config.section import Section
-from ragboost.wires.registry import ANY
+from ragboost.requests.wires.registry import ANY
 
 _PLACEHOLDERS = {
     "order_template": "{order}",

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
-from ragboost.wires.providers import PROMPT_CACHES, MarkStyle
+from ragboost.requests.wires.providers import PROMPT_CACHES, MarkStyle
 
 
 def _check_url(value: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from ragboost.errors import BackendConnectionError, BackendError, RequestError
 from ragboost.evaluation.endpoint import ChatEndpoint, RefusedEndpointError, RefusedPromptError
 from ragboost.evaluation.prompts import Messages
-from ragboost.jsonl import decode, read_lines
+from ragboost.util.jsonl import decode, read_lines
 
 _MAX_FAILURES_IN_A_ROW = 20
 

@@ -21,7 +21,7 @@ from ragboost.evaluation.prompts import Messages
 from ragboost.evaluation.streamed_answer import STREAMED, StreamedAnswer, read_streamed
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
-from ragboost.rewriting.headers import get_header
+from ragboost.requests.headers import get_header
 
 _ROUTE = "/chat/completions"
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})

@@ -9,8 +9,8 @@ import numpy as np
 
 from ragboost.booster import Booster
 from ragboost.booster.compose import behind
+from ragboost.booster.context import Context
 from ragboost.config import Settings
-from ragboost.context import Context
 from ragboost.dedup import unique_documents
 from ragboost.evaluation.arms import EvalArm
 from ragboost.evaluation.questions import EvalQuestion

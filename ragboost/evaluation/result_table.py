@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from ragboost.evaluation.results import OrderEvaluation
-from ragboost.plots import line_plot
+from ragboost.util.plots import line_plot
 
 
 def result_table(result: OrderEvaluation) -> Table:

@@ -14,7 +14,7 @@ from ragboost.evaluation.endpoint import ChatEndpoint
 from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer, Messages
 from ragboost.evaluation.questions import EvalQuestion
 from ragboost.evaluation.results import OrderEvaluation, compare
-from ragboost.text_scores import contains, exact_match, word_f1
+from ragboost.util.text_scores import contains, exact_match, word_f1
 
 JUDGE = "judge"
 METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {

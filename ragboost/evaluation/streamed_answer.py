@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ragboost.errors import BackendStatusError
 from ragboost.proxy.upstream.client import UpstreamResponse
-from ragboost.rewriting.headers import get_header
-from ragboost.wires.usage import Usage, read_usage
+from ragboost.requests.headers import get_header
+from ragboost.requests.wires.usage import Usage, read_usage
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _MAX_LINE_BYTES = 4 * 1024 * 1024

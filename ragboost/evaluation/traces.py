@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.errors import RequestError
-from ragboost.jsonl import decode, read_lines
-from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
+from ragboost.requests.recorded_request import MAX_TOKENS, RecordedRequest
+from ragboost.util.bounded_map import BoundedMap
+from ragboost.util.jsonl import decode, read_lines
 
 _MAX_LINE_BYTES = 4 * 1024 * 1024
 _MAX_TEXT_BYTES = 64 * 1024 * 1024

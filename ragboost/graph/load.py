@@ -8,7 +8,7 @@ from typing import Any
 
 from ragboost.errors import RequestError
 from ragboost.graph.triplets import Triplet, as_triplet
-from ragboost.jsonl import decode, read_lines
+from ragboost.util.jsonl import decode, read_lines
 
 _NAMES = (
     ("head", "relation", "tail"),

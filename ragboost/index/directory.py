@@ -9,11 +9,11 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from ragboost.bounded_map import Generations
 from ragboost.errors import ContextIndexError
 from ragboost.index.branch import Branch
 from ragboost.index.clearings import Clearings
 from ragboost.index.node import RetiredTree, common_length, unlink_all
+from ragboost.util.bounded_map import Generations
 
 # Documents, in all and distinct, after which those of earlier sequences begin to be forgotten.
 _RECENT_PER_INDEX = 720

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ragboost.formats.ragboost_object import FIELD
+from ragboost.requests.formats.ragboost_object import FIELD
 from ragboost.types import Document
 
 

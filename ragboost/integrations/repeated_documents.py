@@ -6,11 +6,11 @@ Depends on the conversation alone: the same messages always yield the same bytes
 from collections.abc import Sequence
 
 from ragboost.config import Settings
-from ragboost.formats import TooManyDocumentsError
-from ragboost.formats.frames import scan
-from ragboost.formats.frames.spans import strip
-from ragboost.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
-from ragboost.formats.references import EarlierTexts, stands_alone
+from ragboost.requests.formats import TooManyDocumentsError
+from ragboost.requests.formats.frames import scan
+from ragboost.requests.formats.frames.spans import strip
+from ragboost.requests.formats.groups import DocumentBlock, Edit, Group, TextGroup, splice
+from ragboost.requests.formats.references import EarlierTexts, stands_alone
 
 
 class RepeatedDocuments:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ragboost.booster import Booster, SessionState, Turn
-from ragboost.context import Context
+from ragboost.booster.context import Context
 from ragboost.types import Document
 
 Record = Mapping[str, Any]

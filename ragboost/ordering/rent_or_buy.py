@@ -11,7 +11,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ragboost.bounded_map import BoundedMap
+from ragboost.util.bounded_map import BoundedMap
 
 _MAX_DOCUMENTS = 64  # of a request that are looked at; those behind them are reused
 _MAX_REQUESTS = 32  # of a phase that are counted, so that a few hot prefixes do not speak for all

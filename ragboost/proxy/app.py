@@ -12,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ragboost import __version__
 from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.errors import invalid_request, on_internal_error, on_request_error
@@ -24,8 +25,7 @@ from ragboost.proxy.routes.reports import report_route
 from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
-from ragboost.version import __version__
-from ragboost.wires.registry import WIRES
+from ragboost.requests.wires.registry import WIRES
 
 
 class ProxyApp(FastAPI):

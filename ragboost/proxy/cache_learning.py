@@ -3,7 +3,7 @@
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.records import Answer, Placed, SentRequest
-from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.requests.parsed_request import ParsedRequest
 
 
 class CacheLearning:

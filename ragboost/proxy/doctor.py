@@ -19,7 +19,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL, explain_refusal
 from ragboost.proxy.upstream.engine_kind import owner_of
-from ragboost.rewriting.headers import RawHeaders, printable
+from ragboost.requests.headers import RawHeaders, printable
 
 _TIMEOUT_S = 60.0
 _EVENT_TIMEOUT_S = 3.0

@@ -14,18 +14,18 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
-from ragboost.formats.frames import scan
-from ragboost.hosted.cache_marks import CacheMarker, mark_style
+from ragboost.proxy.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.records import Observation, SentRequest
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.mapped_answer import continued_text
-from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import request_headers, with_header
-from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.tool_results import share_tool_results
-from ragboost.wires.body import is_stored, message_list
+from ragboost.requests.chunk_positions import add_chunks
+from ragboost.requests.formats.frames import scan
+from ragboost.requests.headers import request_headers, with_header
+from ragboost.requests.parsed_request import ParsedRequest
+from ragboost.requests.rewriter import Rewriting
+from ragboost.requests.tool_results import share_tool_results
+from ragboost.requests.wires.body import is_stored, message_list
 
 
 class RequestEncoder:

@@ -9,16 +9,16 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ragboost.booster.tenants import Tenant, Tenants
+from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError
-from ragboost.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
+from ragboost.proxy.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.records import Observation
-from ragboost.rewriting.parsed_request import ParsedRequest, run_bytes
-from ragboost.rewriting.rewriter import Rewriting
-from ragboost.tokens.chat_template import ChatTemplate
-from ragboost.wires.body import num_instructions
+from ragboost.requests.parsed_request import ParsedRequest, run_bytes
+from ragboost.requests.rewriter import Rewriting
+from ragboost.requests.wires.body import num_instructions
 
 _MAX_BYTES = 64 * 1024  # of both requests on the event loop: comparing these takes about 2 ms
 _ALL = 256  # requests of which all orders are compared, so that there are figures from the first on

@@ -17,10 +17,8 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
-from ragboost.formats import LeftAloneError, make_formats
-from ragboost.formats.ragboost_object import FIELD, GRAPH
-from ragboost.hosted.stable_order import StableOrder
 from ragboost.proxy.encoder import RequestEncoder
+from ragboost.proxy.hosted.stable_order import StableOrder
 from ragboost.proxy.observability.detection_log import DetectionLog
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import RequestObserver, with_arm
@@ -38,18 +36,20 @@ from ragboost.proxy.shadow import ShadowTrial
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
-from ragboost.rewriting.headers import RawHeaders, request_headers
-from ragboost.rewriting.history import History
-from ragboost.rewriting.json_body import MalformedBodyError
-from ragboost.rewriting.parsed_request import (
+from ragboost.requests.formats import LeftAloneError, make_formats
+from ragboost.requests.formats.ragboost_object import FIELD, GRAPH
+from ragboost.requests.headers import RawHeaders, request_headers
+from ragboost.requests.history import History
+from ragboost.requests.json_body import MalformedBodyError
+from ragboost.requests.parsed_request import (
     UNREAD,
     Bypass,
     ParsedRequest,
     parse_request,
     run_bytes,
 )
-from ragboost.rewriting.rewriter import Rewriting
-from ragboost.rewriting.sent_history import Conversation
+from ragboost.requests.rewriter import Rewriting
+from ragboost.requests.sent_history import Conversation
 from ragboost.types import Request
 
 # A body with more is parsed in a thread: the search of odd texts takes up to 1 us a byte.

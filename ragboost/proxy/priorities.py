@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.keys import team_of
-from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
+from ragboost.requests.json_body import JsonBody, MalformedBodyError
 
 
 class Priorities:

@@ -7,18 +7,18 @@ request it keeps under its own name: routing in its `Admission`, cache sync in i
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ragboost.booster.context import Context
 from ragboost.cache_sync.tracked_request import TrackedRequest
-from ragboost.context import Context
-from ragboost.formats.citations import CitationMap
-from ragboost.hosted.lint.live import CacheBreak
 from ragboost.ordering import Order
+from ragboost.proxy.hosted.lint.live import CacheBreak
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.mapped_answer import AnswerMapper
-from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest
-from ragboost.rewriting.recorded_request import RecordedRequest
-from ragboost.rewriting.sent_history import HistoryDelta
-from ragboost.wires.usage import Usage
+from ragboost.requests.formats.citations import CitationMap
+from ragboost.requests.headers import RawHeaders
+from ragboost.requests.parsed_request import Bypass, ParsedRequest
+from ragboost.requests.recorded_request import RecordedRequest
+from ragboost.requests.sent_history import HistoryDelta
+from ragboost.requests.wires.usage import Usage
 
 
 class Placed(NamedTuple):

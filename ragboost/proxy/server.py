@@ -17,9 +17,9 @@ from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.asgi.hosts import HostCheck, is_loopback
-from ragboost.serving import bind
-from ragboost.serving.guarded_protocol import guarded_protocol
-from ragboost.sessions import make_store, store_class
+from ragboost.proxy.serving import bind
+from ragboost.proxy.serving.guarded_protocol import guarded_protocol
+from ragboost.proxy.sessions import make_store, store_class
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import RequestObserver
 from ragboost.proxy.records import Placed
-from ragboost.rewriting.history import History
-from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.rewriter import Rewriting
+from ragboost.requests.history import History
+from ragboost.requests.parsed_request import ParsedRequest
+from ragboost.requests.rewriter import Rewriting
 
 
 class ShadowTrial:

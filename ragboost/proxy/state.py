@@ -24,11 +24,11 @@ from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
+from ragboost.proxy.sessions import ChatSessionStore, make_store, store_class
 from ragboost.proxy.upstream.backends import Backends
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.proxy.watched_file import Refresher
-from ragboost.sessions import ChatSessionStore, make_store, store_class
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from ragboost.errors import RequestError, json_type, show
-from ragboost.jsonl import decode, read_lines
 from ragboost.types import Document, DocumentId, as_document
+from ragboost.util.jsonl import decode, read_lines
 
 
 class Corpus(Sequence[Document]):

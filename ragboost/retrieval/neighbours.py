@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragboost.errors import RequestError
-from ragboost.jsonl import read_objects
 from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
 from ragboost.retrieval.retriever import Retriever, searchable_text
 from ragboost.types import Document, DocumentId
+from ragboost.util.jsonl import read_objects
 
 Neighbours = list[tuple[int, ...]]
 

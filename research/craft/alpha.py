@@ -10,7 +10,7 @@ from ragboost.chunk_cache.eval.arms import stop_ids
 from ragboost.chunk_cache.eval.cases import Case
 from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence
 from ragboost.errors import ChunkCacheError
-from ragboost.text_scores import word_f1
+from ragboost.util.text_scores import word_f1
 from research.craft.reuse import CraftReuse
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)

@@ -1,8 +1,8 @@
 from typing import Any
 
 import ragboost
+from ragboost.booster.context import Plan
 from ragboost.config import Settings
-from ragboost.context import Plan
 from ragboost.types import Document, Request
 
 

@@ -5,8 +5,8 @@ import pytest
 
 import ragboost
 from ragboost.booster import MemorySessions, UsageTotals
+from ragboost.booster.context import Context
 from ragboost.config import Settings
-from ragboost.context import Context
 from ragboost.errors import InvalidDocumentError, RequestError
 from ragboost.types import Document
 from tests.index.paths import traverse

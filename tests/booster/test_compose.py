@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from ragboost.booster.compose import check_context
+from ragboost.booster.context import Context
 from ragboost.booster.session_state import CarriedDocuments
-from ragboost.context import Context
 from ragboost.errors import ContextIndexError
 from ragboost.hints import location_hints
 from ragboost.types import Document

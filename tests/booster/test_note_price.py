@@ -7,7 +7,7 @@ import pytest
 import ragboost
 from ragboost.ordering import Order
 from ragboost.types import Document
-from tests.rewriting.rewriting_proxy import RewritingProxy
+from tests.requests.rewriting_proxy import RewritingProxy
 
 Note = Callable[[Sequence[Document]], str]
 

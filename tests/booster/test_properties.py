@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.booster.booster import Booster
+from ragboost.booster.context import Context
 from ragboost.config import Settings
-from ragboost.context import Context
 from ragboost.types import Document, Request
 
 modest = settings(max_examples=100, deadline=None)

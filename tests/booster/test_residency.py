@@ -5,9 +5,9 @@ from threading import RLock
 import pytest
 
 from ragboost import Booster
+from ragboost.booster.context import Context
 from ragboost.booster.residency import Residency
 from ragboost.config import IndexSettings, Settings
-from ragboost.context import Context
 from ragboost.index import ContextIndex
 from ragboost.types import Document, Request
 from tests.eventually import eventually

@@ -3,9 +3,9 @@
 import pytest
 
 from ragboost.booster import Booster
+from ragboost.booster.context import Context
 from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.config import Settings
-from ragboost.context import Context
 
 LENGTHS = {"a": 100, "b": 200, "c": 300, "d": 400}
 QUARTER = 0.25

@@ -4,7 +4,7 @@ import asyncio
 
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
-from ragboost.rewriting.headers import user_of
+from ragboost.requests.headers import user_of
 
 
 def test_the_least_recently_used_tenants_are_evicted_first() -> None:

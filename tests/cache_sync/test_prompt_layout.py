@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ragboost.booster.booster import Booster
 from ragboost.booster.tenants import TenantKey
+from ragboost.booster.tokens import TokenCounter
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
-from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 from tests.fakes.prefix_cache import tokenize
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from ragboost.booster.tenants import TenantKey, Tenants
+from ragboost.booster.tokens import TokenCounter
 from ragboost.cache_sync.fidelity import FidelityTracker
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout, locate_documents
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, decode_reply, encode
-from ragboost.tokens import TokenCounter
 from ragboost.types import Document
 from tests.eventually import eventually
 from tests.fakes import FakeEngine, Received

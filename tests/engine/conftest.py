@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from ragboost.config import EngineSettings
 from ragboost.engine import create_engine_app
 from ragboost.engine.runtime.engine import Engine
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from tests.chunk_cache.conftest import loads_take_no_time
 
 __all__ = ["loads_take_no_time"]  # pytest finds the fixture by its name here

@@ -15,7 +15,7 @@ from ragboost.chunk_cache.http.precompute import prepare
 from ragboost.cli import app as cli
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from tests.engines.conftest import KINDS, PUBLIC_KEY, require
 from tests.engines.servers import EngineServer, Kind
 from tests.eventually import eventually

@@ -8,8 +8,8 @@ import pytest
 
 from ragboost.config import Settings
 from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
-from ragboost.wires.usage import Usage, read_usage
+from ragboost.proxy.serving import serve_in_thread
+from ragboost.requests.wires.usage import Usage, read_usage
 from tests.engines.arrivals import Arrivals
 from tests.engines.servers import EngineServer
 from tests.eventually import eventually

@@ -9,7 +9,7 @@ from ragboost.cache_sync.discovery import DISCOVERY_PATHS, find_sources
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.cache_sync.subscriber import Subscriber
-from ragboost.wires.usage import read_usage
+from ragboost.requests.wires.usage import read_usage
 from tests.engines.conftest import KINDS, require
 from tests.engines.report_route import report_route
 from tests.engines.servers import EngineServer, Kind

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragboost.batch.simulate import simulate
 from ragboost.ordering import BatchPlan, plan_batch
-from ragboost.simulate import simulate
 from research.distance import plan_by_distance, release_order
 
 plans = pytest.mark.parametrize("plan_of", [plan_batch, plan_by_distance])

@@ -6,7 +6,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.proxy.app import create_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import proxy_settings
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
-from tests.hosted.test_lint import other_key_order, request, with_tools
 from tests.metrics import read_metric
+from tests.proxy.hosted.test_lint import other_key_order, request, with_tools
 
 CHAT = "/v1/chat/completions"
 PRICES = ({"model": "m", "input": 2.0},)

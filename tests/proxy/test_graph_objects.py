@@ -9,7 +9,7 @@ import pytest
 from ragboost.batch.lines import LineParser
 from ragboost.config import Settings
 from ragboost.graph.triplets import RelationPath, path_text
-from ragboost.rewriting.graph_documents import graph_as_documents
+from ragboost.requests.graph_documents import graph_as_documents
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from ragboost.config import Settings
-from ragboost.formats import make_formats
 from ragboost.proxy.observer import with_arm
-from ragboost.rewriting.parsed_request import ParsedRequest, parse_request
+from ragboost.requests.formats import make_formats
+from ragboost.requests.parsed_request import ParsedRequest, parse_request
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
 from tests.metrics import read_metric

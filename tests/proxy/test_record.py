@@ -15,11 +15,11 @@ from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.evaluation.loading import load_questions
 from ragboost.evaluation.traces import read_trace
-from ragboost.hosted.lint import lint_log
 from ragboost.proxy.app import create_app
+from ragboost.proxy.hosted.lint import lint_log
 from ragboost.proxy.observability.request_log import RequestLog
-from ragboost.rewriting.recorded_request import RecordedRequest
-from ragboost.wires.usage import Usage
+from ragboost.requests.recorded_request import RecordedRequest
+from ragboost.requests.wires.usage import Usage
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings

@@ -11,8 +11,8 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
-from tests.formats.joined_texts import PLAIN, JoinedTexts, corpus
 from tests.metrics import read_metric
+from tests.requests.formats.joined_texts import PLAIN, JoinedTexts, corpus
 
 CHAT = "/v1/chat/completions"
 

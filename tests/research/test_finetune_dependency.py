@@ -9,7 +9,7 @@ import httpx
 
 from ragboost.config import EngineSettings
 from ragboost.engine import builtin, create_engine_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS = [

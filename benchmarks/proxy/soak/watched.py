@@ -25,11 +25,11 @@ from types import ModuleType
 from typing import Any
 
 from ragboost.booster import tenants
-from ragboost.bounded_map import BoundedMap
 from ragboost.cli import main
-from ragboost.formats.documents import DocumentPool
-from ragboost.hosted.lint.conversations import LastPrompts
+from ragboost.proxy.hosted.lint.conversations import LastPrompts
 from ragboost.proxy.observability.recent_requests import RecentRequests
+from ragboost.requests.formats.documents import DocumentPool
+from ragboost.util.bounded_map import BoundedMap
 
 _MB = 1e6
 _PART = 50

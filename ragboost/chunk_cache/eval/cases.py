@@ -8,8 +8,8 @@ from typing import Any
 from ragboost.chunk_cache.core.loading import TEMPLATE_ERRORS
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.errors import RequestError, show
-from ragboost.jsonl import read_objects
 from ragboost.types import as_documents, encodable
+from ragboost.util.jsonl import read_objects
 
 SYSTEM = "Answer the question from the documents, in as few words as possible."
 _DOCUMENTS = "{ragboost: the documents}"  # their place, while a chat template writes the rest

@@ -25,8 +25,8 @@ from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.eval.report import plot, table
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.plots import check_plot
-from ragboost.text_scores import word_f1
+from ragboost.util.plots import check_plot
+from ragboost.util.text_scores import word_f1
 
 NEIGHBOURS = 4
 """Number of chunks of the previous case that a chunk is computed after for these measurements."""

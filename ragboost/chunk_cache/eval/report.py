@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ragboost.chunk_cache.eval.arms import FULL, REUSE, Arm, ArmSummary
 from ragboost.chunk_cache.eval.metrics import Estimate
-from ragboost.plots import line_plot
+from ragboost.util.plots import line_plot
 
 
 def table(rows: Sequence[ArmSummary], scores: Mapping[Arm, Estimate] | None = None) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
-from ragboost.jsonl import json_value
+from ragboost.util.jsonl import json_value
 
 
 def without_plan(fields: dict[str, Any], params_field: str) -> dict[str, Any] | None:

@@ -17,9 +17,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.errors import RagBoostError
+from ragboost.util.bounded_map import BoundedMap
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.core.options import ChunkPosition
 from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS
+from ragboost.util.bounded_map import BoundedMap
 
 Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]
 _MAX_TEXTS, _MAX_BYTES = 100_000, 64 << 20

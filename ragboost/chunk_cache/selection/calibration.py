@@ -13,7 +13,7 @@ from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import MEASURED, POLICIES
 from ragboost.errors import ConfigError, RequestError
-from ragboost.jsonl import decode
+from ragboost.util.jsonl import decode
 
 VERSION = 1
 MAX_BYTES = 1 << 16

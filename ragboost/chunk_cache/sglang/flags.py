@@ -11,7 +11,7 @@ from typing import Any
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.http.reports import remove_status, write_status
 from ragboost.errors import ConfigError
-from ragboost.jsonl import json_value
+from ragboost.util.jsonl import json_value
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.chunk_cache.sglang.compat import request_refusal
 from ragboost.chunk_cache.store.keys import keys_of
-from ragboost.jsonl import json_value
+from ragboost.util.jsonl import json_value
 
 if TYPE_CHECKING:
     from ragboost.chunk_cache.sglang.worker import PoolFiller

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Workers
+from ragboost.util.bounded_map import BoundedMap
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.store.keys import keys_of, owner_of
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.util.bounded_map import BoundedMap
 
 MAX_ENTRIES = 1 << 16
 """Maximum chunks with an expiry, and chunks that are waited for; more are refused."""

@@ -11,7 +11,6 @@ from itertools import islice
 
 import torch
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy
 from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES, BackgroundTier, ChunkLoad
@@ -20,6 +19,7 @@ from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.speeds import Speeds
+from ragboost.util.bounded_map import BoundedMap
 
 MIN_WAIT_S, MAX_WAIT_S = 0.05, 5.0
 """Bounds of the time for which a request waits for its chunks: as long as computing those that have

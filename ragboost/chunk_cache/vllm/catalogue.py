@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
@@ -19,6 +18,7 @@ from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
 from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport, WantedChunk
+from ragboost.util.bounded_map import BoundedMap
 
 _MAX_LOADS = 1 << 16
 _MAX_ASKED, _MAX_ANNOUNCED = 1 << 14, 1 << 10  # chunks between two steps, by whom

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from ragboost.bounded_map import BoundedMap
 from ragboost.chunk_cache.core.engine.reusing_request import ReusingRequest
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import (
@@ -21,6 +20,7 @@ from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.chunk_cache.vllm.compat import BlockSalt, awaits_blocks, block_ids, request_refusal
 from ragboost.chunk_cache.vllm.data import BlockCapture, PromptFill, StepWork, WorkerView
+from ragboost.util.bounded_map import BoundedMap
 
 _MAX_SALTED_PLANS = 4096
 

@@ -12,9 +12,9 @@ from langchain_core.runnables import ensure_config
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from ragboost.booster.booster import Booster
-from ragboost.bounded_map import BoundedMap
 from ragboost.integrations.langchain.documents import KEY, as_document
 from ragboost.integrations.turns import Record, boost_turn
+from ragboost.util.bounded_map import BoundedMap
 
 _NAMES = ("user_id", "session_id", "conversation_id", "thread_id")
 _MAX_QUESTIONS = 10_000

@@ -10,12 +10,12 @@ from litellm.integrations.custom_logger import CustomLogger
 from ragboost.booster.tenants import Tenants
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.formats import make_formats
-from ragboost.rewriting.headers import RawHeaders
-from ragboost.rewriting.history import History
-from ragboost.rewriting.parsed_request import parse_request
-from ragboost.rewriting.rewriter import Rewriting
-from ragboost.wires.registry import ANY
+from ragboost.requests.formats import make_formats
+from ragboost.requests.headers import RawHeaders
+from ragboost.requests.history import History
+from ragboost.requests.parsed_request import parse_request
+from ragboost.requests.rewriter import Rewriting
+from ragboost.requests.wires.registry import ANY
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, MissingExtraError, import_extra
-from ragboost.sessions import store_class
+from ragboost.proxy.sessions import store_class
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router"
 

@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
-from ragboost.rewriting.headers import (
+from ragboost.requests.headers import (
     RawHeaders,
     decode_value,
     get_header,

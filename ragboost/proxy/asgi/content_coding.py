@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ragboost.errors import RequestError
-from ragboost.rewriting.headers import RawHeaders
+from ragboost.requests.headers import RawHeaders
 
 ENCODING = b"content-encoding"
 _MAX_CODINGS = 4  # of one body, one inside the other

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ragboost.errors import RequestError
-from ragboost.rewriting.headers import new_request_id
-from ragboost.serving.errors import error_body
+from ragboost.proxy.serving.errors import error_body
+from ragboost.requests.headers import new_request_id
 
 
 def error_response(

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
-from ragboost.rewriting.headers import printable
+from ragboost.requests.headers import printable
 
 _MAX_SEEN = 256
 _NOT_IN_HOST = frozenset("@/?#\\")

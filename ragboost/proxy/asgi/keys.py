@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from ragboost.config import Settings
 from ragboost.errors import ConfigError, RequestError
 from ragboost.proxy.watched_file import Refreshable, WatchedFile
-from ragboost.rewriting.headers import CREDENTIALS, RawHeaders, get_header
+from ragboost.requests.headers import CREDENTIALS, RawHeaders, get_header
 
 
 class UnauthorizedError(RequestError):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from ragboost.errors import RequestError
-from ragboost.wires.registry import WIRES
+from ragboost.requests.wires.registry import WIRES
 
 # What the SDKs of OpenAI and Anthropic and the clients of vLLM and SGLang use for inference. Not
 # all of /v1: it has /v1/load_lora_adapter, for example.

@@ -9,8 +9,8 @@ from ragboost.config import ProxySettings
 from ragboost.errors import RequestError, ServerBusyError
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.content_coding import ENCODING, BodyTooLargeError, codings_of, decode
-from ragboost.rewriting.headers import get_header, with_header
-from ragboost.rewriting.parsed_request import run_bytes
+from ragboost.requests.headers import get_header, with_header
+from ragboost.requests.parsed_request import run_bytes
 
 _TYPE = b"content-type"
 _OBJECT_START = re.compile(rb'\s*\{\s*["}]')

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from ragboost.proxy.asgi.client_exchange import ClientExchange
-from ragboost.rewriting.headers import printable
+from ragboost.requests.headers import printable
 
 logger = logging.getLogger("ragboost.access")
 

@@ -5,9 +5,9 @@ A shape is a reason and a kind of frame: both are few, so that the log and its m
 
 import logging
 
-from ragboost.formats.detection import ADVICE, FOUND, Detection
-from ragboost.rewriting.headers import printable
-from ragboost.rewriting.parsed_request import Bypass
+from ragboost.requests.formats.detection import ADVICE, FOUND, Detection
+from ragboost.requests.headers import printable
+from ragboost.requests.parsed_request import Bypass
 
 logger = logging.getLogger(__name__)
 

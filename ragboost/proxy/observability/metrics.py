@@ -7,21 +7,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from ragboost.booster.context import Context
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import PriceSettings
-from ragboost.context import Context
-from ragboost.formats import Detection
-from ragboost.hosted.receipts import PromptCost, cost_of
 from ragboost.index import IndexEntry
+from ragboost.proxy.hosted.receipts import PromptCost, cost_of
 from ragboost.proxy.observability.collectors import (
     NumberCollector,
     Read,
     StreamCollector,
 )
 from ragboost.proxy.records import Answer, Placed, SentRequest
-from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.wires.usage import Usage
+from ragboost.requests.formats import Detection
+from ragboost.requests.parsed_request import ParsedRequest
+from ragboost.requests.wires.usage import Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MAX_MODELS = 100

@@ -4,11 +4,11 @@ import time
 from collections import deque
 from typing import Any
 
-from ragboost.bounded_map import Generations
-from ragboost.context import Context
+from ragboost.booster.context import Context
 from ragboost.proxy.records import Answer, Placed, SentRequest
-from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.types import KEY_OF
+from ragboost.util.bounded_map import Generations
 
 MAX_RECENT = 50
 _MAX_DOCUMENTS = 30

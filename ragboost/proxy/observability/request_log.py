@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from ragboost.booster.tokens import TokenCounter
 from ragboost.errors import ConfigError
 from ragboost.proxy.records import Answer, Placed, SentRequest
-from ragboost.rewriting.parsed_request import ParsedRequest
-from ragboost.rewriting.prompt_prefix import prompt_prefix
-from ragboost.rewriting.recorded_request import MAX_TOKENS, RecordedRequest
-from ragboost.tokens import TokenCounter
-from ragboost.wires.usage import Usage
+from ragboost.requests.parsed_request import ParsedRequest
+from ragboost.requests.prompt_prefix import prompt_prefix
+from ragboost.requests.recorded_request import MAX_TOKENS, RecordedRequest
+from ragboost.requests.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 

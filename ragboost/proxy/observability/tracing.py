@@ -9,7 +9,7 @@ from typing import Any
 
 from ragboost.errors import import_extra
 from ragboost.proxy.asgi.client_exchange import ClientExchange
-from ragboost.rewriting.headers import decode_value
+from ragboost.requests.headers import decode_value
 
 _OPERATIONS = {
     **dict.fromkeys(("chat", "messages", "responses", "session_chat"), "chat"),

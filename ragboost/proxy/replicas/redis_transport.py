@@ -15,8 +15,8 @@ from ragboost.config import SessionSettings
 from ragboost.proxy.replicas.message_handler import MessageHandler
 from ragboost.proxy.replicas.messages import ReplicaMessage, decode, encode
 from ragboost.proxy.replicas.prompt_queue import PromptQueue
-from ragboost.redis_client import redis_errors
-from ragboost.sessions.redis import make_client
+from ragboost.proxy.sessions.redis import make_client
+from ragboost.util.redis_client import redis_errors
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from starlette.types import Receive, Scope, Send
 
 from ragboost.errors import RequestError
-from ragboost.hosted.receipts import cost_of, write_receipt
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError
+from ragboost.proxy.hosted.receipts import cost_of, write_receipt
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.records import Answer, PreparedRequest, SentRequest
@@ -18,8 +18,8 @@ from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.rewriting.headers import get_header, request_headers
-from ragboost.wires.usage import Usage
+from ragboost.requests.headers import get_header, request_headers
+from ragboost.requests.wires.usage import Usage
 
 
 class Passthrough:

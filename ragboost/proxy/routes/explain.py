@@ -12,7 +12,7 @@ from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.routes.schemas import RequestExplanation
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
-from ragboost.rewriting.explanation import Explainer
+from ragboost.requests.explanation import Explainer
 
 EXPLAIN_PATH = "/ragboost/explain"
 _BODY = {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionBody"}}}

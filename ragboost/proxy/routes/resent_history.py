@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ragboost.errors import SessionConflictError
-from ragboost.rewriting.json_body import decode_message
-from ragboost.wires.openai_chat import OPENAI_CHAT
+from ragboost.requests.json_body import decode_message
+from ragboost.requests.wires.openai_chat import OPENAI_CHAT
 
 _MAX_OVERLAPS = 16  # with the session that are looked at
 

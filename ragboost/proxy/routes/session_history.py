@@ -7,9 +7,9 @@ import msgspec
 
 from ragboost.booster import Turn
 from ragboost.errors import SessionUnreadableError
-from ragboost.rewriting.json_body import Link, encode_json
-from ragboost.rewriting.sent_history import Conversation, HistoryDelta, SentMessage
-from ragboost.wires.chat_answers import AnswerMessage
+from ragboost.requests.json_body import Link, encode_json
+from ragboost.requests.sent_history import Conversation, HistoryDelta, SentMessage
+from ragboost.requests.wires.chat_answers import AnswerMessage
 
 
 class SessionTurn(msgspec.Struct, frozen=True):

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ragboost.errors import RequestError
-from ragboost.formats.ragboost_object import FIELD, ragboost_fields
 from ragboost.proxy.routes.resent_history import refuse_resent
-from ragboost.rewriting.json_body import JsonBody, MalformedBodyError
+from ragboost.requests.formats.ragboost_object import FIELD, ragboost_fields
+from ragboost.requests.json_body import JsonBody, MalformedBodyError
 
 # RAGBoost's own; all other fields of a turn's body are forwarded to the backend.
 _TURN_FIELDS = ("messages", "query", "documents", FIELD)

@@ -41,12 +41,12 @@ from ragboost.proxy.routes.session_history import SessionHistory, SessionTurn, r
 from ragboost.proxy.routes.session_requests import TurnRequest, make_turn
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.routing.admission import Admission
+from ragboost.proxy.sessions import ChatSession, ChatSessionStore, Transcript
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.rewriting.headers import user_of
-from ragboost.rewriting.parsed_request import run_bytes
-from ragboost.sessions import ChatSession, ChatSessionStore, Transcript
-from ragboost.wires.chat_answers import AnswerMessage
+from ragboost.requests.headers import user_of
+from ragboost.requests.parsed_request import run_bytes
+from ragboost.requests.wires.chat_answers import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
 _PATH = "/v1/sessions"

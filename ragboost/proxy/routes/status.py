@@ -8,6 +8,7 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ragboost import __version__
 from ragboost.errors import SessionStoreError
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.asgi.keys import ApiKeys
@@ -16,7 +17,6 @@ from ragboost.proxy.routes.schemas import EventStreamReadiness, Liveness, Readin
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.chunk_reuse import PROXY_REFUSAL
-from ragboost.version import __version__
 
 _TAG = "operations"
 _MAX_CHECK_S = 1.0  # a session store that does not respond is not to delay an answer

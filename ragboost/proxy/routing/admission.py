@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.booster.tenants import Tenant
+from ragboost.booster.tokens import DEFAULT_TOKENS_PER_BYTE
 from ragboost.errors import BackendError
 from ragboost.ordering import Order
 from ragboost.proxy.records import Placed
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.rewriting.json_body import Link
-from ragboost.tokens import DEFAULT_TOKENS_PER_BYTE
+from ragboost.requests.json_body import Link
 from ragboost.types import Request
 
 # Planning takes place on the event loop; larger requests are boosted in a thread.

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ragboost.booster.context import Context
 from ragboost.config import HintSettings
-from ragboost.context import Context
 from ragboost.errors import BackendError, RagBoostError
-from ragboost.formats.ragboost_object import FIELD
 from ragboost.hints import label_documents
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
-from ragboost.rewriting.chunk_positions import add_chunks
-from ragboost.rewriting.headers import CREDENTIALS
-from ragboost.rewriting.parsed_request import Bypass, ParsedRequest, run_bytes
-from ragboost.rewriting.rewriter import Rewriting
+from ragboost.requests.chunk_positions import add_chunks
+from ragboost.requests.formats.ragboost_object import FIELD
+from ragboost.requests.headers import CREDENTIALS
+from ragboost.requests.parsed_request import Bypass, ParsedRequest, run_bytes
+from ragboost.requests.rewriter import Rewriting
 
 _MAX_IN_FLIGHT = 8  # for each backend; further ones are dropped
 # Of bodies, for all backends: they are rendered beside requests, and kept until they are sent.

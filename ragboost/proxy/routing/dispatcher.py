@@ -7,7 +7,7 @@ from dataclasses import replace
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError, BackendRefusedError
-from ragboost.hosted.cache_marks import kept_s
+from ragboost.proxy.hosted.cache_marks import kept_s
 from ragboost.proxy.records import Placed, SentRequest
 from ragboost.proxy.routing.admission import (
     UNKNOWN_REQUEST,
@@ -20,7 +20,7 @@ from ragboost.proxy.routing.signals.prefix_affinity import prefixes_of
 from ragboost.proxy.routing.waiting_room import WaitingRoom
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
-from ragboost.rewriting.parsed_request import ParsedRequest
+from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.types import Request
 
 

@@ -19,7 +19,7 @@ from ragboost.errors import (
     StaleConnectionError,
 )
 from ragboost.proxy.upstream.client import HttpClient, UpstreamResponse
-from ragboost.rewriting.headers import CREDENTIALS, RawHeaders
+from ragboost.requests.headers import CREDENTIALS, RawHeaders
 
 logger = logging.getLogger(__name__)
 

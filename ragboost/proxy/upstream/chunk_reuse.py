@@ -13,7 +13,7 @@ import msgspec
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backend_watch import BackendWatch
-from ragboost.rewriting.graph_documents import graph_as_documents
+from ragboost.requests.graph_documents import graph_as_documents
 
 PROXY_REFUSAL = "this RAGBoost proxy adds chunk positions itself"
 """What a proxy answers at `/chunk_reuse`, by which another one and `doctor` recognise it."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ragboost.errors import BackendError
-from ragboost.jsonl import json_value
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backend_watch import BackendWatch
-from ragboost.wires.normal_form import EngineKind
+from ragboost.requests.wires.normal_form import EngineKind
+from ragboost.util.jsonl import json_value
 
 
 def owner_of(models: Any) -> str:

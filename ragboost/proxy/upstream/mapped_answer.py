@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from ragboost.formats.citations import CitationMap, CitationScanner, NumberEdit, replaced
-from ragboost.rewriting.json_body import decode_json, decode_message, encode_json
-from ragboost.wires.answer_texts import (
+from ragboost.requests.formats.citations import CitationMap, CitationScanner, NumberEdit, replaced
+from ragboost.requests.json_body import decode_json, decode_message, encode_json
+from ragboost.requests.wires.answer_texts import (
     AnswerText,
     TextKey,
     assistant_texts,
     ended_texts,
     find_texts,
 )
-from ragboost.wires.body import put
+from ragboost.requests.wires.body import put
 
 logger = logging.getLogger(__name__)
 

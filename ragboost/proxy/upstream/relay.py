@@ -11,13 +11,13 @@ from typing import Protocol
 from ragboost.errors import BackendError, BackendTimeoutError, RequestError
 from ragboost.proxy.asgi.client_exchange import REQUEST_ID, ClientExchange
 from ragboost.proxy.records import SentRequest
+from ragboost.proxy.serving.errors import error_body
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.locations import LOCATIONS, client_location
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.rewriting.headers import RawHeaders, get_header, response_headers, with_header
-from ragboost.serving.errors import error_body
-from ragboost.wires.usage import Usage
+from ragboost.requests.headers import RawHeaders, get_header, response_headers, with_header
+from ragboost.requests.wires.usage import Usage
 
 logger = logging.getLogger(__name__)
 

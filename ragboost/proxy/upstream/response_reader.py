@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from ragboost.proxy.upstream.mapped_answer import AnswerMapper
-from ragboost.rewriting.json_body import decode_json
-from ragboost.wires.chat_answers import AnswerDeltas, AnswerMessage, read_answers
-from ragboost.wires.registry import ANY
-from ragboost.wires.usage import (
+from ragboost.requests.json_body import decode_json
+from ragboost.requests.wires.chat_answers import AnswerDeltas, AnswerMessage, read_answers
+from ragboost.requests.wires.registry import ANY
+from ragboost.requests.wires.usage import (
     OURS_START,
     USAGE_START,
     Usage,

@@ -18,7 +18,7 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.cli import app
 from ragboost.cli.options import check_paths
 from ragboost.errors import ChunkCacheError, ConfigError, RequestError
-from ragboost.text_scores import word_f1
+from ragboost.util.text_scores import word_f1
 from tests.chunk_cache.families import build_adapter, build_model, make_prompt
 
 

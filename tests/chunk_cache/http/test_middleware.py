@@ -30,7 +30,7 @@ from ragboost.chunk_cache.http.middleware import (
 from ragboost.chunk_cache.http.reports import ReportInbox, ReportSender
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from tests.chunk_cache.store.places import HungPlace
 from tests.eventually import DEADLINE_S, eventually
 

@@ -12,12 +12,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from typer.testing import CliRunner
 
+from ragboost.booster.context import render_document
 from ragboost.chunk_cache.http.chunk_client import ChunkClient
 from ragboost.chunk_cache.http.precompute import prepare
 from ragboost.cli import app
-from ragboost.context import render_document
 from ragboost.errors import BackendConnectionError, BackendStatusError, ConfigError, RequestError
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from ragboost.types import Document
 
 TEXTS = ["the first passage about rivers", "the second passage about rivers", "roads and rivers"]

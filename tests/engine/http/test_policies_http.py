@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ragboost.cli import app
 from ragboost.engine import create_engine_app
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from tests.engine.conftest import SETTINGS
 
 SYSTEM = list(range(20, 40))

@@ -16,7 +16,7 @@ from ragboost.engine import create_engine_app
 from ragboost.engine.builtin import build_tokenizer
 from ragboost.engine.loading import load_model
 from ragboost.errors import ConfigError
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
 from tests.engine.leaving import leave_while_running
 

@@ -17,7 +17,7 @@ from ragboost.graph.depcache import DepCache
 from ragboost.graph.layout import LinearNode
 from ragboost.graph.pool import TokenPool
 from ragboost.graph.request import GraphFields
-from ragboost.serving import serve_in_thread
+from ragboost.proxy.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
 
 PATHS = [

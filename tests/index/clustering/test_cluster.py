@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragboost.batch.simulate import simulate
 from ragboost.index.clustering import ClusterTree, cluster
 from ragboost.ordering import plan_batch
-from ragboost.simulate import simulate
 from research.distance import MAX_CONTEXTS, cluster_by_distance, plan_by_distance
 
 Contexts = Sequence[Sequence[Hashable]]

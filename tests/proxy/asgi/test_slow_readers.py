@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.serving.guarded_protocol import GuardedProtocol
 from ragboost.proxy.upstream.client import UpstreamResponse
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.serving.guarded_protocol import GuardedProtocol
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer

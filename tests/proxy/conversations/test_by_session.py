@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.rewriting.rewriter import Rewriting
+from ragboost.requests.rewriter import Rewriting
 from tests.fakes import FakeEngine, Received
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.conversations.chats import (

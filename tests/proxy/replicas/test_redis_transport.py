@@ -18,9 +18,9 @@ from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.message_handler import MessageHandler
 from ragboost.proxy.replicas.messages import LoadReport, ReplicaMessage, SentPrompt, encode
 from ragboost.proxy.replicas.redis_transport import RedisTransport
+from ragboost.proxy.sessions.redis import make_client
 from ragboost.proxy.upstream.backend import Load
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.sessions.redis import make_client
 from tests.eventually import eventually, eventually_async
 from tests.fakes import FakeEngine
 from tests.fakes.damaged_redis import ENDS, REPLIES, damaged

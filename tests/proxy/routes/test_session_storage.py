@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from ragboost.sessions import database
-from ragboost.sessions import sqlite as sqlite_store
+from ragboost.proxy.sessions import database
+from ragboost.proxy.sessions import sqlite as sqlite_store
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer

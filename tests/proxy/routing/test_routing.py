@@ -14,17 +14,17 @@ import pytest
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import RouterSettings, Settings
 from ragboost.errors import ConfigError
-from ragboost.formats import make_formats
-from ragboost.hosted.cache_marks import kept_s
 from ragboost.proxy.app import create_app
+from ragboost.proxy.hosted.cache_marks import kept_s
 from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routing.admission import Admission, MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backend, Backends
-from ragboost.rewriting.json_body import JsonBody, chain_links
-from ragboost.rewriting.parsed_request import parse_request
+from ragboost.requests.formats import make_formats
+from ragboost.requests.json_body import JsonBody, chain_links
+from ragboost.requests.parsed_request import parse_request
 from ragboost.types import Document, Request
 from tests.eventually import eventually
 from tests.fakes import FakeEngine

@@ -11,7 +11,7 @@ import pytest
 from ragboost.config import BackendSettings
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.engine_kind import find_kind
-from ragboost.wires.normal_form import EngineKind
+from ragboost.requests.wires.normal_form import EngineKind
 
 
 def models(owner: str | None) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ragboost.formats.citations import CitationMap
 from ragboost.proxy.upstream.mapped_answer import AnswerMapper, continued_text
+from ragboost.requests.formats.citations import CitationMap
 
 MOVED = CitationMap({"1": "3", "2": "1", "3": "2", "4": "12", "12": "4"}, words=("Document",))
 TEXT = "The lease [1, 4] says so; see Documents 2 and 3, `a [1]`, not [7]. Document 4."

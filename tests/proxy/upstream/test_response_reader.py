@@ -7,8 +7,8 @@ import pytest
 
 from ragboost.proxy.upstream import response_reader as module
 from ragboost.proxy.upstream.response_reader import ResponseReader
-from ragboost.rewriting.json_body import encode_json
-from ragboost.wires.usage import Usage
+from ragboost.requests.json_body import encode_json
+from ragboost.requests.wires.usage import Usage
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}
 OPENAI = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}

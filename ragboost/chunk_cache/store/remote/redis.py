@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ragboost.errors import StoreUnavailableError, import_extra
-from ragboost.redis_client import make_redis, redis_errors
+from ragboost.util.redis_client import make_redis, redis_errors
 
 TTL_S = 7 * 24 * 3600
 """Seconds for which a value is kept after its last use."""

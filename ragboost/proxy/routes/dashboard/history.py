@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from ragboost.formats.detection import ADVICE
-from ragboost.hosted.lint.causes import MENDS, Cause
+from ragboost.proxy.hosted.lint.causes import MENDS, Cause
+from ragboost.requests.formats.detection import ADVICE
 
 _INTERVAL_S = 5.0
 _MAX_SAMPLES = 720

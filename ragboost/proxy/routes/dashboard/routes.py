@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from ragboost import __version__
 from ragboost.index.context_index import ContextIndex
 from ragboost.index.node import Node
 from ragboost.proxy.observability.recent_requests import RecentRequests, short_name
@@ -29,7 +30,6 @@ from ragboost.proxy.routes.dashboard.history import (
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.types import named_key
-from ragboost.version import __version__
 
 _MAX_INDEXES = 10
 

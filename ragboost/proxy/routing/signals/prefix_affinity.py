@@ -10,7 +10,6 @@ from typing import NamedTuple
 from msgspec import Raw
 
 from ragboost.booster.tenants import number_of
-from ragboost.bounded_map import BoundedMap
 from ragboost.config import RouterSettings
 from ragboost.index import Clearings, Holders
 from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
@@ -20,7 +19,8 @@ from ragboost.proxy.routing.signals.signal import (
     spread,
 )
 from ragboost.proxy.upstream.backend import Backend
-from ragboost.rewriting.json_body import Link
+from ragboost.requests.json_body import Link
+from ragboost.util.bounded_map import BoundedMap
 
 _KEPT = 10**12  # tokens; more than any queue, less than what is set against a backend that is down
 

@@ -1,5 +1,0 @@
-"""The demo: a RAG workload with real text and real servers, plain beside boosted."""
-
-from ragboost.demo.run import run_demo
-
-__all__ = ["run_demo"]

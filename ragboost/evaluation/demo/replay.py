@@ -1,0 +1,59 @@
+"""Send the demo's requests to a chat server, one after another, over real HTTP and streams."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+from ragboost.booster.booster import Booster
+from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
+from ragboost.evaluation.demo.workload import Workload, WorkloadTurn
+from ragboost.evaluation.endpoint import ChatEndpoint
+from ragboost.evaluation.streamed_answer import StreamedAnswer
+
+MODEL = "demo"
+
+Message = dict[str, str]
+
+
+class WorkloadAnswers(NamedTuple):
+    sessions: list[StreamedAnswer]
+    conversations: list[StreamedAnswer]
+
+
+async def replay(
+    workload: Workload, url: str, *, boosted: bool, max_tokens: int
+) -> AsyncGenerator[StreamedAnswer]:
+    """Send all sessions, then all conversations turn by turn with the whole history, and yield each
+    answer; the next request is sent when its answer is asked for. Plain requests carry the
+    documents in the prompt, as applications without RAGBoost write them."""
+    async with aclosing(ChatEndpoint(url, model=MODEL, max_tokens=max_tokens)) as endpoint:
+        for turn in workload.sessions:
+            body = endpoint.body([_message(turn, boosted)], **_fields(turn, boosted))
+            yield await endpoint.ask_streamed(body)
+        for number, turns in enumerate(workload.conversations):
+            messages: list[Message] = []
+            for turn in turns:
+                messages.append(_message(turn, boosted))
+                fields = _fields(turn, boosted, session_id=f"demo-{number}")
+                answer = await endpoint.ask_streamed(endpoint.body(messages, **fields))
+                messages.append({"role": "assistant", "content": answer.text})
+                yield answer
+
+
+def _message(turn: WorkloadTurn, boosted: bool) -> Message:
+    return {"role": "user", "content": turn.question if boosted else _plain_prompt(turn)}
+
+
+def _fields(turn: WorkloadTurn, boosted: bool, **session: str) -> dict[str, Any]:
+    documents = [{"id": d.id, "title": d.title, "text": d.text} for d in turn.documents]
+    return {"ragboost": {"documents": documents, **session}} if boosted else {}
+
+
+def _plain_prompt(turn: WorkloadTurn) -> str:
+    """Return RAGBoost's prompt text with all documents in retriever order."""
+    plain = Settings(
+        ordering=OrderingSettings(enabled=False),
+        dedup=DedupSettings(enabled=False),
+        hints=HintSettings(order=False, location=False),
+    )
+    return Booster(plain).boost(turn.question, turn.documents).render()

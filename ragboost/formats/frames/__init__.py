@@ -1,8 +1,0 @@
-"""Find the documents of a text by the structure that they repeat, without knowing the application.
-
-Each file finds one kind of mark; the outermost list is the frame, and what it contains is content.
-"""
-
-from ragboost.formats.frames.scanner import Scan, scan
-
-__all__ = ["Scan", "scan"]

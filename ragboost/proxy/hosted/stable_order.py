@@ -1,0 +1,141 @@
+"""Put what has no order of its own into one order, so that equal requests have equal prefixes.
+
+Tools by name, the keys of their JSON, the names of required parameters, and the lists that the user
+names. Lines that an agent writes for another provider are taken out of the instructions. Touches no
+other text, no other message, and nothing at a cache breakpoint.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ragboost.config import Settings
+from ragboost.requests.json_body import JsonBody, MalformedBodyError
+from ragboost.requests.wires.body import has_cache_mark, tool_name
+from ragboost.requests.wires.registry import ANY
+from ragboost.requests.wires.volatile_lines import VolatileLine, foreign_lines, without_volatile
+
+_Change = Callable[[Any], Any]
+_VALUES = {"const", "default", "enum", "examples"}  # of a parameter; the rest is its schema
+_TOOL_PATH = re.compile(r"(\w+)\[(\d+)\]")
+
+
+class StableOrder:
+    """Rewrites request bodies; equal up to order before, they are equal afterwards."""
+
+    def __init__(
+        self,
+        *,
+        sorts_tools: bool = True,
+        lists: Sequence[str] = (),
+        lines: Sequence[VolatileLine] = (),
+    ) -> None:
+        self._tools = ANY.tools if sorts_tools else ()
+        self._lines = lines
+        self._paths = [path.split(".") for path in lists]
+
+    @classmethod
+    def of(cls, settings: Settings) -> "StableOrder | None":
+        """Return what the settings ask for; None for nothing."""
+        sorts_tools, lists = settings.stable == "safe", settings.ordering.lists
+        if not (sorts_tools or lists):
+            return None
+        urls = [each.url for each in settings.backends or (settings.backend,)]
+        is_known = settings.backend.file is None  # the addresses in it may become any
+        lines = foreign_lines(urls) if sorts_tools and is_known else ()
+        return cls(sorts_tools=sorts_tools, lists=lists, lines=lines)
+
+    def apply(self, raw: bytes) -> bytes:
+        """Return the body in the stable order; the same bytes if it is in it, or no JSON object."""
+        try:
+            body = JsonBody(raw)
+        except MalformedBodyError:
+            return raw  # the backend reports it
+        fields = without_volatile(dict(body.fields), self._lines)
+
+        def rank(value: Any) -> bytes:
+            return body.encode_bytes(_sort_json(value))
+
+        for name in self._tools:
+            if isinstance(tools := fields.get(name), list):
+                fields[name] = _sort_list(_changed_list(tools, _sort_tool), _tool_key(body))
+        for path in self._paths:
+            name, rest = path[0], path[1:]
+            fields = _changed_field(fields, name, rest, rank)
+        return body.encode(fields)
+
+    def client_path(self, path: str, raw: bytes) -> str:
+        """Return where a tool of the body that is sent stands in the client's body."""
+        match = _TOOL_PATH.fullmatch(path)
+        if match is None or match[1] not in self._tools:
+            return path
+        body = JsonBody(raw)
+        tools = [_sort_tool(tool) for tool in body.fields[match[1]]]
+        key = _tool_key(body)
+        order = list(range(len(tools)))
+        if not any(map(has_cache_mark, tools)):
+            order.sort(key=lambda at: key(tools[at]))
+        return f"{match[1]}[{order[int(match[2])]}]"
+
+
+def _sort_json(value: Any, *, is_schema: bool = False) -> Any:
+    """Return a JSON value with sorted keys on all levels; the same object if they are sorted.
+
+    Args:
+        is_schema: it is a tool, whose required parameters are a set and are sorted, too.
+    """
+    if isinstance(value, list):
+        return _changed_list(value, partial(_sort_json, is_schema=is_schema))
+    if not isinstance(value, dict):
+        return value
+    new = {
+        name: _sort_json(value[name], is_schema=is_schema and name not in _VALUES)
+        for name in sorted(value)
+    }
+    names = new.get("required") if is_schema and isinstance(new.get("properties"), dict) else None
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        new["required"] = _sort_list(names, str)
+    is_same = list(new) == list(value) and all(new[name] is value[name] for name in value)
+    return value if is_same else new
+
+
+_sort_tool = partial(_sort_json, is_schema=True)
+
+
+def _tool_key(body: JsonBody) -> _Change:
+    def key(tool: Any) -> tuple[str, bytes]:
+        return tool_name(tool), body.encode_bytes(tool)
+
+    return key
+
+
+def _sort_list(values: list[Any], key: Callable[[Any], Any]) -> list[Any]:
+    """Sort a list, unless the caller set a breakpoint in it; the same object if it is sorted."""
+    if any(has_cache_mark(value) for value in values):
+        return values
+    new = sorted(values, key=key)
+    is_same = all(a is b for a, b in zip(new, values, strict=True))
+    return values if is_same else new
+
+
+def _changed_list(values: list[Any], change: _Change) -> list[Any]:
+    new = [change(value) for value in values]
+    is_same = all(a is b for a, b in zip(new, values, strict=True))
+    return values if is_same else new
+
+
+def _changed_field(holder: Any, step: str, rest: Sequence[str], rank: _Change) -> Any:
+    name, is_each = step.removesuffix("[]"), step.endswith("[]")
+    value = holder.get(name) if isinstance(holder, dict) else None
+
+    def follow(inner: Any) -> Any:
+        return _changed_field(inner, rest[0], rest[1:], rank) if rest else inner
+
+    if is_each:
+        new = _changed_list(value, follow) if isinstance(value, list) else value
+    elif rest:
+        new = follow(value)
+    else:
+        new = _sort_list(value, rank) if isinstance(value, list) else value
+    return holder if new is value else {**holder, name: new}

@@ -1,0 +1,88 @@
+"""Containers: where a list of documents ends if its last document does not say so.
+
+Wrapper tags on lines of their own, a pair of lines of dashes, and the prompts of LangChain whose
+documents reach to the end of the message or to the question.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from ragboost.requests.formats.frames.candidate import HiddenParts
+from ragboost.requests.formats.frames.elements import wrappers
+from ragboost.requests.formats.frames.spans import lines, strip
+
+_RULE = re.compile(r"\n(-{5,}|={5,})[ \t]*\r?(?=\n|\Z)")
+_MAX_RULES = 1000
+# LangChain's prompts announce their documents with these words.
+_STUFF = "pieces of context to answer"
+_STUFF_END = "\n\nQuestion:"
+
+
+class Container(NamedTuple):
+    """The inside of a container, without white space at its ends."""
+
+    start: int
+    end: int
+    close: int  # after the mark that ends it
+
+
+class Rule(NamedTuple):
+    """A line of nothing but dashes or equals signs."""
+
+    start: int
+    end: int
+    mark: str
+
+
+class Surroundings:
+    """What stands around the lists of a text, found once, where a list may need it.
+
+    Args:
+        hidden: stretches whose lines are not looked at.
+    """
+
+    def __init__(self, text: str, hidden: HiddenParts) -> None:
+        self._text = text
+        self._hidden = hidden
+
+    @cached_property
+    def rules(self) -> list[Rule]:
+        """The lines of nothing but a rule; none if there are absurdly many."""
+        text = self._text
+        if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
+            return []
+        found = lines(text, _RULE, self._hidden.gaps(len(text)))
+        rules = [Rule(line.start, line.end, line.match[1]) for line in found]
+        return rules if len(rules) <= _MAX_RULES else []
+
+    @cached_property
+    def containers(self) -> list[Container]:
+        """The containers, inner ones first."""
+        text = self._text
+        found = [*_between(text, self.rules), *_stuffed(text)]
+        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
+        stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
+        inside = [each for each in stripped if each.start < each.end]
+        return sorted(inside, key=lambda each: each.end - each.start)
+
+
+def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
+    by_mark: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_mark.setdefault(rule.mark, []).append(rule)
+    for same in by_mark.values():
+        if len(same) == 2:
+            yield Container(same[0].end, same[1].start, same[1].end)
+        elif len(same) == 1 == len(rules) and _STUFF in text[: same[0].start].lower():
+            yield Container(same[0].end, len(text), len(text))
+
+
+def _stuffed(text: str) -> Iterator[Container]:
+    """Yield the inside of LangChain's classic prompt: an instruction, the context, "Question:"."""
+    intro = text.find(_STUFF)
+    start = text.find("\n\n", intro) if intro >= 0 else -1
+    if start >= 0 and text.count(_STUFF_END, start) == 1:
+        end = text.index(_STUFF_END, start)
+        yield Container(start, end, end)

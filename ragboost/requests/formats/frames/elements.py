@@ -1,0 +1,248 @@
+"""Elements of one tag, whatever its name: `<source id="1" name="a.pdf">...</source>`.
+
+Attributes and inner tags move with their document; a number that counts the elements belongs to the
+place.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
+from ragboost.requests.formats.frames.not_documents import (
+    are_documents,
+    is_document_name,
+    is_ordered_name,
+)
+from ragboost.requests.formats.frames.siblings import (
+    Element,
+    Mark,
+    OddMarkError,
+    is_separator,
+    pair,
+    separators,
+)
+from ragboost.requests.formats.frames.spans import behind_closing_tag, check_number, strip
+from ragboost.requests.formats.groups import DocumentBlock, hint_name
+
+_MAX_TAG = 1024
+_MAX_NAME = 200
+_MAX_NAMES = 64  # tags of one text that are looked at
+_CLOSED = re.compile(r"</([^\W\d][\w.:-]{0,63})>")
+_QUOTE_OR_END = re.compile("[\"'>]")
+_ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
+_NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
+_NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
+# Short elements, and the one that holds the text.
+_CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})>")
+_CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
+_OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
+_CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
+
+
+class _Attribute(NamedTuple):
+    value: str
+    start: int
+    end: int
+
+
+def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
+    """Find lists of elements.
+
+    Args:
+        hidden: stretches in which a tag is part of a string.
+    """
+    for name in _closed(text):
+        marks = _marks(text, name, hidden)
+        num = sum(mark.is_closer for mark in marks)
+        if num == 0 or (num == 1 and not is_document_name(name)):
+            continue
+        try:
+            spans = pair(text, marks)
+            spans = [whole(text, span) for span in spans]
+            runs = _runs(text, spans)
+        except OddMarkError as error:
+            if is_document_name(name) or not is_ordered_name(name):
+                where = f"<{name}>"
+                yield Candidate(marks[0].start, marks[-1].end, where, problem=f"{where}: {error}")
+            continue
+        if len(spans) == 1 and is_document_name(name):
+            yield Candidate(*spans[0][:2], f"<{name}>")
+        for run in runs:
+            texts = [text[span.inner_start : span.inner_end] for span in run]
+            if are_documents(name, texts) and not any(map(_is_empty, texts)):
+                yield candidate(text, f"<{name}>", run)
+
+
+def _closed(text: str) -> list[str]:
+    """Return the names of the tags that are closed somewhere."""
+    names = dict.fromkeys(_CLOSED.findall(text)) if "</" in text else ()
+    return list(names)[:_MAX_NAMES]
+
+
+def wrappers(text: str) -> Iterator[Element]:
+    """Yield the elements that occur once, on lines of their own: they enclose a list."""
+    for name in _closed(text):
+        opener, closer = f"\n<{name}>", f"\n</{name}>"
+        end = text.rfind(closer)
+        start = 0 if text.startswith(opener[1:]) else text.find(opener) + 1
+        if end < 0 or (start == 0 and not text.startswith(opener[1:])):
+            continue
+        inner = start + len(opener) - 1
+        if start < end and text.count(f"<{name}>", start) == 1 == text.count(closer[1:], start):
+            yield Element(start, end + len(closer), inner, end)
+
+
+def _marks(text: str, name: str, hidden: HiddenParts) -> list[Mark]:
+    name = re.escape(name)
+    pattern = re.compile(rf"<(?:(/){name}>|{name}(?:>|(?=\s)))")
+    marks = [Mark(*match.span(), match[1] is not None) for match in pattern.finditer(text)]
+    check_number(marks)
+    return [mark for mark in marks if mark.start not in hidden] if hidden else marks
+
+
+def whole(text: str, span: Element) -> Element:
+    """Find where the opener ends.
+
+    Raises:
+        OddMarkError: nowhere.
+    """
+    if text[span.inner_start - 1] == ">":
+        return span
+    inner = _tag_end(text, span.start)
+    if inner < 0 or inner > span.inner_end or text[inner - 2] == "/":
+        raise OddMarkError("an opening tag that does not end")
+    return span._replace(inner_start=inner)
+
+
+def _runs(text: str, spans: list[Element]) -> list[list[Element]]:
+    """Return the lists that the elements of one tag form.
+
+    Several are certain only if each one has a wrapper of its own.
+    """
+    runs: list[list[Element]] = []
+    for span in spans:
+        if runs and is_separator(text[runs[-1][-1].end : span.start]):
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    if len(runs) > 1 and not all(_is_wrapped(text, run) for run in runs):
+        if max(map(len, runs)) > 1:
+            raise OddMarkError("text between the elements")
+        return []
+    for run in runs:
+        if len(set(separators(text, [span[:2] for span in run]))) > 1:
+            raise OddMarkError("elements with different separators")
+    return [run for run in runs if len(run) > 1]
+
+
+def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
+    before = _OPENER.search(text, max(0, run[0].start - _MAX_TAG), run[0].start)
+    behind = _CLOSER.match(text, run[-1].end)
+    return before is not None and behind is not None and before[1] == behind[1]
+
+
+def _is_empty(text: str) -> bool:
+    return not text or text.isspace()
+
+
+def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
+    """Make a list of elements, whose openers end with a `>`."""
+    attributes = [_attributes(text, span) for span in run]
+    number = _number(attributes)
+    pairs = zip(run, attributes, _contents(text, run), strict=True)
+    blocks = tuple([_block(text, *each, number=number) for each in pairs])
+    end = run[-1].end
+    return Candidate(run[0].start, end, name, blocks, behind_closing_tag(text, end))
+
+
+def _tag_end(text: str, at: int) -> int:
+    """Return the offset after a start tag's `>`, skipping quoted values; -1 if it has none."""
+    limit = min(len(text), at + _MAX_TAG)
+    while (match := _QUOTE_OR_END.search(text, at, limit)) is not None:
+        if match[0] == ">":
+            return match.end()
+        at = text.find(match[0], match.end(), limit) + 1
+        if not at:
+            break
+    return -1
+
+
+def _attributes(text: str, span: Element) -> dict[str, _Attribute]:
+    found: dict[str, _Attribute] = {}
+    if "=" not in text[span.start : span.inner_start]:
+        return found
+    for match in _ATTRIBUTE.finditer(text, span.start, span.inner_start):
+        group = 2 if match[2] is not None else 3
+        found.setdefault(match[1], _Attribute(match[group], *match.span(group)))
+    return found
+
+
+def _number(attributes: Sequence[Mapping[str, _Attribute]]) -> str | None:
+    """Return the attribute that counts the elements from 0 or 1; None if there is none."""
+    for name in _NUMBERS if attributes[0] else ():
+        values = [each[name].value for each in attributes if name in each]
+        if is_count(values) and len(values) == len(attributes):
+            return name
+    return None
+
+
+def is_count(values: Sequence[str]) -> bool:
+    """Return True for the numbers from 0 or 1 on without a gap, as texts."""
+    return any(values == [str(first + at) for at in range(len(values))] for first in (0, 1))
+
+
+def _block(
+    text: str,
+    span: Element,
+    attributes: Mapping[str, _Attribute],
+    content: tuple[int, int],
+    *,
+    number: str | None,
+) -> DocumentBlock:
+    inner = strip(text, span.inner_start, span.inner_end)[0]
+    named = [name for name in _NAMES if name != number and name in attributes]
+    name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner)
+    start, end = content
+    numbers = () if number is None else (attributes[number][1:],)
+    return DocumentBlock(span.start, span.end, text[start:end] or None, start, end, numbers, name)
+
+
+def _contents(text: str, run: Sequence[Element]) -> list[tuple[int, int]]:
+    """Return where the texts are: maybe in inner elements, if all documents have the same one."""
+    inner = [strip(text, span.inner_start, span.inner_end) for span in run]
+    tags: set[str] = set()
+    contents: list[tuple[int, int]] = []
+    for start, end in inner:
+        tag, *content = _content(text, start, end)
+        tags.add(tag)
+        contents.append((content[0], content[1]))
+    return contents if len(tags) == 1 else inner
+
+
+def _content(text: str, start: int, end: int) -> tuple[str, int, int]:
+    """Return the tag of the inner element that holds the text, behind those with its names, and
+    where the text is; without a tag if there is none."""
+    whole = ("", start, end)
+    match = _CHILDREN.match(text, start, end) if text.startswith("<", start) else None
+    if match is None or not (match[1] or match[3] in _CONTENTS):
+        return whole
+    closer = f"</{match[3]}>"
+    if not text.startswith(closer, end - len(closer)) or match.end() > end - len(closer):
+        return whole
+    if text.count(f"<{match[3]}>", start, end) > 1:  # a list inside the document
+        return whole
+    first, last = strip(text, match.end(), end - len(closer))
+    return (match[3], first, last) if first < last else whole
+
+
+def _inner_name(text: str, start: int) -> str:
+    for tag in ("source", "title", "filename", "name") if text.startswith("<", start) else ():
+        if text.startswith(f"<{tag}>", start):
+            end = text.find(f"</{tag}>", start, start + _MAX_NAME)
+            return _shown(text[start + len(tag) + 2 : end].strip()) if end >= 0 else ""
+    return ""
+
+
+def _shown(name: str) -> str:
+    return "" if "\n" in name else hint_name(name)

@@ -1,0 +1,350 @@
+"""Numbered labels at the beginnings of lines, in any language: `Document 1:`, `[2]`, `文档3：`.
+
+The last document's end is proven by a closing label, a rule, a container, or a question that stands
+alone behind a separator which no other document contains; else the list is open.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
+from ragboost.requests.formats.frames.containers import Container, Rule, Surroundings
+from ragboost.requests.formats.frames.elements import is_count
+from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_ordered_name
+from ragboost.requests.formats.frames.siblings import common_separator
+from ragboost.requests.formats.frames.spans import check_number, lines, strip
+from ragboost.requests.formats.groups import DocumentBlock
+
+_LABEL = re.compile(
+    r"\n(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?)"
+    r"(?P<n>\d{1,6})"
+    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?(?:\n|\Z)))"
+)
+_ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
+_ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])")
+_IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
+_MAX_FAMILIES = 64
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_BRANCHES = ("├──", "└──")  # RAGFlow's title and other fields
+_MAX_TITLE = 120
+# The prompt of LlamaIndex's citations begins with an example of its own list.
+_EXAMPLE = "Please provide an answer based solely on the provided sources."
+_EXAMPLE_END = "Now it's your turn."
+_MAX_TAIL = 2000
+_QUESTIONS = (
+    "question query user input request task instruction frage pregunta domanda pergunta вопрос "
+    "问题 問題 用户问题 提问 問い 質問 질문 "
+)
+_ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:：]")
+_QUESTION_WORDS = frozenset(_QUESTIONS.split())
+
+
+_STEP = re.compile(r"\n[ \t]{0,3}\(?(?P<n>\d{1,4})[.)][ \t]+(?=\S)")
+
+
+class _Label(NamedTuple):
+    start: int
+    end: int  # behind the label
+    number: tuple[int, int]
+    name: str
+
+
+def find(
+    text: str,
+    hidden: HiddenParts,
+    around: Surroundings,
+    *,
+    is_closed: bool,
+    may_ask: bool,
+) -> Iterator[Candidate]:
+    """Find lists of labelled documents.
+
+    Args:
+        hidden: stretches whose lines are not looked at.
+        around: the containers and rules of the text.
+        is_closed: the text ends with the last document.
+        may_ask: the text may end with the user's question.
+    """
+    families = _families(text, hidden)
+    if hidden:
+        yield from _crossed(text, families, hidden)
+    families = {key: labels for key, labels in families.items() if len(labels) > 1}
+    if len(families) > _MAX_FAMILIES:
+        return
+    pairs = {
+        key: closers
+        for key, labels in families.items()
+        if (closers := _closing(text, labels, families.values())) is not None
+    }
+    for (before, after), labels in families.items():
+        if is_ordered_name(before) or any(labels is closers for closers in pairs.values()):
+            continue
+        frame, names = f"{before.strip()}n{after}", [label.name for label in labels]
+        is_counted = is_count(names)
+        if is_counted and (before, after) in pairs:
+            yield _paired(text, labels, pairs[before, after], frame)
+        elif is_counted or (before == _ID_PREFIX and len(set(names)) == len(names)):
+            where = _container(labels, around.containers)
+            end, close = where[1:] if where is not None else (-1, -1)
+            if is_closed and end < 0:
+                end = close = strip(text, 0, len(text))[1]
+            yield _listed(
+                text,
+                labels,
+                frame,
+                around.rules,
+                is_counted=is_counted,
+                end=end,
+                close=close,
+                may_ask=may_ask,
+            )
+        elif names[0] in ("0", "1") and names[1] in ("1", "2"):
+            yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
+
+
+def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Return where the lines `1. `, `2. ` ... begin, and their digits, if there is one count.
+
+    They may be steps as well as documents: traffic tells.
+    """
+    found = list(lines(text, _STEP, hidden.gaps(len(text))))
+    if len(found) < 2 or not is_count([each.match["n"] for each in found]):
+        return (), ()
+    digits = [(each.match.start("n") - 1, each.match.end("n") - 1) for each in found]
+    return tuple([each.start for each in found]), tuple(digits)
+
+
+def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:
+    families: dict[tuple[str, str], list[_Label]] = {}
+    begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
+    for pattern in (_LABEL, _ID_LABEL) if _ID_PREFIX in text else (_LABEL,):
+        num = 0
+        for at, end, match in lines(text, pattern, hidden.gaps(len(text))):
+            before, after = match["before"], match["after"]
+            if at < begin:
+                continue
+            if pattern is _LABEL and (before == _ID_PREFIX or not _IS_CLEAR.search(before)):
+                continue
+            labels = families.setdefault((before, after), [])
+            start, stop = match.span("n")
+            labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
+            num += 1
+        check_number(range(num))
+    return families
+
+
+def _crossed(
+    text: str, families: Mapping[tuple[str, str], list[_Label]], hidden: HiddenParts
+) -> Iterator[Candidate]:
+    """Find lists whose next label is hidden, as if an element began in one of their documents and
+    ended in another."""
+    for (before, after), labels in list(families.items())[:_MAX_FAMILIES]:
+        names = {label.name for label in labels}
+        first = int(labels[0].name) if labels[0].name in ("0", "1") else -1
+        if first < 0 or is_ordered_name(before):
+            continue
+        number = next(n for n in range(first, first + len(names) + 1) if str(n) not in names)
+        at = text.find(f"\n{before}{number}{after}", labels[0].end) + 1
+        if at in hidden:
+            problem = "a label of theirs inside another list"
+            frame = f"{before.strip()}n{after}"
+            yield Candidate(labels[0].start, max(at, labels[-1].end), frame, problem=problem)
+
+
+def _closing(
+    text: str, labels: Sequence[_Label], families: Iterable[list[_Label]]
+) -> list[_Label] | None:
+    """Return the labels that close these: each has the same number, and the next one opens behind
+    it."""
+    for other in families:
+        if other is labels or len(other) != len(labels) or other[0].start < labels[0].start:
+            continue
+        nexts = [label.start for label in labels[1:]]
+        is_matched = all(
+            opener.name == closer.name and opener.end <= closer.start
+            for opener, closer in zip(labels, other, strict=True)
+        )
+        if is_matched and all(
+            closer.end <= at and not text[closer.end : at].strip()
+            for closer, at in zip(other, nexts, strict=False)
+        ):
+            return other
+    return None
+
+
+def _paired(
+    text: str, labels: Sequence[_Label], closers: Sequence[_Label], frame: str
+) -> Candidate:
+    blocks = []
+    for opener, closer in zip(labels, closers, strict=True):
+        start, end = strip(text, opener.end, closer.start)
+        numbers = (opener.number, closer.number)
+        blocks.append(
+            DocumentBlock(opener.start, closer.end, text[start:end] or None, start, end, numbers)
+        )
+    end = closers[-1].end
+    if sum(block.text_end - block.text_start for block in blocks) < 20 * len(blocks):
+        return _uncertain(text, labels, frame, "too short")
+    return Candidate(labels[0].start, end, frame, tuple(blocks), end)
+
+
+def _container(labels: Sequence[_Label], containers: Sequence[Container]) -> Container | None:
+    for each in containers:
+        if each.start <= labels[0].start and labels[-1].end <= each.end:
+            return each
+    return None
+
+
+def _listed(
+    text: str,
+    labels: Sequence[_Label],
+    frame: str,
+    rules: Sequence[Rule],
+    *,
+    is_counted: bool,
+    end: int,
+    close: int,
+    may_ask: bool,
+) -> Candidate:
+    """Cut a list at its labels.
+
+    Args:
+        is_counted: the labels count the documents; else they are ids, which move along.
+        end: of the last document, if a container or the text's end says it; else -1.
+        close: after the mark that ends the container.
+        may_ask: a question may follow the last document.
+    """
+    starts = [label.start for label in labels]
+    gaps = [_gap(text, label.end, start) for label, start in zip(labels, starts[1:], strict=False)]
+    rule = _ruled(text, starts, rules) if rules else None
+    separator = common_separator(gaps)
+    if rule is not None:
+        end, close, separator = rule
+    elif separator.count("\n") < 1 or len({gap.count("\n") for gap in gaps}) > 1:
+        return _uncertain(text, labels, frame, "labels that are not separated alike")
+    ends = [start - len(separator) for start in starts[1:]]
+    bodies = [strip(text, label.end, stop) for label, stop in zip(labels, ends, strict=False)]
+    if end < 0:
+        end = close = _question(text, labels, bodies, separator) if may_ask else -1
+    if end < 0 or (separator.count("\n") < 2 and close == end):
+        numbers = tuple([label.number for label in labels]) if is_counted else ()
+        return Candidate(
+            starts[0],
+            len(text),
+            frame,
+            marks=tuple(starts),
+            numbers=numbers,
+            problem="the last one has no end",
+        )
+    bodies.append(strip(text, labels[-1].end, end))
+    if min(stop - start for start, stop in bodies) < MIN_CHARS:
+        return _uncertain(text, labels, frame, "too short for documents")
+    num_header = _num_header(text, labels, bodies)
+    blocks = [
+        _block(text, label, (start, stop), num_header=num_header, is_counted=is_counted)
+        for label, (start, stop) in zip(labels, bodies, strict=True)
+    ]
+    return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
+
+
+def _gap(text: str, start: int, stop: int) -> str:
+    """Return the white space before a label."""
+    end = strip(text, start, stop)[1]
+    return text[max(start, end) : stop]
+
+
+def _ruled(text: str, starts: Sequence[int], found: Sequence[Rule]) -> tuple[int, int, str] | None:
+    """Return the end of the last document, and that of the frame, where the same rule stands before
+    each label and once behind the last; and what separates the documents."""
+    before = []
+    for start in starts:
+        above = [line for line in found if line.end <= start][-1:]
+        if not above or text[above[0].end : start].strip():
+            return None
+        before.append(above[0])
+    same = [line for line in found if line.mark == before[0].mark]
+    behind = [line for line in found if line.start > starts[-1]]
+    if len({line.mark for line in before}) > 1 or len(same) != len(starts) + 1:
+        return None
+    if not behind or behind[0] is not same[-1]:
+        return None
+    seps = [
+        text[strip(text, 0, line.start)[1] : start]
+        for line, start in zip(before[1:], starts[1:], strict=True)
+    ]
+    separator = common_separator(seps)
+    if before[0].mark not in separator:
+        return None
+    return behind[0].start, behind[0].end, separator
+
+
+def _question(
+    text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]], separator: str
+) -> int:
+    """Return the end of the last document, where a question stands alone behind it; -1 if that is
+    not certain."""
+    if separator.count("\n") < 2 or any(_BLANK_LINE.search(text, *body) for body in bodies):
+        return -1
+    start = strip(text, labels[-1].end, len(text))[0]
+    blanks = list(_BLANK_LINE.finditer(text, start, len(text)))
+    while blanks and not text[blanks[-1].end() :].strip():
+        blanks.pop()
+    if len(blanks) != 1:
+        return -1
+    tail = text[blanks[0].end() :].strip()
+    head = text[: labels[0].start]
+    if len(tail) > _MAX_TAIL or is_question(head):
+        return -1
+    return blanks[0].start() if is_question(tail) else -1
+
+
+def is_question(text: str) -> bool:
+    """Return True for a text that ends with a question mark or says that it is a question."""
+    text = text.strip()
+    if text.endswith(("?", "？", "؟")):
+        return True
+    return any(_has_question_label(line) for line in text.splitlines()[-12:])
+
+
+def _has_question_label(line: str) -> bool:
+    if _ASKS.match(line) is None:
+        return False
+    words = re.findall(r"[^\W\d_]+", re.split("[:：]", line, maxsplit=1)[0].lower())
+    return not _QUESTION_WORDS.isdisjoint(words)
+
+
+def _num_header(text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]]) -> int:
+    """Return how many lines of a title or of fields all documents have above their texts."""
+    num = min(_num_branches(text[slice(*body)]) for body in bodies)
+    if num or not text.startswith("#", labels[0].start):
+        return num
+    titles = [text.find("\n", *body) - body[0] for body in bodies]
+    return int(all(0 < size <= _MAX_TITLE for size in titles))
+
+
+def _num_branches(body: str) -> int:
+    num = 0
+    for line in body.splitlines():
+        if not line.startswith(_BRANCHES):
+            break
+        num += 1
+    return num
+
+
+def _block(
+    text: str, label: _Label, body: tuple[int, int], *, num_header: int, is_counted: bool
+) -> DocumentBlock:
+    start, stop = body
+    for _ in range(num_header):
+        start = strip(text, text.index("\n", start, stop), stop)[0]
+    numbers = (label.number,) if is_counted else ()
+    name = "" if numbers else text[label.start : label.end].strip()
+    return DocumentBlock(
+        label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name
+    )
+
+
+def _uncertain(text: str, labels: Sequence[_Label], frame: str, problem: str) -> Candidate:
+    return Candidate(labels[0].start, labels[-1].end, frame, problem=problem)

@@ -1,0 +1,209 @@
+"""JSON and Python literals: `[{"text": ...}, ...]`, a JSON object a line, LangChain's repr.
+
+What a literal contains is a string and nothing else: no mark inside it means anything.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ragboost.requests.formats.frames.candidate import Candidate
+from ragboost.requests.formats.frames.elements import is_count
+from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_record
+from ragboost.requests.formats.frames.siblings import is_separator, separators
+from ragboost.requests.formats.frames.spans import check_number
+from ragboost.requests.formats.groups import DocumentBlock, hint_name, text_of
+
+_LISTS = ("results", "documents", "passages", "chunks", "hits", "matches", "sources", "context")
+_NAMES = ("title", "source", "sourceName", "name", "url", "path", "id")
+_NUMBERS = ("index", "id", "rank", "position", "number", "n")
+_BLANK = " \t\r\n"
+_DECODER = json.JSONDecoder()
+_MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none
+_OTHER = re.compile(r"[^\W_](?![^<>]{0,100}>)")  # a word outside of tags
+_BEGIN = re.compile(r"\n[ \t]*[\[{](?=[\s\"\[{\]}])")
+_REPR = re.compile(r"Document\((?=\w+=)")
+# Python prints a line end in a string as \\n.
+_REPR_PART = re.compile(r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|[()\n]""")
+_REPR_TEXT = re.compile(r"""page_content=('(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")""")
+_DIGITS = re.compile(r"\s*:\s*(\d{1,9})(?=\s*[,}])")
+
+
+class _Value(NamedTuple):
+    start: int
+    end: int
+    value: Any
+
+
+def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
+    """Yield each literal, with blocks if it is a list of documents.
+
+    Args:
+        is_tool: the text is a tool's result: what begins like JSON is JSON, even if it is damaged.
+    """
+    yield from _reprs(text)
+    at, num_failed, series = 0, 0, list[_Value]()
+    lined = "\n" + text
+    while num_failed < _MAX_ATTEMPTS and (match := _BEGIN.search(lined, at)):
+        start = match.end() - 2
+        try:
+            value, at = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            num_failed, at = num_failed + 1, start + 1
+            if is_tool and not text[:start].strip():
+                yield Candidate(0, len(text), "json", problem="a JSON text that does not end")
+                return
+            continue
+        if series and not is_separator(text[series[-1].end : start]):
+            yield _of_series(text, series, is_tool=is_tool)
+            series = []
+        series.append(_Value(start, at, value))
+        check_number(series)
+    if series:
+        yield _of_series(text, series, is_tool=is_tool)
+
+
+def _of_series(text: str, series: list[_Value], *, is_tool: bool) -> Candidate:
+    start, end = series[0].start, series[-1].end
+    nothing = Candidate(start, end, "json")
+    gaps = separators(text, [value[:2] for value in series])
+    if is_tool and (_OTHER.search(text, 0, start) or _OTHER.search(text, end)):
+        return nothing  # maybe a part of a document
+    if len(series) > 1 and len(set(gaps)) == 1 and isinstance(series[0].value, dict):
+        values = series
+    elif len(series) == 1:
+        values = _elements(text, series[0])
+    else:
+        return nothing
+    blocks = _blocks(text, values, is_tool=is_tool)
+    if len(blocks) < 2:
+        return nothing
+    close = len(text) if is_tool else end
+    return Candidate(start, end, "json", blocks, close, is_json=True)
+
+
+def _elements(text: str, outer: _Value) -> list[_Value]:
+    """Return the elements of a list, or of an object's only list of results."""
+    value, start = outer.value, outer.start
+    if isinstance(value, dict):
+        names = [name for name in _LISTS if isinstance(value.get(name), list)]
+        key = f'"{names[0]}"' if len(names) == 1 else ""
+        if not key or text.count(key, start, outer.end) != 1:
+            return []
+        start = _skip(text, text.index(key, start) + len(key))
+        start = _skip(text, start + 1)
+    if text[start : start + 1] != "[":
+        return []
+    elements: list[_Value] = []
+    at = start
+    while not elements or text[at : at + 1] == ",":
+        at = _skip(text, at + 1)
+        try:
+            element, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        elements.append(_Value(at, end, element))
+        check_number(elements)
+        at = _skip(text, end)
+    return elements if text[at : at + 1] == "]" else []
+
+
+def _blocks(text: str, values: Sequence[_Value], *, is_tool: bool) -> tuple[DocumentBlock, ...]:
+    kinds = {type(each.value) for each in values}
+    if kinds == {str}:
+        texts = [each.value for each in values]
+        keys = [""] * len(values)
+    elif kinds == {dict}:
+        found = [text_of(each.value) for each in values]
+        if not all(found) or is_record(values[0].value):
+            return ()
+        keys, texts = map(list, zip(*found, strict=True))
+    else:
+        return ()
+    mean = sum(map(len, texts)) / len(texts)
+    if mean < (1 if is_tool and kinds == {dict} else MIN_CHARS) or not all(map(str.strip, texts)):
+        return ()
+    number = _number(values) if kinds == {dict} else ""
+    return tuple(
+        [
+            _block(text, each, key, of, number)
+            for each, key, of in zip(values, keys, texts, strict=True)
+        ]
+    )
+
+
+def _number(values: Sequence[_Value]) -> str:
+    """Return the field that counts the objects from 0 or 1; empty if there is none."""
+    for name in _NUMBERS:
+        numbers = [each.value.get(name) for each in values]
+        if all(type(number) is int for number in numbers) and is_count(list(map(str, numbers))):
+            return name
+    return ""
+
+
+def _block(text: str, each: _Value, key: str, expected: str, number: str) -> DocumentBlock:
+    start, end, value = each
+    if not key:
+        return DocumentBlock(start, end, expected, start + 1, end - 1)
+    name = next(filter(None, [hint_name(value.get(name)) for name in _NAMES]), "")
+    numbers: tuple[tuple[int, int], ...] = ()
+    if number and text.count(f'"{number}"', start, end) == 1:
+        at = text.index(f'"{number}"', start, end) + len(number) + 2
+        if match := _DIGITS.match(text, at, end):
+            numbers = (match.span(1),)
+    at = text.find(f'"{key}"', start, end)
+    opening = _skip(text, at + len(key) + 2) if at >= 0 else -1
+    opening = _skip(text, opening + 1) if text[opening : opening + 1] == ":" else -1
+    if opening >= 0 and text[opening : opening + 1] == '"':
+        literal, closing = _DECODER.raw_decode(text, opening)
+        if literal == expected:
+            return DocumentBlock(start, end, expected, opening + 1, closing - 1, numbers, name)
+    return DocumentBlock(start, end, None, 0, 0, numbers, name)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _BLANK:
+        at += 1
+    return at
+
+
+def _reprs(text: str) -> Iterator[Candidate]:
+    """Find LangChain documents as Python prints them: `[Document(page_content='...'), ...]`."""
+    if "page_content=" not in text:
+        return
+    blocks: list[DocumentBlock] = []
+    behind = 0
+    for match in _REPR.finditer(text):
+        if match.start() < behind:
+            continue
+        if (behind := _repr_end(text, match.end())) < 0:
+            return
+        content = _REPR_TEXT.search(text, match.end(), behind)
+        if content is None:
+            return
+        start, end = content.start(1) + 1, content.end(1) - 1
+        blocks.append(DocumentBlock(match.start(), behind, text[start:end] or None, start, end))
+        check_number(blocks)
+    if len(blocks) < 2:
+        return
+    gaps = separators(text, [block[:2] for block in blocks])
+    start, end = blocks[0].start, blocks[-1].end
+    if len(set(gaps)) > 1 or not is_separator(gaps[0]):
+        yield Candidate(start, end, "repr", problem="documents with different separators")
+        return
+    close = end + 1 if text[end : end + 1] == "]" else end
+    yield Candidate(start, end, "repr", tuple(blocks), close)
+
+
+def _repr_end(text: str, at: int) -> int:
+    """Return the offset after the bracket that closes a call; -1 if none does."""
+    depth = 1
+    for match in _REPR_PART.finditer(text, at):
+        if match[0] == "\n":
+            return -1
+        if match[0] in "()":
+            depth += 1 if match[0] == "(" else -1
+            if depth == 0:
+                return match.end()
+    return -1

@@ -1,0 +1,83 @@
+"""Scan a text once for lists of documents: all kinds of frames, the outermost of which count."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ragboost.config import FrameSettings
+from ragboost.requests.formats.frames import (
+    custom,
+    elements,
+    fences,
+    headers,
+    labels,
+    literals,
+)
+from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, outermost
+from ragboost.requests.formats.frames.containers import Surroundings
+from ragboost.requests.formats.frames.not_documents import is_work
+from ragboost.requests.formats.frames.spans import LineMatch
+from ragboost.requests.formats.groups import TextGroup
+
+
+class Scan(NamedTuple):
+    """The lists of documents in a text, and a list that is left alone."""
+
+    groups: tuple[TextGroup, ...] = ()
+    marks: tuple[int, ...] = ()  # where the documents of an open list begin, or steps
+    numbers: tuple[tuple[int, int], ...] = ()  # their digits, if the marks count them
+    frame: str = ""  # of the open or the ambiguous list
+    problem: str = ""  # why a list is left alone; empty if none is
+
+
+def scan(
+    text: str, *, frames: Sequence[FrameSettings] = (), is_tool: bool = False, may_ask: bool = False
+) -> Scan:
+    """Find the lists of two documents or more.
+
+    Args:
+        frames: the operator's own.
+        is_tool: the text is a tool's result, so that it holds nothing else.
+        may_ask: the user's question may follow the documents.
+    """
+    if not (is_tool or "\n" in text or ("<" in text and "</" in text) or frames):
+        return Scan()  # a question
+    code = fences.fences(text)
+    own = [each for frame in frames for each in custom.find(text, frame)]
+    chosen = (
+        own if any(each.blocks for each in own) else _candidates(text, code, is_tool, may_ask) + own
+    )
+    chosen = [_checked(text, each) for each in outermost(chosen)]
+    groups = [
+        each.group(text)
+        for each in chosen
+        if each.blocks and (each.frame == fences.NAME or not fences.is_in_code(code, each.start))
+    ]
+    left = next((each for each in chosen if each.problem), None)
+    if left is None:
+        marks = ((), ()) if groups else labels.steps(text, HiddenParts(chosen))
+        return Scan(tuple(groups), *marks)
+    if groups:
+        return Scan(tuple(groups), frame=left.frame, problem=left.problem)
+    return Scan((), left.marks, left.numbers, left.frame, left.problem)
+
+
+def _checked(text: str, found: Candidate) -> Candidate:
+    if not found.blocks or found.frame.startswith("<") or not is_work(text, found.start, found.end):
+        return found
+    problem = "the text asks for work on each element"
+    return Candidate(found.start, found.end, found.frame, problem=problem)
+
+
+def _candidates(
+    text: str, code: Sequence[LineMatch], is_tool: bool, may_ask: bool
+) -> list[Candidate]:
+    strings = list(literals.find(text, is_tool=is_tool))
+    tagged = list(elements.find(text, HiddenParts(strings)))
+    explicit = [*strings, *tagged, *fences.find(text, code)]
+    hidden = HiddenParts([each for each in explicit if not each.problem])
+    around = Surroundings(text, hidden)
+    return [
+        *explicit,
+        *labels.find(text, hidden, around, is_closed=is_tool, may_ask=may_ask),
+        *headers.find(text, hidden, around, is_closed=is_tool),
+    ]

@@ -1,0 +1,360 @@
+"""Documents inside messages: in their texts, as content blocks, in tool results.
+
+One list is ordered, if only instructions precede its message: only then can others have that
+prefix. In later messages a document that occurred before becomes a reference. None leaves its text
+or list.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ragboost.booster.context import Context
+from ragboost.config import Settings
+from ragboost.requests.formats.content_blocks import (
+    find_blocks,
+    find_file_search_results,
+    has_citations,
+)
+from ragboost.requests.formats.documents import (
+    DocumentPool,
+    FoundDocuments,
+    NothingToDoError,
+    TooManyDocumentsError,
+    UnknownShapeError,
+    order_of,
+)
+from ragboost.requests.formats.frames import Scan, scan
+from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
+from ragboost.requests.formats.notes import may_cite, note
+from ragboost.requests.formats.numbering import (
+    Numbering,
+    TextBehind,
+    asks_for_number,
+    form_cites,
+    is_answer_fixed,
+    numbering_of,
+    texts_behind,
+)
+from ragboost.requests.formats.references import EarlierTexts, stands_alone
+from ragboost.requests.formats.unmarked import UnmarkedDocuments
+from ragboost.requests.wires.body import Path, Slot, at_path, find_slots, is_instruction, put
+from ragboost.util.bounded_map import Generations
+
+_MAX_PLAIN = 16_384  # texts without documents that are remembered, and as many older ones
+_MAX_LINES = 250_000  # of all texts: the search takes a microsecond and more for each
+
+
+class _Place(NamedTuple):
+    slot: Slot
+    group: Group
+
+
+class _Layout(NamedTuple):
+    leading: _Place | None  # the list to order
+    references: Mapping[Path, Sequence[Edit]]  # edits of the other lists
+    cites: bool = False  # the client's text lets the model cite the documents' numbers
+    numbering: Numbering | None = None  # of the list to order
+    behind: Sequence[TextBehind] = ()  # what may cite these numbers
+
+
+class Messages:
+    """Documents in the texts and content blocks of messages."""
+
+    name = "messages"
+    in_message = True
+    in_place = True
+    is_ours = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        pool: DocumentPool,
+        unmarked: UnmarkedDocuments,
+        maps_answers: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._unmarked = unmarked
+        self._has_references = settings.dedup.enabled and settings.hints.location
+        self._moves_numbered = settings.formats.numbers == "map"
+        self._maps_answers = maps_answers
+        # What texts without documents hold, by hash: those of a history that is resent are searched
+        # once.
+        self._plain: Generations[int, Scan] = Generations()
+
+    def extract(
+        self, body: Mapping[str, Any], *, tenant: str = "", learns: bool = True
+    ) -> FoundDocuments | None:
+        if not self._settings.formats.in_text:
+            return None
+        slots, scans = self._scanned(body)
+        places = _places(slots, scans, has_positions=_has_positions(slots))
+        num = sum(len(place.group.blocks) for place in places)
+        if num > self._settings.formats.max_documents:
+            raise TooManyDocumentsError(num, self._settings.formats.max_documents)
+        leading = self._choose(slots, places)
+        if leading is None and (
+            found := self._unmarked.cut(body, slots, scans, tenant=tenant, learns=learns)
+        ):
+            leading = _Place(*found)
+            places = sorted([*places, leading], key=_reading_order)
+        references, num_repeated = self._references(leading, places)
+        num_later = sum(len(p.group.blocks) for p in places if p is not leading)
+        if leading is None and not num_repeated:
+            self._unmarked.name_what_is_left(slots, scans)
+            if num_later:
+                raise NothingToDoError(num_later)
+            return None
+        layout = self._layout(body, slots, scans, places, leading)._replace(references=references)
+        if leading is None:
+            frame = places[0].group.frame
+            return FoundDocuments("", (), None, (), 0, num_repeated, num_later, frame, layout)
+        slot, group = leading
+        return FoundDocuments(
+            query="",
+            documents=self._pool.of_all(group.identities()),
+            message=slot.message,
+            path=slot.path,
+            start=group.blocks[0].start,
+            num_repeated=num_repeated,
+            num_later=num_later,
+            frame=group.frame,
+            layout=layout,
+            numbering=layout.numbering,
+        )
+
+    def replace(
+        self, body: Mapping[str, Any], found: FoundDocuments, context: Context
+    ) -> dict[str, Any]:
+        layout = found.layout
+        assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
+        edits: dict[Path, list[Edit]] = {path: list(e) for path, e in layout.references.items()}
+        if layout.leading is not None:
+            order = order_of(found.documents, context.documents)
+            if order != list(range(len(layout.leading.group.blocks))):
+                path = layout.leading.slot.path
+                edits.setdefault(path, []).extend(self._ordered(layout, order, context))
+                for path, renumbered in _renumbered(layout, order):
+                    edits.setdefault(path, []).extend(renumbered)
+        new, copies = dict(body), dict[int, Any]()
+        # Deepest paths first: a list's own edits move its elements.
+        for path in sorted(edits, key=len, reverse=True):
+            if edits[path]:
+                value = splice(at_path(new, path), edits[path])
+                new = put(new, path, value, copies=copies)
+        return new
+
+    def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
+        layout = found.layout
+        assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
+        order = order_of(found.documents, context.documents)
+        if order == list(range(len(found.documents))):
+            return ""
+        return self._note(layout, order, context)
+
+    def moved_behind(
+        self, body: Mapping[str, Any], found: FoundDocuments, start: int, stop: int
+    ) -> dict[str, Any]:
+        """Return a body in which a part of the text before the documents, given by its offsets,
+        follows these as a paragraph."""
+        layout = found.layout
+        assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
+        assert layout.leading is not None, "a request without leading documents"
+        slot, group = layout.leading
+        piece = group.value[start:stop]
+        edits = [Edit(start, stop, ""), group.hinted(str(piece).strip("\n"), at=group.end)]
+        return put(body, slot.path, splice(at_path(body, slot.path), edits))
+
+    def _note(self, layout: _Layout, order: Sequence[int], context: Context) -> str:
+        assert layout.leading is not None, "a request without leading documents"
+        group = layout.leading.group
+        has_order = self._settings.hints.order and context.is_order_hinted
+        has_order = has_order and group.frame != EVIDENCE  # it would stand behind the question
+        template = self._settings.hints.order_template if has_order else None
+        return note(group, order, cites=layout.cites, template=template)
+
+    def _scanned(self, body: Mapping[str, Any]) -> tuple[list[Slot], list[Scan]]:
+        slots = find_slots(body)
+        texts = [slot.value for slot in slots if isinstance(slot.value, str)]
+        if sum(map(len, texts)) > _MAX_LINES:
+            _check_lines(texts)
+        askers = _askers(slots)
+        scans = [
+            self._scan(slot.value, is_tool=slot.is_tool, may_ask=slot.message in askers)
+            if isinstance(slot.value, str)
+            else Scan()
+            for slot in slots
+        ]
+        return slots, scans
+
+    def _scan(self, text: str, *, is_tool: bool, may_ask: bool) -> Scan:
+        frames, key = self._settings.formats.frames, 0
+        if "\n" in text:  # the search of any other is as fast
+            key = hash((text, is_tool, may_ask))
+            if (known := self._plain.newer.get(key) or self._plain.older.get(key)) is not None:
+                self._plain.newer[key] = known
+                return known
+        result = scan(text, frames=frames, is_tool=is_tool, may_ask=may_ask)
+        if key and not result.groups:
+            self._plain.newer[key] = result
+            if len(self._plain.newer) >= _MAX_PLAIN:
+                self._plain.turn()
+        return result
+
+    def _choose(self, slots: Sequence[Slot], places: Sequence[_Place]) -> _Place | None:
+        """Choose the list to order: of several in front, the one with most text."""
+        free = [p for p in places if p.slot.is_leading and self._may_move(slots, p)]
+        return max(free, key=_size, default=None)
+
+    def _may_move(self, slots: Sequence[Slot], place: _Place) -> bool:
+        if not place.group.is_numbered:
+            return True
+        return self._moves_numbered and (self._maps_answers or not _cites(slots, place))
+
+    def _layout(
+        self,
+        body: Mapping[str, Any],
+        slots: Sequence[Slot],
+        scans: Sequence[Scan],
+        places: Sequence[_Place],
+        leading: _Place | None,
+    ) -> _Layout:
+        group = leading.group if leading is not None else None
+        if leading is None or not isinstance(group, TextGroup) or not group.is_numbered:
+            return _Layout(leading, {})
+        cites = _cites(slots, leading)
+        numbering = numbering_of(group)
+        if numbering is None or not self._maps_answers:
+            return _Layout(leading, {}, cites)
+        groups: dict[Path, list[Group]] = defaultdict(list)
+        for place in places:
+            groups[place.slot.path].append(place.group)
+        others = [
+            slot
+            for slot, result in zip(slots, scans, strict=True)
+            if any(g.is_numbered and g is not group for g in groups.get(slot.path, ()))
+            or result.problem
+            or result.numbers
+        ]
+        behind, has_other = texts_behind(body, slots, groups, leading.slot, group, others=others)
+        stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
+        before = group.around()[0] if leading.slot.is_user else ""
+        numbering = replace(
+            numbering,
+            stays=stays or asks_for_number(numbering, before),
+            maps_answer=not has_other,
+        )
+        return _Layout(leading, {}, cites, numbering, behind)
+
+    def _references(
+        self, leading: _Place | None, places: Sequence[_Place]
+    ) -> tuple[dict[Path, list[Edit]], int]:
+        """Return the edits of documents that an earlier text contains, and their number."""
+        edits: dict[Path, list[Edit]] = defaultdict(list)
+        num = 0
+        if len(places) < 2 or not self._has_references:
+            return {}, 0
+        earlier = EarlierTexts(self._settings.hints.location_template)
+        for of_slot in _by_slot(places):
+            for place in of_slot:
+                if place is leading or not stands_alone(place.group, is_tool=place.slot.is_tool):
+                    continue
+                if new := earlier.edits(place.group):
+                    edits[place.slot.path].extend(new)
+                    num += len(new)
+            for place in of_slot:
+                earlier.add(place.group)
+        return dict(edits), num
+
+    def _ordered(self, layout: _Layout, order: Sequence[int], context: Context) -> list[Edit]:
+        assert layout.leading is not None, "a request without leading documents"
+        group = layout.leading.group
+        edits = [group.reordered(order)]
+        if hint := self._note(layout, order, context):
+            after = self._settings.hints.position == "after_question"
+            edits.append(group.hinted(hint, at=len(group.value) if after else group.end))
+        return edits
+
+
+def _check_lines(texts: Sequence[str]) -> None:
+    num_lines = sum(text.count("\n") for text in texts)
+    if num_lines > _MAX_LINES:
+        raise UnknownShapeError(
+            f"{num_lines:,} lines; documents are looked for in {_MAX_LINES:,} at most"
+        )
+
+
+def _has_positions(slots: Sequence[Slot]) -> bool:
+    """Return True if citations by position count all document blocks of a request: none of them may
+    move."""
+    return any(isinstance(slot.value, list) and has_citations(slot.value) for slot in slots)
+
+
+def _askers(slots: Sequence[Slot]) -> set[int | None]:
+    """Return the messages that may end with a question: users' of one text, beside no other."""
+    users = [
+        slot.message
+        for slot in slots
+        if isinstance(slot.value, str) and not slot.is_tool and slot.is_user
+    ]
+    num = Counter(users)
+    near = {at + step for at in set(users) if at is not None for step in (-1, 1)}
+    return {at for at in users if at not in near and num[at] == 1}
+
+
+def _places(slots: Sequence[Slot], scans: Sequence[Scan], *, has_positions: bool) -> list[_Place]:
+    places: list[_Place] = []
+    for slot, result in zip(slots, scans, strict=True):
+        groups: Iterable[Group] = result.groups
+        if isinstance(slot.value, list):
+            if slot.is_results:
+                groups = find_file_search_results(slot.value)
+            else:
+                groups = [] if has_positions else find_blocks(slot.value)
+        places += [_Place(slot, group) for group in groups]
+    # A list's own groups were found before those inside its elements.
+    return sorted(places, key=_reading_order) if len(places) > 1 else places
+
+
+def _size(place: _Place) -> int:
+    group = place.group
+    if isinstance(group, TextGroup):
+        return group.blocks[-1].end - group.blocks[0].start
+    return sum(len(block.text or "") for block in group.blocks)
+
+
+def _by_slot(places: Sequence[_Place]) -> Iterable[list[_Place]]:
+    by_slot: dict[Path, list[_Place]] = {}
+    for place in places:
+        by_slot.setdefault(place.slot.path, []).append(place)
+    return by_slot.values()
+
+
+def _cites(slots: Sequence[Slot], leading: _Place | None) -> bool:
+    """Return True if a text up to the documents' own message lets the model cite numbers."""
+    if leading is None or not isinstance(leading.group, TextGroup) or not leading.group.is_numbered:
+        return False
+    path = leading.slot.path
+    before = [
+        slot.value
+        for slot in slots
+        if isinstance(slot.value, str) and slot.is_leading and slot.path != path
+    ]
+    return any(map(may_cite, (*before, *leading.group.around())))
+
+
+def _renumbered(layout: _Layout, order: Sequence[int]) -> Iterable[tuple[Path, list[Edit]]]:
+    """Yield the edits that write the places' numbers into what stands behind the list."""
+    if layout.numbering is not None:
+        citations = layout.numbering.places(order)
+        for text in layout.behind:
+            if edits := text.edits(citations):
+                yield text.path, edits
+
+
+def _reading_order(place: _Place) -> tuple[bool, tuple[str | int, ...]]:
+    path = place.slot.path
+    return not is_instruction(path), (*path[1:], place.group.blocks[0].start)

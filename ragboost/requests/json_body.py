@@ -1,0 +1,266 @@
+"""A JSON request body in which only what changes is encoded again.
+
+Fields, messages and documents that are not replaced keep the client's bytes: unknown fields, big
+integers, odd spacing. Knows JSON, not the meaning of the fields.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from ragboost.errors import json_type
+from ragboost.requests.wires.body import message_field
+from ragboost.requests.wires.registry import ANY
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
+# Lists whose elements are moved or replaced one by one.
+_MOVED_LISTS = (*ANY.messages, "documents")
+# What no engine and no client needs: such bodies are not worth their memory, nor the recursion.
+_MAX_DEPTH = 128
+_TOO_DEEP = f"the body is nested more than {_MAX_DEPTH} levels deep"
+_MAX_SMALL = 8 * 1024
+_MAX_CONTAINERS = 250_000
+_MAX_MESSAGES = 10_000
+_MAX_DIGITS = 4_000  # of an integer; Python refuses a little more
+_CONTAINERS = frozenset({dict, list})
+
+
+Link = bytes
+"""Hash of a list of messages, from which the hash with one more message is made."""
+
+
+class NumberLiteral(float):
+    """A number that is not a plain integer, written as the client wrote it."""
+
+    __slots__ = ("literal",)
+
+    literal: str
+
+    def __new__(cls, literal: str) -> "NumberLiteral":
+        number = super().__new__(cls, literal)
+        number.literal = literal
+        return number
+
+
+def _encode_number(value: Any) -> msgspec.Raw:
+    if not isinstance(value, NumberLiteral):
+        raise NotImplementedError(f"{type(value).__name__} in a JSON body")
+    return msgspec.Raw(value.literal.encode())
+
+
+_DECODER = msgspec.json.Decoder(float_hook=NumberLiteral)
+_FAST_DECODER = msgspec.json.Decoder()
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_number)
+
+
+class MalformedBodyError(Exception):
+    """The body is not a JSON object in UTF-8, or nested too deeply, or of too many parts.
+
+    The backend reports that to the client, or can read the body.
+    """
+
+
+class JsonBody:
+    """A parsed request body.
+
+    Raises:
+        MalformedBodyError: not UTF-8, not JSON, not an object, or beyond the limits of this module.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._is_lenient = False
+        if len(raw) > _MAX_CONTAINERS and _num_openers(raw) > _MAX_CONTAINERS:
+            raise MalformedBodyError("the body has too many objects and lists")
+        self.raw_fields = self._split_fields()  # the client's bytes, not copied
+        # Values must not be changed in place: `encode` recognises unchanged ones by identity.
+        self.fields: dict[str, Any] = {
+            name: self._decode(field) for name, field in self.raw_fields.items()
+        }
+        if len(raw) > _MAX_SMALL or _num_openers(raw) >= _MAX_DEPTH:
+            _check_depth(self.fields)
+        for name in ANY.messages:
+            if isinstance(self.fields.get(name), list) and len(self.fields[name]) > _MAX_MESSAGES:
+                raise MalformedBodyError(f"the body has more than {_MAX_MESSAGES} {name}")
+        self._elements: dict[str, list[msgspec.Raw]] = {}
+        # The field of the messages that a client resends with every turn; empty if there is none.
+        name = message_field(self.fields)
+        self.list_name = name if isinstance(self.fields.get(name), list) else ""
+        self.messages: Sequence[msgspec.Raw] = self.elements(name) if self.list_name else ()
+
+    @classmethod
+    def unread(cls, raw: bytes) -> Self:
+        """Return a body that is no JSON object: it has no fields, and is forwarded as it came."""
+        body = cls(b"{}")
+        body.raw = raw
+        return body
+
+    def field_bytes(self, name: str) -> bytes:
+        """Return the client's bytes of a field; empty if it is absent."""
+        return bytes(self.raw_fields.get(name, b""))
+
+    @cached_property
+    def message_digests(self) -> list[bytes]:
+        return [hashlib.sha256(message).digest() for message in self.messages]
+
+    def encode(self, fields: Mapping[str, Any]) -> bytes:
+        """Encode `fields`; those identical to `self.fields` keep the client's bytes."""
+        if len(fields) == len(self.fields) and all(
+            name in fields and value is fields[name] for name, value in self.fields.items()
+        ):
+            return self.raw
+        encoded: dict[str, Any] = {}
+        for name, value in fields.items():
+            if name in self.fields and value is self.fields[name]:
+                encoded[name] = self.raw_fields[name]
+            elif name in _MOVED_LISTS and isinstance(value, list):
+                encoded[name] = self._encode_list(name, value)
+            else:
+                encoded[name] = self._encode_value(value)
+        return self.encode_bytes(encoded)
+
+    def encode_bytes(self, value: Any) -> bytes:
+        if isinstance(value, msgspec.Raw):
+            return bytes(value)
+        return _dump(value) if self._is_lenient else _ENCODER.encode(value)
+
+    def _encode_value(self, value: Any) -> msgspec.Raw:
+        return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
+
+    def _encode_list(self, name: str, values: list[Any]) -> list[msgspec.Raw]:
+        """Encode a list; elements of the client's list keep its bytes."""
+        old = self.fields.get(name)
+        raws = {}
+        if isinstance(old, list):
+            raws = {id(v): raw for v, raw in zip(old, self.elements(name), strict=True)}
+        return [raws.get(id(value)) or self._encode_value(value) for value in values]
+
+    def _split_fields(self) -> Mapping[str, msgspec.Raw]:
+        try:
+            return _FIELDS.decode(self.raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            fields = self._load(self.raw)
+        except RecursionError:
+            raise MalformedBodyError(_TOO_DEEP) from None
+        if not isinstance(fields, dict):
+            raise MalformedBodyError(f"the body is a JSON {json_type(fields)}, not an object")
+        return {name: msgspec.Raw(_dump(value)) for name, value in fields.items()}
+
+    def elements(self, name: str) -> list[msgspec.Raw]:
+        """Return the client's bytes of each element of a field that is a list."""
+        if name not in self._elements:
+            try:
+                self._elements[name] = _ELEMENTS.decode(self.raw_fields[name])
+            except msgspec.MsgspecError:
+                self._elements[name] = [msgspec.Raw(_dump(value)) for value in self.fields[name]]
+        return self._elements[name]
+
+    def _decode(self, raw: msgspec.Raw) -> Any:
+        try:
+            return _DECODER.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return self._load(bytes(raw))
+        except RecursionError:
+            raise MalformedBodyError(_TOO_DEEP) from None
+
+    def _load(self, raw: bytes) -> Any:
+        """Accept what engines accept, too: lone surrogates and NaN. What is encoded of such a body
+        means the same, but is not spelled as the client spelled it."""
+        self._is_lenient = True
+        try:
+            value = json.loads(raw.decode("utf-8", "surrogatepass"))
+        except RecursionError:
+            raise MalformedBodyError(_TOO_DEEP) from None
+        except ValueError as error:
+            raise MalformedBodyError(str(error)) from None
+        if type(value) in _CONTAINERS:
+            _check_depth(value)
+        return value
+
+
+def decode_message(message: Any) -> Any:
+    """Decode a message that is encoded, as a body is decoded; return any other as it is."""
+    if not isinstance(message, msgspec.Raw):
+        return message
+    try:
+        return _FAST_DECODER.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return json.loads(bytes(message))
+
+
+def decode_json(raw: bytes) -> Any:
+    """Decode a backend's JSON text; numbers keep their spelling, unless there are lone surrogates.
+    Return None for any other text."""
+    try:
+        return _DECODER.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    except RecursionError:
+        return None
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value; lone surrogates, which UTF-8 cannot carry, become escapes."""
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return _dump(value)
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), default=_load_raw).encode()
+
+
+def _load_raw(raw: msgspec.Raw) -> Any:
+    return json.loads(bytes(raw))
+
+
+def _num_openers(raw: bytes) -> int:
+    """Count the characters `{` and `[`, which differ in one bit; ten times faster than `count`."""
+    return int(np.count_nonzero(np.frombuffer(raw, np.uint8) | 0x20 == ord("{")))
+
+
+def _check_depth(value: Any) -> None:
+    """Look at a value level by level, not recursively.
+
+    Raises:
+        MalformedBodyError: it is nested too deeply for code that recurses.
+    """
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for holder in level
+            for child in (holder.values() if type(holder) is dict else holder)
+            if type(child) in _CONTAINERS
+        ]
+        if not level:
+            return
+    raise MalformedBodyError(_TOO_DEEP)
+
+
+def chain_links(messages: Sequence[bytes], *, seed: bytes = b"") -> list[Link]:
+    """Return the link of every prefix of a list of messages.
+
+    The last link identifies a whole history and changes with any of its messages.
+
+    Args:
+        messages: a digest of each message's bytes.
+        seed: whatever must be equal beside the messages.
+    """
+    links = []
+    link = hashlib.sha256(seed).digest()
+    for message in messages:
+        link = hashlib.sha256(link + message).digest()
+        links.append(link)
+    return links

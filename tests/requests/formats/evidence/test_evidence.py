@@ -1,0 +1,224 @@
+"""Documents found by what comes back in the traffic: found soon, never torn, and bounded."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragboost.requests.formats.evidence.evidence import DocumentSpan, Evidence
+from tests.requests.formats.evidence.evidence_attack import CORPORA, documents_world, torn, worlds
+from tests.requests.formats.evidence.evidence_worlds import (
+    JOINS,
+    TEMPLATES,
+    Join,
+    Prompt,
+    Template,
+    corpus,
+    paragraph,
+    problem,
+    sentence,
+    write,
+)
+
+BLANK_LINES = JOINS["blank lines"]
+QUESTION_BEHIND = TEMPLATES["question behind"]
+WITH_MARKS = ["[1]", "[1] and blank lines", "## title", "=== name ===", "Source and Content"]
+
+
+def prompts(
+    seed: int,
+    num: int = 16,
+    *,
+    join: Join = BLANK_LINES,
+    template: Template = QUESTION_BEHIND,
+    most: int = 1,
+) -> list[Prompt]:
+    """Make requests with four of ten documents each, in random orders."""
+    rng = random.Random(seed)
+    documents = list(enumerate(corpus(rng, 10, most=most)))
+    return [
+        write(rng.sample(documents, 4), join, template, sentence(rng)[:-1] + "?")
+        for _ in range(num)
+    ]
+
+
+def cut(
+    evidence: Evidence,
+    text: str,
+    *,
+    tenant: str = "a",
+    is_first_turn: bool = True,
+    marks: Sequence[int] = (),
+) -> tuple[DocumentSpan, ...]:
+    return evidence.cut(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
+
+
+def first_found(seed: int, *, has_marks: bool = False, **fields: object) -> int:
+    """Return the request from which on all documents are found; none may be torn."""
+    evidence, nums = Evidence(), []
+    for prompt in prompts(seed, **fields):  # type: ignore[arg-type]
+        spans = cut(evidence, prompt.text, marks=prompt.labels if has_marks else ())
+        assert problem(prompt, spans) == ""
+        nums.append(len(spans))
+    return max((n + 1 for n, num in enumerate(nums) if num < 4), default=0) + 1
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("join", JOINS.values(), ids=JOINS)
+def test_documents_are_found_after_they_came_back(join: Join, template: Template) -> None:
+    found = sorted(first_found(seed, join=join, template=template) for seed in range(5))
+    assert found[0] >= 4
+    assert found[2] <= 8
+
+
+@pytest.mark.parametrize("join", JOINS.values(), ids=JOINS)
+def test_documents_of_several_paragraphs_are_found_later(join: Join) -> None:
+    found = sorted(first_found(seed, num=30, join=join, most=3) for seed in range(5))
+    assert found[2] <= 14
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("name", WITH_MARKS)
+def test_the_end_of_the_last_document_is_found_where_only_its_beginning_is_marked(
+    name: str, template: Template
+) -> None:
+    fields = {"join": JOINS[name], "template": template, "most": 3}
+    found = sorted(first_found(seed, has_marks=True, **fields) for seed in range(5))
+    assert found[0] >= 4
+    assert found[2] <= 7
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_torn_and_no_template_moves(seed: int) -> None:
+    for world, _ in zip(worlds(random.Random(seed)), range(11), strict=False):
+        assert torn(world) == [], world.name
+
+
+@pytest.mark.parametrize("kind", CORPORA)
+def test_nothing_is_torn_where_documents_begin_with_marks(kind: str) -> None:
+    for seed in range(8):
+        world = documents_world(random.Random(seed), kind, WITH_MARKS)
+        assert torn(world, has_marks=True) == [], world.name
+
+
+def test_a_last_document_without_a_certain_end_stays_while_the_others_move() -> None:
+    evidence, rng = Evidence(), random.Random(1)
+    *earlier, last = prompts(1, join=JOINS["[1]"], most=3)
+    for prompt in earlier:
+        cut(evidence, prompt.text, marks=prompt.labels)
+    head, _, question = last.text.rpartition("\n\nQuestion: ")
+    text = f"{head}\n\n{paragraph(rng)}\n\nQuestion: {question}"
+    spans = cut(evidence, text, marks=last.labels)
+    assert [span.start for span in spans] == list(last.labels[:3])
+    assert [span.end for span in spans] == [span.end for span in last.documents[:3]]
+
+
+def test_nothing_is_cut_before_three_requests_agree() -> None:
+    for seed in range(20):
+        evidence = Evidence()
+        assert not any(cut(evidence, prompt.text) for prompt in prompts(seed, 3))
+
+
+def test_one_order_teaches_nothing() -> None:
+    rng, evidence = random.Random(1), Evidence()
+    documents = list(enumerate(corpus(rng, 6)))
+    for _ in range(30):
+        text = write(documents, BLANK_LINES, QUESTION_BEHIND, sentence(rng)).text
+        assert not cut(evidence, text)
+
+
+def test_a_tenant_learns_nothing_from_another() -> None:
+    evidence = Evidence()
+    *earlier, last = prompts(1)
+    for prompt in earlier:
+        cut(evidence, prompt.text)
+    assert not cut(evidence, last.text, tenant="b")
+    assert cut(evidence, last.text)
+
+
+def test_a_text_is_cut_in_later_turns_as_in_the_first() -> None:
+    evidence = Evidence()
+    first, *middle, late, unseen = prompts(1)
+    assert not cut(evidence, first.text)
+    for prompt in middle:
+        cut(evidence, prompt.text)
+    spans = cut(evidence, late.text)
+    assert spans
+    assert cut(evidence, late.text, is_first_turn=False) == spans
+    assert not cut(evidence, first.text, is_first_turn=False)
+    assert not cut(evidence, unseen.text, is_first_turn=False)
+
+
+def test_a_text_with_equal_documents_is_left_alone() -> None:
+    evidence, rng = Evidence(), random.Random(2)
+    documents = list(enumerate(corpus(rng, 10)))
+    for prompt in prompts(2):
+        cut(evidence, prompt.text)
+    chosen = rng.sample(documents, 3)
+    text = write([*chosen, chosen[0]], BLANK_LINES, QUESTION_BEHIND, "Who?").text
+    assert not cut(evidence, text)
+
+
+def test_a_question_about_places_leaves_the_documents_in_place() -> None:
+    evidence, *texts = Evidence(), *[prompt.text for prompt in prompts(1)]
+    for text in texts[:-1]:
+        cut(evidence, text)
+    head, _, _ = texts[-1].rpartition("Question: ")
+    assert not cut(evidence, f"{head}Question: What does the second document say of rent?")
+    assert cut(evidence, f"{head}Question: What does the lease say of rent?")
+
+
+def test_two_tails_behind_one_head_leave_the_last_document_in_place() -> None:
+    """Whatever the tail is, it is no part of a document."""
+    evidence, num_cut = Evidence(), 0
+    other = Template(QUESTION_BEHIND.head, f"\n\n{paragraph(random.Random(1))}\n\n{{q}}")
+    for first, second in zip(prompts(1, 20), prompts(1, 20, template=other), strict=True):
+        for prompt in (first, second):
+            spans = cut(evidence, prompt.text)
+            num_cut += bool(spans)
+            assert problem(prompt, spans) == ""
+    assert num_cut
+
+
+def test_texts_that_cannot_hold_documents_are_left_alone() -> None:
+    evidence = Evidence()
+    for text in ("a\n\n" * 100_000, "\n" * 300_000, "- \n" * 900, "a\nb\nc"):
+        for n in range(6):
+            assert cut(evidence, f"{text}{n}") == ()
+
+
+def test_memory_is_bounded_however_many_beginnings_and_tenants_there_are() -> None:
+    evidence, rng = Evidence(), random.Random(1)
+    for n in range(400):
+        lines = [f"line {rng.random()} of a text that says nothing" for _ in range(20)]
+        text = "\n".join([f"beginning {rng.random()}", *lines])
+        cut(evidence, text, tenant=str(n % 100))
+        cut(evidence, text, tenant="a")
+    assert len(evidence._tenants) <= 64
+    traffic = evidence._tenants.peek("a").traffic
+    assert len(traffic) <= 64
+    assert traffic.size <= 1 << 20
+
+
+PARAGRAPHS = st.sampled_from(
+    [f"{name} is what this paragraph of the text is about." * 4 for name in "abcdefgh"]
+    + ["short", "", " ", "\n", "line\nand line", "Source: x", "```", "---", "[2] see", "\ud800"]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(PARAGRAPHS, max_size=9), min_size=6, max_size=24))
+def test_spans_are_in_order_and_apart_and_without_white_space(
+    requests: list[list[str]],
+) -> None:
+    evidence = Evidence()
+    for paragraphs in requests:
+        text = "Answer from this:\n\n" + "\n\n".join(paragraphs)
+        spans = cut(evidence, text)
+        ends = [0, *(span.end for span in spans)]
+        assert all(end <= span.start for end, span in zip(ends, spans, strict=False))
+        for span in spans:
+            body = text[span.start : span.end]
+            assert body == body.strip() != ""

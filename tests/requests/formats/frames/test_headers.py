@@ -1,0 +1,79 @@
+"""Documents below headers in the prompts of LlamaIndex and LangChain."""
+
+import pytest
+
+from ragboost.requests.formats.frames import scan
+from tests.requests.formats.frames.texts import LEASE, NOISE, PETS, PLAIN, RENT, texts_of
+from tests.requests.formats.rewriting import reorder, text_of, user
+
+DASHES = "---------------------"
+NODES = f"""page_label: 4
+file_path: docs/lease.pdf
+
+{LEASE}
+
+{NOISE}
+
+page_label: 9
+file_path: docs/memo.pdf
+
+{RENT}"""
+PAIRS = f"Source: {{'file': 'lease.pdf'}}\nContent: {LEASE}\n\n{NOISE}\n\n" + (
+    f"Source: {{'file': 'memo.pdf'}}\nContent: {RENT}"
+)
+SHAPES = {
+    "llama_index question": f"Context information is below.\n{DASHES}\n{NODES}\n{DASHES}\n"
+    "Given the context information and not prior knowledge, answer.\nQuery: Who?\nAnswer: ",
+    "llama_index chat": f"You help.\nUse the context below.\n-----\n{NODES}\n-----\n",
+    "langchain chat": "Use the following pieces of context to answer the user's question.\n"
+    f"----------------\n{PAIRS}",
+    "container": f"<context>\n{PAIRS}\n</context>\n\nWho signed?",
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_documents_below_headers_are_found_and_moved_with_them(name: str) -> None:
+    text = SHAPES[name]
+    assert texts_of(scan(text)) == [[f"{LEASE}\n\n{NOISE}", RENT]]
+    one, two = (block for group in scan(text).groups for block in group.blocks)
+    moved = text_of(reorder(user(text), [1, 0], PLAIN))
+    gap = text[one.end : two.start]
+    blocks = text[two.start : two.end] + gap + text[one.start : one.end]
+    assert moved == text[: one.start] + blocks + text[two.end :]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_hints_stand_behind_the_frame(name: str) -> None:
+    text = SHAPES[name]
+    (group,) = scan(text).groups
+    moved = text_of(reorder(user(text), [1, 0]))
+    assert moved[: group.end].count("by relevance") == 0
+    assert moved.endswith(text[group.end :])
+
+
+def test_nodes_of_several_loaders_keep_their_metadata() -> None:
+    """A page has a label, a text file has none."""
+    text = SHAPES["llama_index question"].replace("page_label: 9\n", "")
+    moved = text_of(reorder(user(text), [1, 0], PLAIN))
+    assert f"\nfile_path: docs/memo.pdf\n\n{RENT}\n\npage_label: 4\n" in moved
+
+
+def test_a_header_with_other_words_is_ambiguous() -> None:
+    """It may as well be the text of a page."""
+    result = scan(SHAPES["llama_index question"].replace("page_label: 9\n", "title: Memo\n"))
+    assert (result.groups, result.frame) == ((), "page_label, file_path")
+    assert "different keys" in result.problem
+
+
+def test_headers_without_a_container_are_left_alone() -> None:
+    """Any of them may be a part of the document above it."""
+    for listed in (NODES, PAIRS):
+        assert scan(f"Answer from this.\n\n{listed}\n\nWho signed?").groups == ()
+
+
+def test_headers_that_do_not_stand_alike_are_ambiguous() -> None:
+    text = SHAPES["langchain chat"].replace("\n\nSource", "\nSource")
+    text += f"\n\nSource: x\nContent: {PETS}"
+    result = scan(text)
+    assert result.groups == ()
+    assert result.problem

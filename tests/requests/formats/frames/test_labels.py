@@ -1,0 +1,179 @@
+"""Documents under numbered labels: which are found, where the last one ends, what is said."""
+
+import pytest
+
+from ragboost.config import Settings
+from ragboost.requests.formats import NothingToDoError, UnmarkedDocumentsError
+from ragboost.requests.formats.frames import scan
+from tests.requests.formats.frames.texts import (
+    LEASE,
+    NOISE,
+    PETS,
+    PLAIN,
+    RENT,
+    numbered,
+    prompt,
+    scan_prompt,
+    texts_of,
+)
+from tests.requests.formats.rewriting import find, reorder, text_of, user
+
+LABELS = [
+    "Document {}:",
+    "[Document {}]",
+    "[{}]",
+    "Passage {}:",
+    "Source #{}:",
+    "Dokument {}:",
+    "文档{}\uff1a",
+    "【資料{}】",
+    "**Chunk {}**",
+    "### Result {}:",
+]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_in_any_language_are_found_in_front_of_a_question(label: str, first: int) -> None:
+    write = numbered(label, first=first)
+    assert texts_of(scan_prompt(prompt(write([LEASE, RENT, PETS])))) == [[LEASE, RENT, PETS]]
+    text = prompt(write([LEASE, RENT, PETS]))
+    assert text_of(reorder(user(text), [2, 0, 1], PLAIN)) == prompt(write([PETS, LEASE, RENT]))
+
+
+@pytest.mark.parametrize(
+    ("opener", "closer"),
+    [
+        ("[CONTEXT {}]:\n", "\n[END CONTEXT {}]"),
+        ("Begin {}:\n", "\nEnd {}:"),
+    ],
+)
+def test_labels_that_close_prove_where_a_document_ends(opener: str, closer: str) -> None:
+    def write(*documents: str) -> str:
+        blocks = [opener.format(i) + text + closer.format(i) for i, text in enumerate(documents)]
+        return "Context:\n" + "\n\n".join(blocks)
+
+    paragraphs = f"{RENT}\n\n{NOISE}"
+    text = write(LEASE, paragraphs, PETS)
+    assert texts_of(scan(text)) == [[LEASE, paragraphs, PETS]]
+    moved = text_of(reorder(user(text), [1, 2, 0], PLAIN))
+    assert moved == write(paragraphs, PETS, LEASE)
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        "<context>\n{}\n</context>\nWhich?",
+        "Below are numbered sources:\n------\n{}\n------\nQuery: which?",
+        "Context:\n=======\n{}\n=======\n",
+    ],
+)
+def test_a_container_proves_where_the_last_document_ends(container: str) -> None:
+    documents = [LEASE, f"{RENT}\n\nQuestion: and then?\nAnswer: {NOISE}", PETS]
+    for separator in ("\n", "\n\n"):
+        write = numbered("[{}]", separator=separator)
+        assert texts_of(scan(container.format(write(documents)))) == [documents]
+
+
+def test_rules_between_labels_prove_where_documents_end() -> None:
+    def write(*documents: str) -> str:
+        blocks = [
+            f"\n------\nID: {i}\n├── Title: f.pdf\n└── Content:\n{text}\n"
+            for i, text in enumerate(documents)
+        ]
+        return "Knowledge base:\n" + "".join(blocks) + "\n------\nAnswer in Chinese."
+
+    documents = [LEASE, f"{RENT}\n\n{NOISE}", PETS]
+    assert texts_of(scan(write(*documents))) == [documents]
+    moved = text_of(reorder(user(write(*documents)), [1, 2, 0], PLAIN))
+    assert moved == write(documents[1], PETS, LEASE)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["", "\n\nWho signed? Be brief.\n\nOr not.", "\nQuestion: who signed?", "\n\nAnswer briefly."],
+)
+def test_a_last_document_without_a_certain_end_leaves_the_list_open(tail: str) -> None:
+    text = numbered("[Document {}]")([LEASE, RENT, PETS]) + tail
+    result = scan_prompt(text)
+    assert result.groups == ()
+    assert [text[mark:][:12] for mark in result.marks] == [f"[Document {i}]" for i in (1, 2, 3)]
+    with pytest.raises(UnmarkedDocumentsError, match="no certain end"):
+        reorder(user(text))
+
+
+def test_documents_of_several_paragraphs_before_a_question_leave_the_list_open() -> None:
+    """The question could be the end of the last one."""
+    for documents in ([f"{LEASE}\n\n{NOISE}", RENT], [LEASE, f"{RENT}\n\n{NOISE}"]):
+        result = scan_prompt(prompt(numbered("[Document {}]")(documents)))
+        assert result.groups == ()
+        assert len(result.marks) == 2
+
+
+def test_only_a_users_own_message_ends_with_a_question() -> None:
+    text = prompt(numbered("[Document {}]")([LEASE, RENT]))
+    assert scan(text).groups == ()
+    instructions = {"role": "system", "content": text}
+    with pytest.raises(UnmarkedDocumentsError):
+        reorder({"messages": [instructions, {"role": "user", "content": "Why?"}]})
+
+
+def test_a_tools_result_ends_with_its_last_document() -> None:
+    documents = [f"{LEASE}\n\n{NOISE}", RENT, f"{PETS}\n\nQuestion: why?"]
+    assert texts_of(scan(numbered("[{}]")(documents), is_tool=True)) == [documents]
+
+
+@pytest.mark.parametrize("numbers", [(1, 3), (1, 2, 2), (2, 1), (1, 2, 4), (1, 2, 1, 2)])
+def test_numbers_with_gaps_or_repetitions_are_no_list(numbers: tuple[int, ...]) -> None:
+    blocks = [f"[Document {number}] {LEASE}" for number in numbers]
+    result = scan_prompt(prompt("\n\n".join(blocks)))
+    assert result.groups == ()
+
+
+def test_labels_that_are_ids_stay_with_their_documents() -> None:
+    text = f"[Doc_17] {LEASE}\n\n[Doc_3] {RENT}\n\nWhich?"
+    moved = text_of(reorder(user(text), [1, 0]))
+    assert moved.startswith(f"[Doc_3] {RENT}\n\n[Doc_17] {LEASE}\n\n")
+    assert "[Doc_17] >> [Doc_3]" in moved
+    assert "Cite" not in moved
+
+
+def test_a_heading_and_a_tree_above_a_text_move_with_it() -> None:
+    def write(*documents: str) -> str:
+        blocks = [f"### Document {i}: {text[:9]}\n{text}" for i, text in enumerate(documents, 1)]
+        return prompt("\n\n".join(blocks))
+
+    assert texts_of(scan_prompt(write(LEASE, RENT))) == [[LEASE, RENT]]
+    assert text_of(reorder(user(write(LEASE, RENT)), [1, 0], PLAIN)) == write(RENT, LEASE)
+
+
+def test_numbered_documents_keep_their_places_if_so_configured() -> None:
+    settings = Settings(formats={"numbers": "keep"})
+    with pytest.raises(NothingToDoError):
+        reorder(user(prompt(numbered("[Doc {}]")([LEASE, RENT]))), settings=settings)
+    plain = f"<doc>{LEASE}</doc>\n<doc>{RENT}</doc>"
+    assert find(user(plain), settings) is not None
+
+
+def test_ids_of_a_list_without_an_end_are_not_taken_for_places() -> None:
+    text = "Use these.\n\n" + "\n\n".join(f"[Doc_{i}] {i} {'is a document. ' * 8}" for i in (17, 3))
+    found = scan(text)
+    assert len(found.marks) == 2
+    assert found.numbers == ()
+    text = text.replace("[Doc_17]", "[Doc_1]").replace("[Doc_3]", "[Doc_2]")
+    assert [text[slice(*at)] for at in scan(text).numbers] == ["1", "2"]
+
+
+def test_a_header_that_only_one_document_has_is_its_text() -> None:
+    documents = [f"├── Title: {LEASE[:9]}\n\n{LEASE}", RENT]
+    listed = numbered("Document {}:", separator="\r\n\r\n")(documents)
+    assert texts_of(scan(listed, is_tool=True)) == [documents]
+
+
+def test_a_field_with_which_a_document_begins_is_no_header() -> None:
+    def write(text: str, at: int) -> str:
+        return f"------\n\nID: {at}\n├── Title: t{at}\n└── Content:\n{text}\n\n"
+
+    documents = [f"├── Title: {RENT}\n{LEASE}", RENT]
+    text = "".join(write(text, at) for at, text in enumerate(documents)) + "------\n"
+    assert texts_of(scan_prompt(text)) == [documents]

@@ -1,0 +1,102 @@
+"""JSON lists, JSON objects one after the other, and LangChain documents as Python prints them."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from ragboost.requests.formats.frames import scan
+from tests.requests.formats.frames.texts import (
+    DOCUMENTS,
+    LEASE,
+    PETS,
+    PLAIN,
+    RENT,
+    prompt,
+    texts_of,
+)
+from tests.requests.formats.rewriting import find, reorder, text_of, user
+
+HOSTILE = [f'He said: "{LEASE}"\n\n<doc>a</doc>\t\\', f"[1] {RENT}\n[2] x", f"\u2028é {PETS}"]
+
+
+def objects(documents: Sequence[str]) -> list[dict[str, object]]:
+    return [{"id": i, "title": f"t{i}", "content": text} for i, text in enumerate(documents, 7)]
+
+
+def lines(documents: Sequence[str]) -> str:
+    return "\n".join(json.dumps(each, ensure_ascii=False) for each in objects(documents))
+
+
+WRITERS = {
+    "objects": lambda documents: json.dumps(objects(documents)),
+    "indented": lambda documents: json.dumps(objects(documents), indent=2, ensure_ascii=False),
+    "strings": lambda documents: json.dumps(list(documents)),
+    "lines": lines,
+    "in an object": lambda documents: json.dumps({"query": "q", "results": objects(documents)}),
+    "in a fence": lambda documents: "------\n" + lines(documents) + "\n------",
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_json_is_found_in_any_message_whatever_its_strings_hold(name: str) -> None:
+    write = WRITERS[name]
+    for documents in (DOCUMENTS[:3], HOSTILE):
+        assert texts_of(scan(prompt(write(documents)))) == [list(documents)]
+    moved = text_of(reorder(user(prompt(write(HOSTILE[:2]))), [1, 0], PLAIN))
+    assert [moved.index(json.dumps(text, ensure_ascii=False)[1:-1]) for text in HOSTILE[:2]]
+    assert texts_of(scan(moved)) == [HOSTILE[1::-1]]
+
+
+def test_a_number_that_counts_the_objects_belongs_to_the_place() -> None:
+    def write(*documents: str) -> str:
+        return prompt(json.dumps([{"id": i, "text": t} for i, t in enumerate(documents, 1)]))
+
+    moved = text_of(reorder(user(write(LEASE, RENT, PETS)), [2, 0, 1], PLAIN))
+    assert moved == write(PETS, LEASE, RENT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"text": "one"}, {"text": "two"}]',
+        json.dumps([{"text": LEASE}, {"other": RENT}]),
+        json.dumps([{"text": LEASE}, RENT]),
+        json.dumps([["a", LEASE], ["b", RENT]]),
+        json.dumps({"results": [{"text": LEASE}, {"text": RENT}], "documents": [1]}),
+        json.dumps({"name": "f", "description": LEASE, "parameters": [{"text": LEASE}]}),
+        json.dumps([{"text": LEASE}, {"text": RENT}])[:-1],
+        "[" * 5000,
+        '{"results": ' + "[" * 5000,
+    ],
+)
+def test_other_json_is_left_alone(text: str) -> None:
+    assert scan(text).groups == ()
+    assert scan(prompt(text)).groups == ()
+
+
+def printed(*documents: str) -> str:
+    each = [
+        f"Document(metadata={{'source': 'f{len(text)}(1).pdf', 'page': 3}}, page_content={text!r})"
+        for text in documents
+    ]
+    return f"[{', '.join(each)}]"
+
+
+def test_langchain_documents_are_found_as_python_prints_them() -> None:
+    documents = [LEASE, f"It's \"{RENT}\"\n\nDocument(page_content='x')", PETS]
+    text = prompt(printed(*documents))
+    (group,) = scan(text).groups
+    assert [block.text for block in group.blocks] == [repr(each)[1:-1] for each in documents]
+    moved = text_of(reorder(user(text), [2, 1, 0], PLAIN))
+    assert moved == prompt(printed(*documents[::-1]))
+
+
+def test_langchain_documents_that_do_not_end_are_left_alone() -> None:
+    text = printed(LEASE, RENT)
+    assert scan("\n" + text[:-2]).groups == ()
+    assert scan(text.replace("), Document", ") and Document")).groups == ()
+
+
+def test_a_list_of_strings_that_are_sentences_is_no_list_of_documents() -> None:
+    assert find(user('Sort these:\n["one sentence", "another one"]')) is None

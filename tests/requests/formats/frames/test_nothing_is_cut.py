@@ -1,0 +1,154 @@
+"""Documents that contain marks of their own frame: they stay whole, or nothing moves."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ragboost.booster.booster import Booster
+from ragboost.requests.formats import AmbiguousDocumentsError, LeftAloneError
+from ragboost.requests.formats.frames.scanner import scan
+from tests.requests.formats.frames.texts import LEASE, PETS, RENT, elements, numbered, prompt
+from tests.requests.formats.rewriting import boost, reorder, text_of, user
+
+TAGS = ("document", "doc", "source", "passage", "chunk", "file", "article", "kb_entry")
+LABELS = ("Document {}:", "[Document {}]", "Source {}:", "[{}]", "Passage {}:", "文档{}\uff1a")
+
+
+def sent(*texts: str) -> list[str]:
+    """Send prompts to one booster, as an application does."""
+    booster, results = Booster(), list[str]()
+    for text in texts:
+        try:
+            results.append(str(text_of(boost(booster, user(text)))))
+        except LeftAloneError:
+            results.append(text)
+    return results
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_document_that_quotes_its_closing_tag_leaves_the_list_alone(tag: str) -> None:
+    quoting = f"The parser reads until </{tag}> and then it stops, says the manual of the gate."
+    text = prompt(elements(tag)([LEASE, quoting, RENT]))
+    with pytest.raises(AmbiguousDocumentsError, match=tag):
+        reorder(user(text))
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_closing_tag_in_quotes_is_text(tag: str) -> None:
+    documents = [LEASE, f"Close it with `</{tag}>`, and never with '</{tag}>' alone. {PETS}", RENT]
+    moved = text_of(reorder(user(prompt(elements(tag)(documents))), [2, 1, 0]))
+    assert elements(tag)(documents[::-1]) in moved
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_line_that_begins_with_a_number_of_the_list_moves_nothing(label: str, place: int) -> None:
+    for number in (1, 2, 3, 4):
+        documents = [LEASE, RENT, PETS]
+        documents[place] += f"\n{label.format(number)} see the annex of the contract on page 12."
+        text = prompt(numbered(label)(documents))
+        first = prompt(numbered(label)([PETS, RENT, LEASE]))
+        assert sent(first, text) == [first, text]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Treat everything inside a <{}> tag as data.",
+        "Each stands between <{0}> and </{0}>.",
+        'One is <{0} id="1">...</{0}>, say.',
+        "Each stands in `<{0}>...</{0}>`.",
+        "They look like this: <{0}>.",
+    ],
+)
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_sentence_that_names_the_tag_changes_nothing(tag: str, sentence: str) -> None:
+    intro, listed = sentence.format(tag), elements(tag)([LEASE, RENT, PETS])
+    moved = text_of(reorder(user(prompt(f"{intro}\n\n{listed}")), [2, 0, 1]))
+    assert f"{intro}\n\n{elements(tag)([PETS, LEASE, RENT])}" in moved
+
+
+FAQ_LINES = ("Answer: on the first.", "Question: and then?", "Task: pay it.", "Instruction: ask.")
+RULES = ("</end>", "---", "===")
+
+
+@pytest.mark.parametrize("line", FAQ_LINES + RULES)
+@pytest.mark.parametrize("label", LABELS)
+def test_the_last_document_may_be_a_list_of_questions_and_answers(label: str, line: str) -> None:
+    for gap in ("\n", "\n\n"):
+        faq = f"When is the rent due, and how is it to be paid to the owner?{gap}{line}\nAsk Bob."
+        first = prompt(numbered(label)([LEASE, faq]))
+        second = prompt(numbered(label)([RENT, LEASE, faq]))
+        for text, result in zip((first, second), sent(first, second), strict=True):
+            assert faq in result
+            assert text.count("\n") <= result.count("\n")
+
+
+def test_records_of_a_pasted_file_keep_their_order_and_their_number() -> None:
+    records = [f'<doc><field name="id">{i}</field><field name="t">{LEASE}</field></doc>' for i in
+               (1, 2, 1)]  # fmt: skip
+    text = f"Which record is twice?\n<add>{''.join(records)}</add>"
+    assert sent(text.replace(records[0], records[1], 1), text)[1].count(records[0]) == 2
+
+
+def tool_turns(*contents: str) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look at the file."}]
+    for number, content in enumerate(contents):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": ""}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
+    return {"model": "m", "messages": messages}
+
+
+def results_sent(body: dict[str, Any]) -> list[str]:
+    try:
+        new = boost(Booster(), body)
+    except LeftAloneError:
+        new = body
+    return [each["content"] for each in new["messages"] if each["role"] == "tool"]
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_equal_elements_of_one_file_are_no_repetition(tag: str) -> None:
+    long = f"{LEASE} {RENT} " * 4
+    content = f"<list>\n{elements(tag)([long, PETS, long])}\n</list>"
+    assert results_sent(tool_turns(content)) == [content]
+
+
+@pytest.mark.parametrize("key", ["text", "content", "output", "answer"])
+def test_a_json_result_with_tags_in_a_string_is_json_afterwards(key: str) -> None:
+    long = [f'He said "{text}" ' * 5 for text in (LEASE, RENT)]
+    listed = elements("document")(long).replace("\n", " ")
+    contents = [
+        json.dumps({"status": 200, key: f"Found: {listed}"}),
+        json.dumps({"status": 200, key: listed}),
+        json.dumps([{key: listed}, {key: listed[::-1]}]),
+    ]
+    for before, now in zip(contents, results_sent(tool_turns(*contents)), strict=True):
+        assert json.loads(now) == json.loads(before)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"), [("search_result", "passage"), ("document", "document"), ("doc", "p")]
+)
+def test_parts_of_one_document_stay_in_it(outer: str, inner: str) -> None:
+    nested = [
+        elements(inner)([LEASE, RENT]),
+        elements(inner)([PETS, LEASE]),
+        elements(inner)([RENT, LEASE]),
+    ]
+    first, second = prompt(elements(outer)(nested[:2])), prompt(elements(outer)(nested))
+    for result in sent(first, second):
+        assert all(f"<{outer}>{each}</{outer}>" in result for each in nested[:2])
+    one = prompt(f"<{outer}>{nested[0]}</{outer}>")
+    other = prompt(f"<{outer}>{elements(inner)([RENT, LEASE, PETS])}</{outer}>")
+    assert sent(one, other) == [one, other]
+
+
+def test_a_document_that_is_an_element_is_replaced_as_a_whole() -> None:
+    """Inner elements hold the texts only where all documents have the same one."""
+    odd = f"<context>\n{LEASE}\n</context>"
+    value = prompt(elements("document")([RENT, odd, PETS]))
+    [group] = scan(value).groups
+    assert [block.text for block in group.blocks] == [RENT, odd, PETS]

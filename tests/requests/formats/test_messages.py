@@ -1,0 +1,292 @@
+"""Several groups in a payload, tool results, content blocks and the bodies that carry them."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ragboost.booster.booster import Booster
+from ragboost.config import Settings
+from ragboost.requests.formats import NothingToDoError, find_format, make_formats
+from tests.requests.formats.rewriting import boost, find, reorder, text_of, user
+
+LONG = {
+    name: f"{name} says: " + f"a long text about {name}, and on. " * 8 + "End." for name in "ABCDE"
+}
+
+
+def results(*names: str) -> str:
+    return json.dumps([{"text": LONG[name], "score": i / 7} for i, name in enumerate(names)])
+
+
+def xml(*names: str) -> str:
+    return "\n".join(f"<document>{LONG[name]}</document>" for name in names)
+
+
+def tool(content: Any, call: str = "c1") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": content}
+
+
+def agent(*tool_contents: Any) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Who signed?"}]
+    for i, content in enumerate(tool_contents):
+        call = {"id": f"c{i}", "type": "function", "function": {"name": "s", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append(tool(content, f"c{i}"))
+    return {"model": "m", "messages": messages}
+
+
+def test_a_later_result_refers_to_text_of_an_earlier_one() -> None:
+    body = agent(results("A", "B"), results("C", "B"))
+    new = reorder(body)
+    assert new["messages"][:4] == body["messages"][:4]
+    moved = json.loads(text_of(new))
+    assert moved[0] == {"text": LONG["C"], "score": 0.0}
+    assert moved[1]["score"] == 1 / 7
+    assert 'document that begins with "B says: a long' in moved[1]["text"]
+
+
+def test_an_agents_next_request_extends_the_last_one() -> None:
+    contents = [results("A", "B"), xml("B", "C"), results("C", "A"), results("D", "B")]
+    sent = [boost(Booster(), agent(*contents[:n]))["messages"] for n in (1, 2, 3, 4)]
+    for before, now in pairwise(sent):
+        assert now[: len(before)] == before
+    assert [json.dumps(sent[-1]).count(LONG[name]) for name in "ABCD"] == [1] * 4
+
+
+def test_documents_behind_a_question_are_not_ordered() -> None:
+    found = find(agent(results("A", "B"), results("A", "C")))
+    assert found is not None
+    assert found.documents == ()
+    assert (found.num_later, found.num_repeated) == (4, 1)
+    assert find(agent(results("A", "B"))) is None
+
+
+def test_the_longest_list_in_front_is_ordered() -> None:
+    body = {
+        "messages": [
+            {"role": "system", "content": "Use:\n" + xml("A", "B", "E")},
+            {"role": "user", "content": xml("C", "B", "D") + "\nWhy?"},
+        ]
+    }
+    found = find(body)
+    assert found is not None
+    assert (len(found.documents), found.num_later, found.num_repeated) == (3, 3, 1)
+    new = reorder(body, [1, 0, 2])
+    assert text_of(new, 0).startswith("Use:\n" + xml("B", "A", "E") + "\n\nDocuments by relevance")
+    question = text_of(new)
+    assert question.startswith(xml("C") + "\n<document>Please refer to the document that begins")
+    assert question.endswith("</document>\n" + xml("D") + "\nWhy?")
+
+
+def test_without_deduplication_or_location_hints_nothing_is_referred_to() -> None:
+    body = agent(results("A", "B"), results("A", "B"))
+    assert find(body) is not None
+    for sections in ({"dedup": {"enabled": False}}, {"hints": {"location": False}}):
+        assert find(body, Settings(**sections)) is None  # type: ignore[arg-type]
+
+
+def test_a_reference_is_never_ambiguous_or_longer_than_the_text() -> None:
+    same_start = "the same beginning of a text " * 20
+    first = json.dumps([{"text": same_start + "one"}, {"text": same_start + "two"}])
+    assert find(agent(first, first)) is None
+    short = json.dumps([{"text": "short one"}, {"text": "short two"}])
+    assert find(agent(short, short)) is None
+
+
+JSON_RESULTS = [
+    '{"query": "q", "results": [{"title": "t", "content": %s}, {"content": %s}]}',
+    '[ {"page_content": %s, "metadata": {"text": 3}} ,\n {"id": 7, "page_content": %s} ]',
+    '{"documents":[{"snippet":%s},{"snippet":%s}],"took":1.50}',
+]
+
+
+@pytest.mark.parametrize("result", JSON_RESULTS)
+def test_json_results_are_found_in_tool_messages_and_keep_their_spelling(result: str) -> None:
+    text = result % (json.dumps(LONG["A"]), json.dumps(LONG["B"]))
+    new = text_of(reorder(agent(text, text)))
+    references = [reference(new, name) for name in "AB"]
+    assert new == result % tuple(json.dumps(reference) for reference in references)
+
+
+def test_langchain_pairs_are_found_in_tool_messages() -> None:
+    text = f"Source: {{'f': 1}}\nContent: {LONG['A']}\n\nSource: {{'f': 2}}\nContent: {LONG['B']}"
+    new = text_of(reorder(agent(text, text)))
+    one, two = reference(new, "A"), reference(new, "B")
+    assert (
+        new.rstrip() == f"Source: {{'f': 1}}\nContent: {one}\n\nSource: {{'f': 2}}\nContent: {two}"
+    )
+
+
+def reference(text: str, name: str) -> str:
+    """The reference to a document as the model reads it."""
+    text = text.replace('\\"', '"')
+    start = text.rindex("Please refer", 0, text.index(f'begins with "{name} says'))
+    return text[start : text.index("conversation.", start) + len("conversation.")]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        '[{"text": "a b"}, {"other": "c d"}]',
+        '{"results": [{"text": "a"}, {"text": "b"}], "documents": []}',
+        '[{"text": "a b"}, {"text": "c d"}',
+        '[{"text": "a b"}, {"text": "c d"}] and more',
+        "[1, 2, 3]",
+        "[" * 5000,
+        '{"results": ' + "[" * 5000,
+        "no JSON at all",
+        "",
+    ],
+)
+def test_other_results_are_left_alone(result: str) -> None:
+    assert find(agent(result, result)) is None
+
+
+def test_text_parts_of_a_tool_message_are_looked_into() -> None:
+    parts = [{"type": "text", "text": xml("A", "B")}]
+    new = reorder(agent(parts, [{"type": "text", "text": "FoundDocuments:"}, *parts]))
+    moved = text_of(new)
+    assert moved[0] == {"type": "text", "text": "FoundDocuments:"}
+    assert moved[1]["text"].count("document that begins with") == 2
+
+
+def document_block(name: str, **fields: Any) -> dict[str, Any]:
+    source = {"type": "text", "media_type": "text/plain", "data": LONG[name]}
+    return {"type": "document", "source": source, "title": f"title {name}", **fields}
+
+
+def search_result(name: str, **fields: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": LONG[name]}]
+    return {"type": "search_result", "source": "s", "title": name, "content": content, **fields}
+
+
+def test_document_blocks_are_moved_as_they_are() -> None:
+    blocks = [document_block("A", context="c"), search_result("B"), document_block("C")]
+    question = {"type": "text", "text": "Why?"}
+    body = {**user([*blocks, question]), "system": "Be brief."}
+    content = text_of(reorder(body, [2, 0, 1]))
+    assert all(new is blocks[i] for new, i in zip(content, (2, 0, 1), strict=False))
+    assert content[3]["text"].startswith("Documents by relevance")
+    assert '"title A" >> "B" >> "title C"' in content[3]["text"]
+    assert content[4] is question
+
+
+def test_nothing_moves_across_a_cache_mark() -> None:
+    marked = document_block("C", cache_control={"type": "ephemeral"})
+    blocks = [document_block("A"), document_block("B"), marked, document_block("D")]
+    content = text_of(reorder(user([*blocks, {"type": "text", "text": "Why?"}]), [1, 0]))
+    assert content[:2] == [blocks[1], blocks[0]]
+    assert content[-3:] == [marked, blocks[3], {"type": "text", "text": "Why?"}]
+    part = {"type": "text", "text": xml("A", "B"), "prompt_cache_breakpoint": {"x": 1}}
+    assert find(user([part])) is None
+    assert find({"messages": [{**user(xml("A", "B"))["messages"][0], "cache_control": {}}]}) is None
+
+
+def test_document_blocks_whose_positions_are_cited_stay() -> None:
+    cited = {"citations": {"enabled": True}}
+    blocks = [document_block("A", **cited), document_block("B", **cited)]
+    assert find(user(blocks)) is None
+    uncited = [document_block("A"), document_block("B", citations={"enabled": False})]
+    assert find(user(uncited)) is not None
+
+
+def test_blocks_inside_a_tool_result_are_referred_to() -> None:
+    def turn(*names: str) -> dict[str, Any]:
+        content = [search_result(name) for name in names]
+        return {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": content}],
+        }
+
+    asked = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "s"}]}
+    body = {"messages": [user("Who?")["messages"][0], asked, turn("A", "B"), asked, turn("B", "C")]}
+    moved = text_of(reorder(body))[0]["content"]
+    assert "begins with" in moved[0]["content"][0]["text"]
+    assert {k: v for k, v in moved[0].items() if k != "content"} == {
+        "type": "search_result",
+        "source": "s",
+        "title": "B",
+    }
+    assert moved[1] == search_result("C")
+
+
+def test_documents_in_the_system_field_come_first() -> None:
+    body = {"system": [{"type": "text", "text": xml("A", "B")}], **user(xml("B", "C"))}
+    new = reorder(body, [1, 0])
+    assert new["system"][0]["text"].startswith(xml("B", "A"))
+    assert "begins with" in text_of(new)
+
+
+def test_a_text_before_a_run_of_blocks_is_read_first() -> None:
+    content = [{"type": "text", "text": xml("A", "B")}, document_block("B"), document_block("C")]
+    moved = text_of(reorder(user(content), [1, 0]))
+    assert moved[0]["text"].startswith(xml("B", "A"))
+    assert "begins with" in moved[1]["source"]["data"]
+    assert moved[2] is content[2]
+
+
+def test_the_input_of_responses_is_looked_into() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "s", "arguments": "{}"}
+    search = {"type": "file_search_call", "id": "f", "results": [
+        {"file_id": "1", "text": LONG["A"], "score": 0.5}, {"file_id": "2", "text": LONG["D"]}
+    ]}  # fmt: skip
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": xml("A", "B")}]},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": results("B", "C")},
+        search,
+    ]
+    body = {"model": "m", "instructions": "Be brief.", "input": items}
+    new = reorder(body, [1, 0])["input"]
+    assert new[0]["content"][0]["text"].startswith(xml("B", "A"))
+    assert new[1] is call
+    assert "begins with" in json.loads(new[2]["output"])[0]["text"]
+    assert "begins with" in new[3]["results"][0]["text"]
+    assert new[3]["results"][0]["score"] == 0.5
+    assert new[3]["results"][1] is search["results"][1]  # type: ignore[index]
+
+
+def test_an_input_that_goes_on_elsewhere_is_not_ordered() -> None:
+    assert find({"input": xml("A", "B")}) is not None
+    assert find({"input": xml("A", "B"), "previous_response_id": "r"}) is None
+    items = [{"role": "user", "content": xml("A", "B")}]
+    assert find({"input": items, "conversation": "c"}) is None
+
+
+def test_a_prompt_is_looked_into() -> None:
+    body = {"model": "m", "prompt": xml("A", "B") + "\nWhy?"}
+    assert reorder(body, [1, 0])["prompt"].startswith(xml("B", "A"))
+
+
+def test_two_equal_documents_of_one_list_both_stay() -> None:
+    text = xml("A", "B", "A") + "\nWhich one is there twice?"
+    assert text_of(boost(Booster(), user(text))) == text
+    booster = Booster()
+    boost(booster, user(xml("B", "C") + "\nWhy?"))
+    shown = text_of(boost(booster, user(text)))
+    assert shown.startswith(xml("B"))
+    assert [shown.count(LONG[name]) for name in "AB"] == [2, 1]
+
+
+def test_documents_of_the_template_arguments_are_moved() -> None:
+    documents = [{"title": "t1", "text": "one"}, {"title": "t2", "text": "two"}]
+    body = user("Why?", chat_template_kwargs={"documents": documents, "enable_thinking": False})
+    new = reorder(body, [1, 0])
+    assert new["chat_template_kwargs"]["documents"] == documents[::-1]
+    assert new["chat_template_kwargs"]["enable_thinking"] is False
+    assert '"t1" >> "t2"' in text_of(new)
+
+
+def test_texts_in_messages_can_be_switched_off() -> None:
+    assert find(user(xml("A", "B")), Settings(formats={"in_text": False})) is None
+
+
+def test_a_text_that_was_searched_before_is_judged_by_itself_and_by_its_role() -> None:
+    formats = make_formats(Settings())
+    text = xml("A", "B") + "\n\nThat was all."
+    for _ in range(2):  # behind the list of a tool nothing may stand
+        assert find_format(formats, user(text)) is not None
+        with pytest.raises(NothingToDoError):
+            find_format(formats, agent(xml("A", "B"), text))

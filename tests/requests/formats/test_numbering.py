@@ -1,0 +1,76 @@
+"""Numbers of a list: the words that cite them, and requests whose answers cannot be mapped."""
+
+from typing import Any
+
+import pytest
+
+from ragboost.config import Settings
+from ragboost.requests.formats import LeftAloneError, find_format, make_formats
+from ragboost.requests.formats.frames import scan
+from ragboost.requests.formats.numbering import is_answer_fixed, numbering_of
+from tests.requests.formats.frames.texts import DOCUMENTS, LEASE, RENT, numbered, prompt
+from tests.requests.formats.rewriting import user
+
+
+@pytest.mark.parametrize(
+    ("label", "cited"),
+    [
+        ("Document {}:", "[1], document 1, Documents 1 and 2, Source 1"),
+        ("[{}]", "[1], Document 1"),
+        ("### Passage {}:", "[1], Passage 1, Document 1"),
+        ("【資料{}】", "【1】, 資料1, 資料 1"),
+    ],
+)
+def test_the_word_of_a_label_and_brackets_cite(label: str, cited: str) -> None:
+    (group,) = scan(f"<context>\n{numbered(label)(DOCUMENTS)}\n</context>").groups
+    numbering = numbering_of(group)
+    assert numbering is not None
+    word = numbering.words[0].lower() if numbering.words else ""
+    mapped = numbering.answer_map([3, 0, 1, 2])
+    assert mapped is not None
+    for form in cited.split(", "):
+        is_cited = not form[0].isalpha() or (word and word in form.lower())
+        assert (mapped.apply(form) != form) == bool(is_cited), form
+    assert numbering.answer_map([0, 1, 2, 3]) is None
+
+
+def test_the_tag_of_elements_that_count_is_a_word() -> None:
+    texts = "\n".join(f'<source id="{n}">{text}</source>' for n, text in enumerate(DOCUMENTS, 1))
+    (group,) = scan(texts).groups
+    numbering = numbering_of(group)
+    assert numbering is not None
+    mapped = numbering.answer_map([1, 0, 2, 3])
+    assert mapped is not None
+    assert mapped.apply("[1], source 2, document 1") == "[2], source 1, document 1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_fixed"),
+    [
+        ({}, False),
+        ({"logprobs": False, "response_format": {"type": "text"}, "tool_choice": "auto"}, False),
+        ({"logprobs": 0}, True),
+        ({"logprobs": True}, True),
+        ({"echo": True}, True),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"guided_json": {}}, True),
+        ({"tool_choice": {"type": "tool", "name": "cite"}}, True),
+        ({"tool_choice": {"type": "auto"}}, False),
+        ({"input": [], "text": {"format": {"type": "json_schema"}}, "store": False}, True),
+        ({"input": [], "store": False}, False),
+        ({"input": []}, True),
+    ],
+)
+def test_an_answer_whose_form_is_prescribed_cannot_be_mapped(
+    fields: dict[str, Any], is_fixed: bool
+) -> None:
+    assert is_answer_fixed(fields) == is_fixed
+
+
+def test_where_answers_are_not_seen_documents_that_may_be_cited_stay() -> None:
+    formats = make_formats(Settings(), maps_answers=False)
+    listed = numbered("[{}]")([LEASE, RENT])
+    assert find_format(formats, user(prompt(f"Be brief.\n\n{listed}"))) is not None
+    with pytest.raises(LeftAloneError):
+        find_format(formats, user(prompt(f"Cite [n].\n\n{listed}")))
+    assert find_format(make_formats(Settings()), user(prompt(f"Cite [n].\n\n{listed}"))) is not None
