@@ -29,10 +29,16 @@ EXTRAS = (  # litellm requires older packages than the engine
     ("litellm",),
 )
 LOWEST_TESTS = (
-    *("index", "ordering", "dedup", "formats", "sessions", "batch", "engine_hooks"),
+    *("index", "ordering", "dedup", "batch", "engine_hooks"),
     *("booster/test_booster.py", "hints", "test_config.py", "cache_sync"),
-    *("rewriting/test_prompt_prefix.py", "rewriting/test_sent_history.py"),
-    *("serving", "proxy/asgi", "proxy/upstream/test_relay.py", "proxy/routes/test_sessions.py"),
+    *("requests/formats", "requests/test_prompt_prefix.py", "requests/test_history.py"),
+    *(
+        "proxy/serving",
+        "proxy/sessions",
+        "proxy/asgi",
+        "proxy/upstream/test_relay.py",
+        "proxy/routes/test_sessions.py",
+    ),
 )
 
 

@@ -118,10 +118,10 @@ def request() -> str:
     """Draw the path of a request through the packages of the proxy."""
     steps = {
         (40, 130): ("proxy/routes", "1. read the body"),
-        (300, 130): ("rewriting", "2. find documents,", "recall what was sent"),
+        (300, 130): ("requests", "2. find documents,", "recall what was sent"),
         (560, 130): ("proxy/routing", "3. choose a backend,", "wait for a place"),
         (560, 250): ("booster", "4. order, de-duplicate,", "add hints"),
-        (300, 250): ("rewriting", "5. write the documents", "back into the body"),
+        (300, 250): ("requests", "5. write the documents", "back into the body"),
         (40, 250): ("proxy/upstream", "6. send, relay the", "response bytes"),
     }
     parts = [
