@@ -196,10 +196,8 @@ async def _call(app: ProxyApp, asked: Sendable, backend: Backend) -> Reply:
     events: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[Any] = []
 
-    def watch(leave: Callable[[], None] | None) -> None:
-        if leave is not None:
-            backend.leave[asked.number] = leave
-
+    left = asyncio.Event()
+    backend.leave[asked.number] = left.set
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -213,11 +211,11 @@ async def _call(app: ProxyApp, asked: Sendable, backend: Backend) -> Reply:
         "headers": [*asked.headers, (b"content-type", b"application/json")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
-        # As the proxy's own server tells it that the client has disconnected.
-        "extensions": {"ragboost.connection": {"watch": watch}},
     }
 
     async def receive() -> Any:
+        if not events:
+            await left.wait()
         return events.pop() if events else {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
