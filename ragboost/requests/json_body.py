@@ -6,7 +6,8 @@ integers, odd spacing. Knows JSON, not the meaning of the fields.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -29,6 +30,8 @@ _MAX_CONTAINERS = 250_000
 _MAX_MESSAGES = 10_000
 _MAX_DIGITS = 4_000  # of an integer; Python refuses a little more
 _CONTAINERS = frozenset({dict, list})
+_SPACE = re.compile(r"[ \t\n\r]*")
+_SPLITTER = json.JSONDecoder()
 
 
 Link = bytes
@@ -150,7 +153,7 @@ class JsonBody:
             raise MalformedBodyError(_TOO_DEEP) from None
         if not isinstance(fields, dict):
             raise MalformedBodyError(f"the body is a JSON {json_type(fields)}, not an object")
-        return {name: msgspec.Raw(_dump(value)) for name, value in fields.items()}
+        return dict(_split(self.raw))
 
     def elements(self, name: str) -> list[msgspec.Raw]:
         """Return the client's bytes of each element of a field that is a list."""
@@ -158,7 +161,8 @@ class JsonBody:
             try:
                 self._elements[name] = _ELEMENTS.decode(self.raw_fields[name])
             except msgspec.MsgspecError:
-                self._elements[name] = [msgspec.Raw(_dump(value)) for value in self.fields[name]]
+                pieces = _split(bytes(self.raw_fields[name]))
+                self._elements[name] = [element for _, element in pieces]
         return self._elements[name]
 
     def _decode(self, raw: msgspec.Raw) -> Any:
@@ -170,8 +174,8 @@ class JsonBody:
             raise MalformedBodyError(_TOO_DEEP) from None
 
     def _load(self, raw: bytes) -> Any:
-        """Accept what engines accept, too: lone surrogates and NaN. What is encoded of such a body
-        means the same, but is not spelled as the client spelled it."""
+        """Accept what engines accept, too: lone surrogates and NaN. What is encoded again of such a
+        body means the same, but is not spelled as the client spelled it."""
         self._is_lenient = True
         try:
             value = json.loads(raw.decode("utf-8", "surrogatepass"))
@@ -215,6 +219,31 @@ def encode_json(value: Any) -> bytes:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
         return _dump(value)
+
+
+def _split(raw: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
+    """Yield the client's bytes of each field or element, so that a resent message is recognised
+    whatever a later one contains."""
+    text = raw.decode("utf-8", "surrogatepass")
+    at = _behind_space(text, 0)
+    is_object = text[at] == "{"
+    at = _behind_space(text, at + 1)
+    while text[at] not in "]}":
+        name = ""
+        if is_object:
+            name, at = _SPLITTER.raw_decode(text, at)
+            at = _behind_space(text, _behind_space(text, at) + 1)  # the colon
+        end = _SPLITTER.raw_decode(text, at)[1]
+        yield name, msgspec.Raw(text[at:end].encode("utf-8", "surrogatepass"))
+        at = _behind_space(text, end)
+        if text[at] == ",":
+            at = _behind_space(text, at + 1)
+
+
+def _behind_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None, "an empty match is a match"
+    return match.end()
 
 
 def _dump(value: Any) -> bytes:

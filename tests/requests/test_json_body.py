@@ -86,3 +86,11 @@ def test_depth_is_limited_without_recursion() -> None:
     assert JsonBody(nested(128)).fields
     with pytest.raises(MalformedBodyError, match="128 levels"):
         JsonBody(nested(129))
+
+
+def test_messages_keep_their_bytes_whatever_a_later_one_contains() -> None:
+    """So a resent history is recognised, although only the `json` module reads the body."""
+    first, last = b'{"role":  "user", "content": "a"}', rb'{"content": "\ud800", "role": "user"}'
+    body = JsonBody(b'{"model": "m", "messages" : [' + first + b" , " + last + b"]}")
+
+    assert [bytes(element) for element in body.elements("messages")] == [first, last]
