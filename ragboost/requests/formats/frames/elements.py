@@ -70,7 +70,12 @@ def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
             yield Candidate(*spans[0][:2], f"<{name}>")
         for run in runs:
             texts = [text[span.inner_start : span.inner_end] for span in run]
-            if are_documents(name, texts) and not any(map(_is_empty, texts)):
+            if not are_documents(name, texts):
+                continue
+            if any(map(_is_empty, texts)):
+                ends, problem = (run[0].start, run[-1].end), "an element without text"
+                yield Candidate(*ends, f"<{name}>", problem=problem)
+            else:
                 yield candidate(text, f"<{name}>", run)
 
 
@@ -209,7 +214,10 @@ def _block(
 
 
 def _contents(text: str, run: Sequence[Element]) -> list[tuple[int, int]]:
-    """Return where the texts are: maybe in inner elements, if all documents have the same one."""
+    """Return where the texts are: maybe in inner elements, if all documents have the same one.
+
+    Where only some have one, it may be theirs or the frame's: the texts cannot be told apart.
+    """
     inner = [strip(text, span.inner_start, span.inner_end) for span in run]
     tags: set[str] = set()
     contents: list[tuple[int, int]] = []
@@ -217,7 +225,7 @@ def _contents(text: str, run: Sequence[Element]) -> list[tuple[int, int]]:
         tag, *content = _content(text, start, end)
         tags.add(tag)
         contents.append((content[0], content[1]))
-    return contents if len(tags) == 1 else inner
+    return contents if len(tags) == 1 else [(start, start) for start, _ in inner]
 
 
 def _content(text: str, start: int, end: int) -> tuple[str, int, int]:

@@ -146,9 +146,8 @@ def test_parts_of_one_document_stay_in_it(outer: str, inner: str) -> None:
     assert sent(one, other) == [one, other]
 
 
-def test_a_document_that_is_an_element_is_replaced_as_a_whole() -> None:
-    """Inner elements hold the texts only where all documents have the same one."""
-    odd = f"<context>\n{LEASE}\n</context>"
-    value = prompt(elements("document")([RENT, odd, PETS]))
+def test_a_document_that_is_an_element_is_never_replaced() -> None:
+    """Where some documents have an inner element, it may be theirs or the frame's."""
+    value = prompt(elements("document")([RENT, f"<context>\n{LEASE}\n</context>", PETS]))
     [group] = scan(value).groups
-    assert [block.text for block in group.blocks] == [RENT, odd, PETS]
+    assert [block.text for block in group.blocks] == [None] * 3
