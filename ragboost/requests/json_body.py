@@ -31,7 +31,6 @@ _MAX_MESSAGES = 10_000
 _MAX_DIGITS = 4_000  # of an integer; Python refuses a little more
 _CONTAINERS = frozenset({dict, list})
 _SPACE = re.compile(r"[ \t\n\r]*")
-_SPLITTER = json.JSONDecoder()
 
 
 Link = bytes
@@ -59,6 +58,8 @@ def _encode_number(value: Any) -> msgspec.Raw:
 
 _DECODER = msgspec.json.Decoder(float_hook=NumberLiteral)
 _FAST_DECODER = msgspec.json.Decoder()
+# Python's own parser accepts what engines accept, too: lone surrogates and NaN.
+_LENIENT = json.JSONDecoder(parse_float=NumberLiteral, parse_constant=NumberLiteral)
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_number)
 
 
@@ -131,7 +132,11 @@ class JsonBody:
     def encode_bytes(self, value: Any) -> bytes:
         if isinstance(value, msgspec.Raw):
             return bytes(value)
-        return _dump(value) if self._is_lenient else _ENCODER.encode(value)
+        return (
+            _dump(value).encode("utf-8", "surrogatepass")
+            if self._is_lenient
+            else _ENCODER.encode(value)
+        )
 
     def _encode_value(self, value: Any) -> msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
@@ -174,11 +179,10 @@ class JsonBody:
             raise MalformedBodyError(_TOO_DEEP) from None
 
     def _load(self, raw: bytes) -> Any:
-        """Accept what engines accept, too: lone surrogates and NaN. What is encoded again of such a
-        body means the same, but is not spelled as the client spelled it."""
+        """Accept what engines accept, too: lone surrogates and NaN."""
         self._is_lenient = True
         try:
-            value = json.loads(raw.decode("utf-8", "surrogatepass"))
+            value = _LENIENT.decode(raw.decode("utf-8", "surrogatepass"))
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
         except ValueError as error:
@@ -195,11 +199,11 @@ def decode_message(message: Any) -> Any:
     try:
         return _FAST_DECODER.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return json.loads(bytes(message))
+        return _LENIENT.decode(bytes(message).decode("utf-8", "surrogatepass"))
 
 
 def decode_json(raw: bytes) -> Any:
-    """Decode a backend's JSON text; numbers keep their spelling, unless there are lone surrogates.
+    """Decode a backend's JSON text; numbers keep their spelling, lone surrogates are accepted.
     Return None for any other text."""
     try:
         return _DECODER.decode(raw)
@@ -208,7 +212,7 @@ def decode_json(raw: bytes) -> Any:
     except RecursionError:
         return None
     try:
-        return json.loads(raw)
+        return _LENIENT.decode(raw.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return None
 
@@ -218,7 +222,7 @@ def encode_json(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
-        return _dump(value)
+        return _dump(value).encode("utf-8", "surrogatepass")
 
 
 def _split(raw: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
@@ -231,9 +235,9 @@ def _split(raw: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
     while text[at] not in "]}":
         name = ""
         if is_object:
-            name, at = _SPLITTER.raw_decode(text, at)
+            name, at = _LENIENT.raw_decode(text, at)
             at = _behind_space(text, _behind_space(text, at) + 1)  # the colon
-        end = _SPLITTER.raw_decode(text, at)[1]
+        end = _LENIENT.raw_decode(text, at)[1]
         yield name, msgspec.Raw(text[at:end].encode("utf-8", "surrogatepass"))
         at = _behind_space(text, end)
         if text[at] == ",":
@@ -246,12 +250,14 @@ def _behind_space(text: str, at: int) -> int:
     return match.end()
 
 
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), default=_load_raw).encode()
-
-
-def _load_raw(raw: msgspec.Raw) -> Any:
-    return json.loads(bytes(raw))
+def _dump(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{_dump(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_dump, value)) + "]"
+    if isinstance(value, msgspec.Raw):
+        return bytes(value).decode("utf-8", "surrogatepass")
+    return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)
 
 
 def _num_openers(raw: bytes) -> int:

@@ -80,9 +80,11 @@ def test_a_held_out_conversation_stays_as_it_was_sent(
 ) -> None:
     proxy = start_proxy(boost={"share": 0.0})
     history = [{"role": "user", "content": "one?"}]
-    first = ask(proxy.url, messages=history, ragboost={"documents": documents(2, 1)})
+    first = ask(
+        proxy.url, messages=history, ragboost={"documents": documents(2, 1), "session_id": "a"}
+    )
     history += [first.json()["choices"][0]["message"], {"role": "user", "content": "two?"}]
-    ask(proxy.url, messages=history, ragboost={"documents": documents(1, 2)})
+    ask(proxy.url, messages=history, ragboost={"documents": documents(1, 2), "session_id": "a"})
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert after[-1]["content"].count("tells of") == before[-1]["content"].count("tells of")
