@@ -19,7 +19,7 @@ from ragboost.util.cache_events import (
     decode_batch,
 )
 from tests.cache_sync.toy import ToyCache
-from tests.test_cache_events import frames
+from tests.util.test_cache_events import frames
 
 
 def stored(

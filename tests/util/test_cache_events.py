@@ -15,7 +15,7 @@ from ragboost.util.cache_events import (
     encode_batch,
 )
 
-SAMPLES = Path(__file__).parent / "cache_sync" / "samples"
+SAMPLES = Path(__file__).parents[1] / "cache_sync" / "samples"
 
 
 def frames(name: str) -> list[bytes]:

@@ -20,7 +20,7 @@ from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.requests.wires.usage import Usage
 from ragboost.retrieval import BM25Retriever
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_corpus_is_the_documentation_of_this_python() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.redis import PROGRAM
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*options: str, path: str | None = None) -> subprocess.CompletedProcess[str]:

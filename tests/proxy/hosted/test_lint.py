@@ -17,7 +17,7 @@ from ragboost.proxy.hosted.lint.conversations import LastPrompts
 from ragboost.requests.json_body import JsonBody
 
 Body = dict[str, Any]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RULES = "Follow these rules of the house, please.\n" * 40
 MEMORY = [f"The user likes thing number {number} very much." for number in range(6)]
 

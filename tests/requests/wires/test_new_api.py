@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Like Gemini's: other names for the list of messages, a message's parts, instructions and usage.
 CODE = """
 import json
