@@ -89,7 +89,7 @@ def test_what_is_overridden_is_called_by_uvicorn_with_the_same_parameters() -> N
 
 def test_no_other_file_imports_these_internals() -> None:
     package = Path(ragboost.__file__).parent
-    guard = "serving/guarded_protocol.py"
+    guard = "proxy/serving/guarded_protocol.py"
     texts = {str(p.relative_to(package)): p.read_text("utf-8") for p in package.rglob("*.py")}
     pattern = re.compile(r"(import|from) (httptools|uvicorn\.protocols)")
     assert [name for name, text in texts.items() if pattern.search(text)] == [guard]
