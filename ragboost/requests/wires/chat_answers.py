@@ -151,7 +151,8 @@ class _Calls(_Elements):
     def join(self) -> list[Any]:
         places, last = [], 0
         for element in self._elements:
-            last = element.get("index", last) if isinstance(element, dict) else last
+            index = _index(element) if isinstance(element, dict) else None
+            last = last if index is None else index
             places.append(last)
         in_order = sorted(zip(places, super().join(), strict=True), key=lambda pair: pair[0])
         return [_call(call) if isinstance(call, dict) else call for _, call in in_order]

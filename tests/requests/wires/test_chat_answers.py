@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ragboost.requests.wires import chat_answers
@@ -255,6 +255,7 @@ fields = st.sampled_from(
 
 
 @given(st.lists(st.dictionaries(fields, json_values, max_size=3), max_size=6))
+@example([{"tool_calls": [None, {"id": None, "index": ""}]}])
 def test_no_delta_breaks_the_reader(deltas: list[Delta]) -> None:
     reader = AnswerDeltas()
     for delta in deltas:
