@@ -25,7 +25,7 @@ _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = DEADLINE_S
 TESTS = Path(__file__).parent
 # Tests that start processes of their own, or run whole benchmarks, examples and demonstrations.
 PROCESS_TESTS = (
-    *("benchmarks", "demo", "deploy", "research", "integrations"),
+    *("benchmarks", "evaluation/demo", "deploy", "research", "integrations"),
     *("test_docs.py", "test_examples.py", "test_extras.py", "test_hub_models.py"),
     "proxy/test_doctor.py",
     "proxy/test_try.py",
