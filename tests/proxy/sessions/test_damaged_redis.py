@@ -7,7 +7,6 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from ragboost.chunk_cache.store.remote.redis import RedisDriver
 from ragboost.config import SessionSettings
 from ragboost.errors import SessionStoreError, StoreUnavailableError
 from ragboost.proxy.sessions import ChatSession
@@ -55,8 +54,13 @@ async def test_a_reply_that_is_too_large_is_not_read() -> None:
 
 @pytest.mark.parametrize("kind", REPLIES)
 async def test_the_remote_store_of_chunks_fails_in_one_way(kind: str) -> None:
+    remote = pytest.importorskip(
+        "ragboost.chunk_cache.store.remote.redis",
+        reason="needs the extra engine",
+        exc_type=ImportError,
+    )
     async with damaged(REPLIES[kind], is_last=kind in ENDS) as server:
-        driver = RedisDriver(server.url)
+        driver = remote.RedisDriver(server.url)
 
         def ask() -> None:
             for work in (
