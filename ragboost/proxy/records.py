@@ -34,7 +34,7 @@ class Placed(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What was seen of a request beside its documents."""
+    """Findings about a request beside its documents."""
 
     cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
     record: RecordedRequest | None = None  # its shape, for `proxy.record`
@@ -83,7 +83,7 @@ class PreparedRequest(NamedTuple):
 
     @property
     def response_headers(self) -> RawHeaders:
-        """What the client is told of it."""
+        """Headers that tell the client of it."""
         detection, sent = self.parsed.detection, self.sent
         headers = [
             (b"x-ragboost-documents", b"%d" % sent.num_documents),
@@ -100,7 +100,7 @@ class PreparedRequest(NamedTuple):
 
     @property
     def notes(self) -> dict[str, str | int | float | None]:
-        """What the access log and the span say of it."""
+        """Figures for the access log and the span."""
         detection, sent, cache_break = self.parsed.detection, self.sent, self.sent.seen.cache_break
         return {
             "documents": sent.num_documents,
@@ -115,7 +115,7 @@ class PreparedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a request."""
+    """The end of a request."""
 
     endpoint: str  # that the client asked
     team: str  # of the client's API key

@@ -132,11 +132,7 @@ class JsonBody:
     def encode_bytes(self, value: Any) -> bytes:
         if isinstance(value, msgspec.Raw):
             return bytes(value)
-        return (
-            _dump(value).encode("utf-8", "surrogatepass")
-            if self._is_lenient
-            else _ENCODER.encode(value)
-        )
+        return _bytes(_dump(value)) if self._is_lenient else _ENCODER.encode(value)
 
     def _encode_value(self, value: Any) -> msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
@@ -182,7 +178,7 @@ class JsonBody:
         """Accept what engines accept, too: lone surrogates and NaN."""
         self._is_lenient = True
         try:
-            value = _LENIENT.decode(raw.decode("utf-8", "surrogatepass"))
+            value = _LENIENT.decode(_text(raw))
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
         except ValueError as error:
@@ -199,7 +195,7 @@ def decode_message(message: Any) -> Any:
     try:
         return _FAST_DECODER.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _LENIENT.decode(bytes(message).decode("utf-8", "surrogatepass"))
+        return _LENIENT.decode(_text(bytes(message)))
 
 
 def decode_json(raw: bytes) -> Any:
@@ -212,7 +208,7 @@ def decode_json(raw: bytes) -> Any:
     except RecursionError:
         return None
     try:
-        return _LENIENT.decode(raw.decode("utf-8", "surrogatepass"))
+        return _LENIENT.decode(_text(raw))
     except (ValueError, RecursionError):
         return None
 
@@ -222,13 +218,22 @@ def encode_json(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
-        return _dump(value).encode("utf-8", "surrogatepass")
+        return _bytes(_dump(value))
+
+
+def _text(raw: bytes) -> str:
+    """Decode UTF-8 as engines do, with surrogates, which UTF-8 has none of."""
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _split(raw: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
     """Yield the client's bytes of each field or element, so that a resent message is recognised
     whatever a later one contains."""
-    text = raw.decode("utf-8", "surrogatepass")
+    text = _text(raw)
     at = _behind_space(text, 0)
     is_object = text[at] == "{"
     at = _behind_space(text, at + 1)
@@ -238,7 +243,7 @@ def _split(raw: bytes) -> Iterator[tuple[str, msgspec.Raw]]:
             name, at = _LENIENT.raw_decode(text, at)
             at = _behind_space(text, _behind_space(text, at) + 1)  # the colon
         end = _LENIENT.raw_decode(text, at)[1]
-        yield name, msgspec.Raw(text[at:end].encode("utf-8", "surrogatepass"))
+        yield name, msgspec.Raw(_bytes(text[at:end]))
         at = _behind_space(text, end)
         if text[at] == ",":
             at = _behind_space(text, at + 1)
@@ -256,7 +261,7 @@ def _dump(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_dump, value)) + "]"
     if isinstance(value, msgspec.Raw):
-        return bytes(value).decode("utf-8", "surrogatepass")
+        return _text(bytes(value))
     return value.literal if isinstance(value, NumberLiteral) else json.dumps(value)
 
 

@@ -80,7 +80,7 @@ UNREAD = Bypass("malformed_body")
 
 @dataclass(frozen=True, eq=False)
 class ParsedRequest:
-    """What came: the body, and what follows from it."""
+    """A request as it came: the body, and what follows from it."""
 
     body: JsonBody
     tenant_key: TenantKey
@@ -152,8 +152,8 @@ class ParsedRequest:
 
     @cached_property
     def _scope(self) -> bytes:
-        """Whose messages they are: a name stands for its user, model and cache salt; without one,
-        the tenant's, behind these instructions."""
+        """Seed of the links: a conversation's name stands for its user, model and cache salt;
+        without one, the tenant, behind these instructions."""
         if self.session is not None:
             return self.session.encode("utf-8", "surrogatepass")
         body = self.body

@@ -88,7 +88,7 @@ _NOTHING = HistoryDelta()
 
 
 class Conversation:
-    """What is known of one request's conversation.
+    """The known part of one request's conversation.
 
     Args:
         forms: of its messages, oldest first.

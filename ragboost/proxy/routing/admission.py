@@ -29,7 +29,7 @@ class MessagePrefix(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RoutingRequest:
-    """What routing knows about a request; the defaults say that it knows nothing."""
+    """Facts of a request that routing reads; the defaults say that it knows nothing."""
 
     tenant: Tenant | None = None  # whose context indexes hold its documents
     find_leading: Callable[[], Request | None] = lambda: None

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class BackendWatch(ABC, Generic[T]):
-    """What the backends answered last. `open` and `close` belong to the event loop.
+    """The backends' last answers. `open` and `close` belong to the event loop.
 
     A backend that is added has no answer before it has given one; one that is removed is forgotten.
     """

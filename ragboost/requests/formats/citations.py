@@ -105,7 +105,7 @@ class CitationMap:
 
     @cached_property
     def word_pattern(self) -> re.Pattern[str] | None:
-        """What ends before a number that a word of the labels introduces."""
+        """Pattern of the text in front of a number that a word of the labels introduces."""
         if not self.words:
             return None
         gaps = "|".join(map(re.escape, sorted({*_GAPS, *self.gaps}, key=len, reverse=True)))

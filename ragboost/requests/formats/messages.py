@@ -155,19 +155,6 @@ class Messages:
             return ""
         return self._note(layout, order, context)
 
-    def moved_behind(
-        self, body: Mapping[str, Any], found: FoundDocuments, start: int, stop: int
-    ) -> dict[str, Any]:
-        """Return a body in which a part of the text before the documents, given by its offsets,
-        follows these as a paragraph."""
-        layout = found.layout
-        assert isinstance(layout, _Layout), f"another shape's layout: {layout!r}"
-        assert layout.leading is not None, "a request without leading documents"
-        slot, group = layout.leading
-        piece = group.value[start:stop]
-        edits = [Edit(start, stop, ""), group.hinted(str(piece).strip("\n"), at=group.end)]
-        return put(body, slot.path, splice(at_path(body, slot.path), edits))
-
     def _note(self, layout: _Layout, order: Sequence[int], context: Context) -> str:
         assert layout.leading is not None, "a request without leading documents"
         group = layout.leading.group

@@ -66,12 +66,6 @@ def num_instructions(messages: Sequence[Any]) -> int:
     return len(messages)
 
 
-def has_instructions(body: Mapping[str, Any]) -> bool:
-    """Return True if the model reads instructions before anything else."""
-    messages = body.get(message_list(body)) or ()
-    return num_instructions(messages[:1]) > 0 or any(map(body.get, ANY.instructions))
-
-
 def find_slots(body: Mapping[str, Any]) -> list[Slot]:
     """Return the slots in the order in which the model reads them."""
     slots: list[Slot] = []

@@ -220,7 +220,7 @@ class ListModel:
 
         Else the first of them could belong to the document before them.
         """
-        runs = groupby(keys, lambda key: self._neighbours.num[key] == 1)
+        runs = groupby(keys, self._neighbours.is_new)
         sizes = {len(list(run)) for is_new, run in runs if is_new} - {1}
         return not sizes or sizes == counts.sizes
 
@@ -244,7 +244,7 @@ class ListModel:
         inner = range(row.first_moved - self._first[-1], row.last_moved - self._first[-1])
         for i, (first, second) in enumerate(pairwise(keys), 1):
             beside = self._neighbours
-            if beside.num[first] == 1 or beside.num[second] == 1:
+            if beside.is_new(first) or beside.is_new(second):
                 continue
             if beside.are_apart(first, second, _MANY) and beside.are_rarely_together(first, second):
                 joints.append(i)

@@ -37,7 +37,7 @@ class Rule(NamedTuple):
 
 
 class Surroundings:
-    """What stands around the lists of a text, found once, where a list may need it.
+    """The containers and rules around the lists of a text, found once, where a list may need it.
 
     Args:
         hidden: stretches whose lines are not looked at.
