@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -11,6 +12,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
+from ragboost.proxy.serving.guarded_protocol import ON_DISCONNECT
 from ragboost.requests.headers import (
     RawHeaders,
     decode_value,
@@ -24,6 +26,9 @@ _MAX_HELD_BYTES = 8 * 1024 * 1024
 _CONVERSATION = re.compile(r"(/(?:sessions|responses|conversations|threads)/+)[^/]+")
 
 
+Guard = Callable[[Callable[[], None]], None]
+
+
 class ClientExchange:
     """A client's request being served, its ASGI channel, its response, and what is recorded of it.
 
@@ -32,7 +37,8 @@ class ClientExchange:
         with exchange:                # when the request's body has been received
             ...                       # cancelled when the client disconnects
 
-    The cancellation is absorbed. A task reads the ASGI channel meanwhile.
+    The cancellation is absorbed. The server calls when the client disconnects; for one that does
+    not know how, a task reads the ASGI channel meanwhile.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
@@ -40,6 +46,8 @@ class ClientExchange:
         self.receive = receive
         self.send = send
         self.endpoint = endpoint
+        # Of our own server, which calls if the client disconnects, and limits the time of a body.
+        self.guard: Guard | None = scope.get("extensions", {}).get(ON_DISCONNECT)
         # Of the request; those of a body that was decoded say what it is now.
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._path = str(scope["path"])
@@ -66,7 +74,10 @@ class ClientExchange:
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._reader = asyncio.create_task(self._read_until_disconnect())
+        if self.guard is not None:
+            self.guard(self._cancel)
+        else:
+            self._reader = asyncio.create_task(self._read_until_disconnect())
         return self
 
     def __exit__(
@@ -88,6 +99,11 @@ class ClientExchange:
     @property
     def method(self) -> str:
         return str(self.scope["method"])
+
+    @property
+    def is_unanswered(self) -> bool:
+        """No part of a response was sent."""
+        return not self.status or self._head is not None
 
     @property
     def target(self) -> str:
