@@ -36,6 +36,8 @@ LOWEST_TESTS = (
         "proxy/serving",
         "proxy/sessions",
         "proxy/asgi",
+        "proxy/observability/test_instruments.py",
+        "proxy/upstream/test_client.py",
         "proxy/upstream/test_relay.py",
         "proxy/routes/test_sessions.py",
     ),

@@ -9,7 +9,8 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from starlette.datastructures import QueryParams
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
 from ragboost.proxy.serving.guarded_protocol import ON_DISCONNECT
@@ -72,6 +73,11 @@ class ClientExchange:
         self._is_ending = False  # servers report a disconnect after a complete response, too
         self._has_left = False  # the client disconnected before
 
+    @classmethod
+    def of(cls, request: Request, *, endpoint: str) -> Self:
+        """Return the exchange of a request whose body a route reads, and that starlette answers."""
+        return cls(request.scope, request.receive, _send_nothing, endpoint=endpoint)
+
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         if self.guard is not None:
@@ -110,9 +116,9 @@ class ClientExchange:
         """Path and query, encoded as the client sent them, without a path where the app is mounted,
         such as Ray Serve's route prefix."""
         path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
-        mount = quote(self.scope.get("root_path", "")).encode()
-        if mount and path.startswith(mount + b"/"):
-            path = path.removeprefix(mount)
+        if root_path := self.scope.get("root_path"):
+            mount = quote(root_path).encode()
+            path = path.removeprefix(mount) if path.startswith(mount + b"/") else path
         query: bytes = self.scope["query_string"]
         # Without a slash, it could become part of the backend's address.
         if not path.startswith(b"/") and path != b"*":
@@ -190,3 +196,7 @@ class ClientExchange:
         if not self._is_ending and self._task is not None:
             self._has_left = True
             self._task.cancel()
+
+
+async def _send_nothing(_message: Message) -> None:
+    raise AssertionError("the route returns the response")

@@ -1,4 +1,7 @@
-"""Answers as servers frame them, and connections that are used again only when that is safe."""
+"""Answers as servers frame them, and connections that are used again only when that is safe.
+
+Also run against the lowest supported aiohttp, by `scripts/check_packages.py`.
+"""
 
 import asyncio
 import gc
