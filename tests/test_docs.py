@@ -55,6 +55,8 @@ from ragboost.chunk_cache.store.disk import DiskTier
 adapter = ModelAdapter(model)
 reuse = ChunkReuse(adapter, TieredStore(host_bytes=1 << 20))
 """
+LONG = " ".join(f"word{number}" for number in range(60))  # for the dots of a shortened document
+MARKED = "".join(f"<document>{doc['text']} {LONG}</document>\n" for doc in DOCUMENTS) + "Who?"
 FILES: dict[str, list[dict[str, Any]]] = {
     "corpus.jsonl": DOCUMENTS,
     "requests.jsonl": [{"id": "q", "question": "Who?", "documents": DOCUMENTS}],
@@ -72,9 +74,7 @@ FILES: dict[str, list[dict[str, Any]]] = {
             }
         ]
     ],
-    "request.json": [
-        {"model": "m", "messages": [{"role": "user", "content": "<d>a b</d> <d>c d</d> Who?"}]}
-    ],
+    "request.json": [{"model": "m", "messages": [{"role": "user", "content": MARKED}]}],
 }
 BEFORE = {  # what a page tells the reader to have: a model, a corpus, documents of a retriever
     "docs/library.md": """
@@ -205,6 +205,31 @@ def test_the_blocks_of_a_page_run_in_order(
 
     with pasted(page, tmp_path):
         pass
+
+
+def test_the_engine_gets_what_the_readme_shows() -> None:
+    examples = [body for language, body in blocks("README.md") if language == "text"]
+    sent = []
+    with FakeEngine() as engine, ProxyServer(proxy_settings(engine.url)) as proxy:
+        for text in examples[:2]:
+            before, _, after = text.replace("...", LONG).partition("after ")
+            before = before.removeprefix("before")
+            if "ragboost" in before:
+                body = json.loads(f"{{{before}}}")
+                earlier = {**body, "ragboost": {"documents": body["ragboost"]["documents"][::-1]}}
+            else:
+                lease, rent, question = map(str.strip, before.strip().splitlines())
+                body, earlier = (
+                    {"messages": [{"role": "user", "content": "\n".join([*order, question])}]}
+                    for order in ((lease, rent), (rent, lease))
+                )
+            for each in (earlier, body):
+                url = f"{proxy.url}/v1/chat/completions"
+                assert httpx.post(url, json={"model": "m", **each}).status_code == 200
+            sent.append(engine.completions[-1].json["messages"][-1]["content"].split())
+            assert sent[-1] == after.split()
+
+    assert len(sent) == 2
 
 
 def test_the_examples_of_the_session_api_do_what_the_page_says(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def main(name: str, *arguments: str) -> None:
     elif name == "ragboost":
         # With --help the flags are checked, and nothing runs.
         last = ["--help"] if arguments[0] in NOT_RUN else []
+        last = ["--yes"] if arguments[0] == "eval-order" else last  # it asks at a terminal
         os.execv(sys.executable, [sys.executable, "-m", "ragboost", *arguments, *last])
     else:
         last = [os.environ["PAGE_PROXY"] + "/v1"] if arguments[0].startswith("examples/") else []
