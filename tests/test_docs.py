@@ -77,16 +77,6 @@ FILES: dict[str, list[dict[str, Any]]] = {
     "request.json": [{"model": "m", "messages": [{"role": "user", "content": MARKED}]}],
 }
 BEFORE = {  # what a page tells the reader to have: a model, a corpus, documents of a retriever
-    "docs/library.md": """
-retrieved = retrieved_again = documents
-import ragboost
-requests = [ragboost.Request("Who?", documents), ragboost.Request("When?", documents)]
-class usage: prompt_tokens = 100
-cached = 40
-import json, numpy, pathlib
-pathlib.Path("corpus.jsonl").write_text("".join(json.dumps(d) + "\\n" for d in documents))
-embed = lambda texts: numpy.eye(8, dtype="float32")[[len(text) % 8 for text in texts]]
-""",
     "docs/chunk-cache.md": TINY_MODEL,
     "docs/chunk-storage.md": TINY_MODEL
     + REUSE
@@ -178,7 +168,7 @@ def pasted(page: str, folder: Path) -> Iterator[tuple[FakeEngine, list[str]]]:
         env = programs.install(folder / "bin", port=port, proxy=url, backend=engine.url)
         lay_out(folder)
         shell = Shell(folder, env)
-        names: dict[str, object] = {"documents": DOCUMENTS}
+        names: dict[str, object] = {}
         exec(BEFORE.get(page, ""), names)
         said = []
         try:
