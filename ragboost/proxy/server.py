@@ -43,7 +43,7 @@ def serve(settings: Settings) -> None:
 
 
 def _collect_rarely() -> None:
-    """Take garbage collections out of the requests' time: 12 % of it with Python's defaults.
+    """Take garbage collections out of the requests' time: a tenth of it with Python's defaults.
 
     Requests leave no cycles, so that few collections find anything; what was loaded stays.
     """
