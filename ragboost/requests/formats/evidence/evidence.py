@@ -5,14 +5,15 @@ Keeps digests of lines, per tenant, and no texts. Does not know bodies or messag
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple
 
 from ragboost.requests.formats.evidence.line_digests import Digests, TextLine, read_lines
-from ragboost.requests.formats.evidence.open_list import documents
-from ragboost.requests.formats.evidence.recurrence import MIN_OBSERVATIONS, Cut, ListModel, Run
+from ragboost.requests.formats.evidence.list_model import Cut
+from ragboost.requests.formats.evidence.template import Run
 from ragboost.requests.formats.evidence.traffic import Traffic
 from ragboost.requests.formats.frames.not_documents import is_dialogue, is_work
 from ragboost.util.bounded_map import BoundedMap
@@ -26,9 +27,11 @@ _MEAN_CHARS = 160  # of the documents of a list
 _NUM_HEADS = 3  # texts with one beginning, from which on this is a part of the template
 _MAX_TENANTS = 64
 _MAX_BEGINNINGS = 64  # of a tenant, and together
-_MAX_SIZE_BYTES = 1 << 20
+_MAX_SIZE_BYTES = 8 << 20
+_MAX_ALL_BYTES = 64 << 20
 _MAX_DECISIONS = 2048
 _MAX_SPANS = 16_384
+_SPAN_BYTES = 150
 _TTL_S = 86_400.0
 _PLACES = re.compile(
     r"\b(?:first|second|third|fourth|fifth|last|next|previous|\d+(?:st|nd|rd|th))\s+(?:of the\s+)?"
@@ -36,10 +39,6 @@ _PLACES = re.compile(
     r"|(?<!\n)\b(?:document|passage|paragraph|source|excerpt|chunk|article)\s+(?:no\.?\s*|number\s+|#)?\d",
     re.IGNORECASE,
 )
-
-
-_MANY_FRUITLESS = 64
-_READ_ONE_IN = 4
 
 
 class DocumentSpan(NamedTuple):
@@ -52,23 +51,20 @@ class _Tenant:
         self.traffic: BoundedMap[int, Traffic] = BoundedMap(
             max_entries=_MAX_BEGINNINGS, max_size=_MAX_SIZE_BYTES, ttl_s=_TTL_S
         )
-        self.headless = Traffic()
         self.decisions: BoundedMap[int, tuple[DocumentSpan, ...]] = BoundedMap(
             max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
         )
-        self.num_fruitless = 0  # new texts since documents were found in one
 
-    def is_worth_reading(self) -> bool:
-        """Return False for most texts of a tenant whose texts have long shown no documents."""
-        return self.num_fruitless < _MANY_FRUITLESS or self.num_fruitless % _READ_ONE_IN == 0
+    @property
+    def size_bytes(self) -> int:
+        return self.traffic.size + _SPAN_BYTES * self.decisions.size
 
     def copy_of(self, first: TextLine) -> "_Tenant":
         """Return a copy of what is known of texts with this first line."""
         copy = _Tenant()
-        copy.headless = self.headless.copy()
-        for name in {first.key, first.label}:
+        for name in (first.key, first.label, 0):
             if (traffic := self.traffic.peek(name)) is not None:
-                copy.traffic.put(name, traffic.copy())
+                copy.traffic.put(name, deepcopy(traffic))
         return copy
 
 
@@ -80,7 +76,9 @@ class Evidence:
     """
 
     def __init__(self) -> None:
-        self._tenants: BoundedMap[str, _Tenant] = BoundedMap(max_entries=_MAX_TENANTS)
+        self._tenants: BoundedMap[str, _Tenant] = BoundedMap(
+            max_entries=_MAX_TENANTS, max_size=_MAX_ALL_BYTES
+        )
         self._lock = Lock()
 
     def cut(
@@ -107,16 +105,12 @@ class Evidence:
             return self._try(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
         with self._lock:
             known = self._tenants.get(tenant) or _Tenant()
-            self._tenants.put(tenant, known)
             name = hash((text, tuple(marks)))
             spans = known.decisions.get(name)
             if spans is None:
-                spans = ()
-                if is_first_turn:
-                    if known.is_worth_reading():
-                        spans = _learn(known, text, marks)
-                    known.num_fruitless = 0 if spans else known.num_fruitless + 1
+                spans = _learn(known, text, marks) if is_first_turn else ()
                 known.decisions.put(name, spans, size=1 + len(spans))
+            self._tenants.put(tenant, known, size=known.size_bytes)
             return spans
 
     def _try(
@@ -144,40 +138,24 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[DocumentSp
     if len(digests.marks) < len(marks):
         return ()
     best: tuple[DocumentSpan, ...] = ()
-    for name, traffic in _all_traffic(tenant, lines):
-        traffic.add(digests)
-        if name:
-            tenant.traffic.put(name, traffic, size=traffic.size_bytes)
-        spans = _cut(traffic, text, lines)
+    for name, traffic in _all_traffic(tenant, lines[0]):
+        cut = traffic.add(digests)
+        tenant.traffic.put(name, traffic, size=traffic.size_bytes)
+        spans = _spans(text, lines, cut, traffic.texts) if cut is not None else ()
         if len(spans) > len(best):
             best = spans
     return best
 
 
-def _all_traffic(tenant: _Tenant, lines: Sequence[TextLine]) -> list[tuple[int, Traffic]]:
-    """Return what is known of texts with this first line, with its label, and of those whose first
+def _all_traffic(tenant: _Tenant, first: TextLine) -> Iterator[tuple[int, Traffic]]:
+    """Yield what is known of texts with this first line, with its label, and of those whose first
     line is another one each time (0)."""
-    names = {lines[0].key, lines[0].label} - {0}
-    found = [(name, tenant.traffic.get(name) or Traffic()) for name in names]
-    if all(len(traffic.latest()) < _NUM_HEADS for _, traffic in found):
-        found.append((0, tenant.headless))
-    return found
-
-
-def _cut(traffic: Traffic, text: str, lines: Sequence[TextLine]) -> tuple[DocumentSpan, ...]:
-    moved = traffic.moved()
-    texts = traffic.lists(moved)
-    if len(texts) <= MIN_OBSERVATIONS or texts[-1] is not traffic.latest()[-1]:
-        return ()
-    if any(each.copies for each in texts):
-        return ()
-    if len(texts[-1].marks):
-        texts = [each for each in texts if len(each.marks) > 1]
-        runs = documents(texts) if len(texts) > MIN_OBSERVATIONS else ()
-        spans = tuple([DocumentSpan(lines[first].start, lines[end - 1].end) for first, end in runs])
-        return spans if _are_worth_it(text, spans) else ()
-    cut = ListModel(texts, moved).cut()
-    return _spans(text, lines, cut, texts) if cut is not None else ()
+    num = 0
+    for name in dict.fromkeys((first.key, first.label, 0)):
+        traffic = tenant.traffic.get(name) or Traffic()
+        if num < _NUM_HEADS or (name and len(traffic.texts) > num):
+            yield name, traffic
+            num = len(traffic.texts)
 
 
 def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
@@ -194,9 +172,11 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
 def _spans(
     text: str, lines: Sequence[TextLine], cut: Cut, texts: Sequence[Digests]
 ) -> tuple[DocumentSpan, ...]:
-    has_numbers = _has_numbers(lines, cut.runs, texts)
-    if has_numbers is None or not _are_alike(lines, cut, text):
-        return ()
+    has_numbers: bool | None = False
+    if not texts[-1].marks:
+        has_numbers = _has_numbers(lines, cut.runs, texts)
+        if has_numbers is None or not _are_alike(lines, cut, text):
+            return ()
     spans = [
         DocumentSpan(
             lines[first].text_start if has_numbers else lines[first].start, lines[end - 1].end

@@ -199,7 +199,8 @@ def test_memory_is_bounded_however_many_beginnings_and_tenants_there_are() -> No
     assert len(evidence._tenants) <= 64
     traffic = evidence._tenants.peek("a").traffic
     assert len(traffic) <= 64
-    assert traffic.size <= 1 << 20
+    assert traffic.size <= 8 << 20
+    assert evidence._tenants.size <= 64 << 20
 
 
 PARAGRAPHS = st.sampled_from(
