@@ -5,7 +5,7 @@ Keeps digests of lines, per tenant, and no texts. Does not know bodies or messag
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from itertools import pairwise
 from threading import Lock
@@ -147,15 +147,14 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[DocumentSp
     return best
 
 
-def _all_traffic(tenant: _Tenant, first: TextLine) -> Iterator[tuple[int, Traffic]]:
-    """Yield what is known of texts with this first line, with its label, and of those whose first
+def _all_traffic(tenant: _Tenant, first: TextLine) -> list[tuple[int, Traffic]]:
+    """Return what is known of texts with this first line, with its label, and of those whose first
     line is another one each time (0)."""
-    num = 0
-    for name in dict.fromkeys((first.key, first.label, 0)):
-        traffic = tenant.traffic.get(name) or Traffic()
-        if num < _NUM_HEADS or (name and len(traffic.texts) > num):
-            yield name, traffic
-            num = len(traffic.texts)
+    names = {first.key, first.label} - {0}
+    found = [(name, tenant.traffic.get(name) or Traffic()) for name in names]
+    if all(len(traffic.texts) < _NUM_HEADS for _, traffic in found):
+        found.append((0, tenant.traffic.get(0) or Traffic()))
+    return found
 
 
 def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:

@@ -21,25 +21,25 @@ class Traffic:
 
     def __init__(self) -> None:
         self.texts: list[Digests] = []
-        self._latest: dict[int, int] = {}  # the latest text with each line
+        self._holders: dict[int, int] = {}  # bit n: text n has the line
         self._moved: set[int] = set()
         self._num_swaps = 0
         self._in_all_swaps: frozenset[int] = frozenset()
         self._models: dict[bool, ListModel | OpenList] = {}  # by: only the last end is not known
         self._num_lines = 0
-        self._copied = -_MAX_TEXTS  # texts up to the latest one with a line of text twice
 
     @property
     def size_bytes(self) -> int:
         line_bytes = _LINE_BYTES + _MODEL_LINE_BYTES * len(self._models)
-        return _TEXT_BYTES * len(self.texts) + line_bytes * len(self._latest)
+        return _TEXT_BYTES * len(self.texts) + line_bytes * len(self._holders)
 
     def add(self, text: Digests) -> Cut | None:
         """Learn from a text and return its documents, if they are certain."""
         self._compare(text)
-        model = self._model(text) if self._is_list(text) else None
+        is_list = self._is_list(text) and not text.copies
+        model = self._model(text) if is_list else None
         self._remember(text)
-        if not self._is_list(text) or len(self.texts) - self._copied < _MAX_TEXTS:
+        if not is_list or any(t.copies and self._is_list(t) for t in self.texts[-_MAX_TEXTS:]):
             return None
         model = model or self._build(text)
         return model.cut() if model is not None else None
@@ -47,8 +47,8 @@ class Traffic:
     def _build(self, text: Digests) -> ListModel | OpenList | None:
         texts = [
             other
-            for other in self.texts[max(0, self._copied) :]
-            if other.has_marks == text.has_marks and self._is_list(other)
+            for other in self.texts
+            if other.has_marks == text.has_marks and not other.copies and self._is_list(other)
         ]
         if len(texts) <= MIN_OBSERVATIONS:
             return None
@@ -59,7 +59,7 @@ class Traffic:
     def _model(self, text: Digests) -> ListModel | OpenList | None:
         """Return the model of such texts that has learnt from this one, too, if it fits."""
         model = self._models.get(text.has_marks)
-        fits = model is not None and model.template.fits(text, self._latest.keys())
+        fits = model is not None and model.template.fits(text, self._holders.keys())
         return model if model is not None and fits and model.add(text) else None
 
     def _is_list(self, text: Digests) -> bool:
@@ -73,33 +73,49 @@ class Traffic:
         return sum(key in self._moved for key in text.keys) >= _MIN_MOVED
 
     def _compare(self, text: Digests) -> None:
-        """Find what has moved since the latest texts that hold one of the lines."""
-        texts = self.texts
-        if len(texts) > _MAX_COMPARED:
-            keys = [key for key in text.keys if key not in self._moved]
-            latest = {self._latest.get(key, -1) for key in keys} - {-1}
-            texts = [texts[i] for i in sorted(latest)[-_MAX_COMPARED:]]
-        for other in texts:
-            moved = moved_lines(text, other)
+        """Find what has moved since earlier texts: the first ones, and those that share lines."""
+        num = len(self.texts)
+        common = (1 << num) - 1 if num <= _MAX_COMPARED else self._sharing(text)
+        for _ in range(_MAX_COMPARED):
+            if not common:
+                break
+            latest = common.bit_length() - 1
+            common ^= 1 << latest
+            moved = moved_lines(text, self.texts[latest])
             self._moved.update(moved.keys)
             for swap in moved.swaps:
                 self._in_all_swaps = self._in_all_swaps & swap if self._num_swaps else swap
                 self._num_swaps += 1
 
+    def _sharing(self, text: Digests) -> int:
+        """Return the texts, as bits, that share a line which has not moved yet, and another one.
+
+        What all texts have tells nothing.
+        """
+        once = twice = unmoved = 0
+        everywhere = (1 << len(self.texts)) - 1
+        for key in text.keys:
+            holders = self._holders.get(key, everywhere)
+            if holders != everywhere:
+                twice |= once & holders
+                once |= holders
+                if key not in self._moved:
+                    unmoved |= holders
+        return twice & unmoved
+
     def _remember(self, text: Digests) -> None:
         self.texts.append(text)
-        self._latest.update(dict.fromkeys(text.keys, len(self.texts) - 1))
+        bit = 1 << len(self.texts) - 1
+        for key in text.keys:
+            self._holders[key] = self._holders.get(key, 0) | bit
         self._num_lines += len(text.keys)
-        if text.copies:
-            self._copied, self._models = len(self.texts), {}
         if len(self.texts) > 2 * _MAX_TEXTS or self._num_lines > 2 * _MAX_LINES:
             self._forget()
 
     def _forget(self) -> None:
         """Forget the older half."""
         texts, self.texts = self.texts, []
-        self._latest, self._num_lines, self._models = {}, 0, {}
-        self._copied -= len(texts)
+        self._holders, self._num_lines, self._models = {}, 0, {}
         num, lines = 0, 0
         for text in reversed(texts[-_MAX_TEXTS:]):
             lines += len(text.keys)
@@ -108,4 +124,4 @@ class Traffic:
             num += 1
         for text in texts[len(texts) - num :]:
             self._remember(text)
-        self._moved &= self._latest.keys()
+        self._moved &= self._holders.keys()
