@@ -32,9 +32,11 @@ class OpenList:
     def __init__(self, texts: Sequence[Digests], moved: Set[int]) -> None:
         self.template = Template(texts)
         # A label that fills its line, as `Passage 1:` does, is no part of a document.
-        marks = {text.keys[mark] for text in texts for mark in text.marks}
-        self.template.dropped |= self.template.everywhere & marks
-        self.template.constants -= marks
+        places = [frozenset((text.keys[at], n) for n, at in enumerate(text.marks)) for text in texts]
+        labels = {key for key, _ in frozenset.intersection(*places)}
+        self.template.dropped |= labels
+        self.template.constants -= labels
+        self._places: dict[int, set[int]] = {}  # the blocks in which each line of all texts stood
         self._contents, self._sizes = set[int](), set[int]()  # of documents that are not the last
         self._gaps, self._ends = set[tuple[int, ...]](), set[tuple[int, ...]]()
         self._tails = set[int]()
@@ -45,6 +47,9 @@ class OpenList:
     def add(self, text: Digests) -> bool:
         tail, mark = self._tail(text)
         self._blocks = [self._block(text, *ends) for ends in pairwise([*text.marks, tail])]
+        for place, block in enumerate(self._blocks):
+            for key in self.template.constants.intersection(block.keys):
+                self._places.setdefault(key, set()).add(place)
         *inner, last = self._blocks
         self._contents.update([block.digest for block in inner])
         self._sizes.update([len(block.keys) for block in inner])
@@ -57,7 +62,7 @@ class OpenList:
     def cut(self) -> Cut | None:
         """Return the lines of each document of the latest text that may move."""
         *inner, last = self._blocks
-        if any(self._is_interrupted(block) for block in inner):
+        if any(self._is_interrupted(block, place) for place, block in enumerate(inner)):
             return None
         if sum(digest in self._contents for digest in self._last) < MIN_OBSERVATIONS:
             return None
@@ -67,9 +72,10 @@ class OpenList:
             return Cut(tuple([(block.first, block.end) for block in self._blocks]))
         return Cut(tuple([(block.first, block.end + len(block.gap)) for block in inner]))
 
-    def _is_interrupted(self, block: _Block) -> bool:
-        """Return True if a line of the template stands behind the document."""
-        return 0 < sum(key in self.template.constants for key in block.keys) < len(block.keys)
+    def _is_interrupted(self, block: _Block, place: int) -> bool:
+        """Return True if a line of the template may stand behind the document."""
+        lines = [key for key in block.keys if key in self._places]
+        return 0 < len(lines) < len(block.keys) or any(self._places[k] == {place} for k in lines)
 
     def _tail(self, text: Digests) -> tuple[int, int]:
         """Return the first line behind the list, and its mark; 0: none."""
