@@ -264,7 +264,7 @@ class ListModel:
         if (is_first and self._is_start(keys[0])) or (is_last and self._is_end(keys[-1])):
             return True
         # Else a paragraph may stand beside it.
-        return False in are_new or {len(keys)} == self._sizes
+        return {len(keys)} == self._sizes or (False in are_new and len(keys) in self._sizes)
 
 
 def _is_template(lines: Sequence[tuple[_Row, int]]) -> bool:
