@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from ragboost.requests.formats.evidence.line_digests import Digests, TextLine, read_lines
 from ragboost.requests.formats.evidence.list_model import Cut
-from ragboost.requests.formats.evidence.template import Run
 from ragboost.requests.formats.evidence.traffic import Traffic
 from ragboost.requests.formats.frames.not_documents import is_dialogue, is_work
 from ragboost.util.bounded_map import BoundedMap
@@ -55,17 +54,13 @@ class _Tenant:
             max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
         )
 
+    def expire(self) -> None:
+        self.traffic.expire()
+        self.decisions.expire()
+
     @property
     def size_bytes(self) -> int:
         return self.traffic.size + _SPAN_BYTES * self.decisions.size
-
-    def copy_of(self, first: TextLine) -> "_Tenant":
-        """Return a copy of what is known of texts with this first line."""
-        copy = _Tenant()
-        for name in (first.key, first.label, 0):
-            if (traffic := self.traffic.peek(name)) is not None:
-                copy.traffic.put(name, deepcopy(traffic))
-        return copy
 
 
 class Evidence:
@@ -101,35 +96,21 @@ class Evidence:
         """
         if not _MIN_TEXT <= len(text) <= _MAX_CHARS:
             return ()
-        if not learns:
-            return self._try(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
+        name = hash((text, tuple(marks)))
         with self._lock:
-            known = self._tenants.get(tenant) or _Tenant()
-            name = hash((text, tuple(marks)))
-            spans = known.decisions.get(name)
-            if spans is None:
-                spans = _learn(known, text, marks) if is_first_turn else ()
+            known = self._tenants.peek(tenant) or _Tenant()
+            known.expire()
+            if (spans := known.decisions.peek(name)) is None:
+                spans = _learn(known, text, marks, learns=learns) if is_first_turn else ()
+            if learns:
                 known.decisions.put(name, spans, size=1 + len(spans))
-            self._tenants.put(tenant, known, size=known.size_bytes)
+                self._tenants.put(tenant, known, size=known.size_bytes)
             return spans
 
-    def _try(
-        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int]
-    ) -> tuple[DocumentSpan, ...]:
-        """Return what `cut` would, and change nothing."""
-        lines = read_lines(text)
-        with self._lock:
-            known = self._tenants.peek(tenant)
-            if known is None or not lines:
-                return ()
-            spans = known.decisions.peek(hash((text, tuple(marks))))
-            if spans is not None or not is_first_turn:
-                return spans or ()
-            copy = known.copy_of(lines[0])
-        return _learn(copy, text, marks)
 
-
-def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[DocumentSpan, ...]:
+def _learn(
+    tenant: _Tenant, text: str, marks: Sequence[int], *, learns: bool
+) -> tuple[DocumentSpan, ...]:
     lines = read_lines(text)
     if not _MIN_LINES <= len(lines) <= len(text) // _MEAN_LINE:
         return ()
@@ -139,9 +120,12 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[DocumentSp
         return ()
     best: tuple[DocumentSpan, ...] = ()
     for name, traffic in _all_traffic(tenant, lines[0]):
-        cut = traffic.add(digests)
-        tenant.traffic.put(name, traffic, size=traffic.size_bytes)
-        spans = _spans(text, lines, cut, traffic.texts) if cut is not None else ()
+        if learns:
+            cut = traffic.add(digests)
+            tenant.traffic.put(name, traffic, size=traffic.size_bytes)
+        else:
+            cut = deepcopy(traffic).add(digests)
+        spans = _spans(text, lines, cut) if cut is not None else ()
         if len(spans) > len(best):
             best = spans
     return best
@@ -151,9 +135,9 @@ def _all_traffic(tenant: _Tenant, first: TextLine) -> list[tuple[int, Traffic]]:
     """Return what is known of texts with this first line, with its label, and of those whose first
     line is another one each time (0)."""
     names = {first.key, first.label} - {0}
-    found = [(name, tenant.traffic.get(name) or Traffic()) for name in names]
+    found = [(name, tenant.traffic.peek(name) or Traffic()) for name in names]
     if all(len(traffic.texts) < _NUM_HEADS for _, traffic in found):
-        found.append((0, tenant.traffic.get(0) or Traffic()))
+        found.append((0, tenant.traffic.peek(0) or Traffic()))
     return found
 
 
@@ -168,21 +152,15 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
     return _PLACES.search(text[:start] + "\n" + text[end:]) is None
 
 
-def _spans(
-    text: str, lines: Sequence[TextLine], cut: Cut, texts: Sequence[Digests]
-) -> tuple[DocumentSpan, ...]:
-    has_numbers: bool | None = False
-    if not texts[-1].marks:
-        has_numbers = _has_numbers(lines, cut.runs, texts)
-        if has_numbers is None or not _are_alike(lines, cut, text):
-            return ()
+def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan, ...]:
     spans = [
         DocumentSpan(
-            lines[first].text_start if has_numbers else lines[first].start, lines[end - 1].end
+            lines[first].text_start if cut.has_numbers else lines[first].start, lines[end - 1].end
         )
         for first, end in cut.runs
     ]
-    return tuple(spans) if _are_worth_it(text, spans) else ()
+    are_alike = cut.has_marks or _are_alike(lines, cut, text)
+    return tuple(spans) if are_alike and _are_worth_it(text, spans) else ()
 
 
 def _are_alike(lines: Sequence[TextLine], cut: Cut, text: str) -> bool:
@@ -205,23 +183,3 @@ def _are_alike(lines: Sequence[TextLine], cut: Cut, text: str) -> bool:
 
 def _gap(text: str) -> str:
     return text if text.strip() else "\n\n" if text.count("\n") > 1 else "\n"
-
-
-def _has_numbers(
-    lines: Sequence[TextLine], runs: Sequence[Run], texts: Sequence[Digests]
-) -> bool | None:
-    """Return True if the numbers before documents belong to places, False if to documents or if
-    there are none; None if that is not certain."""
-    numbers = [lines[first].number for first, _ in runs]
-    if max(numbers) < 0:
-        return False
-    own = {lines[first].key: lines[first].number for first, _ in runs}
-    num_other = sum(
-        own.get(key, number) != number
-        for each in texts[:-1]
-        for key, number in zip(each.keys, each.numbers, strict=True)
-    )
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        is_last = all(line.number != numbers[-1] + 1 for line in lines[slice(*runs[-1])])
-        return True if num_other > 1 and is_last else None
-    return None if num_other else False

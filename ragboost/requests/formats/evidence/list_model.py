@@ -27,6 +27,8 @@ class Cut(NamedTuple):
     behind: int = -1  # the first one behind them
     has_head: bool = False  # the line before them is known to be the template's
     has_tail: bool = False
+    has_marks: bool = False  # where documents begin was said
+    has_numbers: bool = False  # numbers before documents belong to places
 
 
 class _Row:
@@ -83,6 +85,7 @@ class ListModel:
         self._num_known = 0
         self._inner: dict[int, int] = {}  # bit n: the line stood between others in list n
         self._num_rows = 0
+        self._numbered: Counter[tuple[int, int]] = Counter()  # lines with their numbers
         self._size, self._step = self._find_step(rows)
         if self._step:
             self._head = self._head._replace(is_proven=True)
@@ -136,7 +139,24 @@ class ListModel:
         lines = [-1, *row.lines, -1]
         at = [self._first + 1 + bound for bound in bounds]
         runs = [(lines[start], lines[end - 1] + 1) for start, end in pairwise(at)]
-        return Cut(runs, lines[at[0] - 1], lines[at[-1]], has_head, has_tail)
+        numbers = self._have_places(runs)
+        if numbers is None:
+            return None
+        return Cut(runs, lines[at[0] - 1], lines[at[-1]], has_head, has_tail, has_numbers=numbers)
+
+    def _have_places(self, runs: Sequence[Run]) -> bool | None:
+        """Return True if the numbers before documents belong to places, False if to documents or if
+        there are none; None if that is not certain."""
+        text = self._row.text
+        numbers = [text.numbers[first] for first, _ in runs]
+        if max(numbers) < 0:
+            return False
+        lines = [(text.keys[first], text.numbers[first]) for first, _ in runs]
+        num_other = sum(self._neighbours.num[line[0]] - self._numbered[line] for line in lines)
+        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            is_last = numbers[-1] + 1 not in text.numbers[slice(*runs[-1])]
+            return True if num_other > 1 and is_last else None
+        return None if num_other else False
 
     def _edge(self, rows: Sequence[_Row], places: Sequence[int], *, step: int) -> _Edge:
         """Tell if documents are known to stand right beside a line that all texts have.
@@ -206,6 +226,8 @@ class ListModel:
             self._nums.add(len(apart) + 1)
             self._sizes.update([b - a for a, b in pairwise([0, *apart, len(self._keys)])])
         bit = 1 << self._num_rows
+        if max(row.text.numbers) >= 0:
+            self._numbered.update(zip(row.text.keys, row.text.numbers, strict=True))
         for key in row.keys[row.first_moved + 1 : row.last_moved]:
             self._inner[key] = self._inner.get(key, 0) | bit
         self._num_rows += 1

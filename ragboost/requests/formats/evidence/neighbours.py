@@ -27,12 +27,12 @@ class Neighbours:
     def __init__(self, texts: Iterable[Sequence[int]]) -> None:
         self.before: dict[int, dict[int, int]] = {}
         self.after: dict[int, dict[int, int]] = {}
-        self._num: Counter[int] = Counter()
+        self.num: Counter[int] = Counter()
         for keys in texts:
             self.add(keys)
 
     def add(self, keys: Sequence[int]) -> None:
-        self._num.update(keys)
+        self.num.update(keys)
         for first, second in zip((_START, *keys), (*keys, _END), strict=True):
             after = self.after.setdefault(first, {})
             after[second] = after.get(second, 0) + 1
@@ -40,10 +40,10 @@ class Neighbours:
             before[first] = before.get(first, 0) + 1
 
     def is_new(self, key: int) -> bool:
-        return self._num[key] == 1
+        return self.num[key] == 1
 
     def are_known(self, keys: Iterable[int]) -> bool:
-        return all(map((1).__lt__, map(self._num.__getitem__, keys)))
+        return all(map((1).__lt__, map(self.num.__getitem__, keys)))
 
     def joints(self, keys: Sequence[int]) -> Joints:
         after, before = self.after, self.before
@@ -61,7 +61,7 @@ class Neighbours:
         return [i for i, (a, b) in enumerate(pairwise(keys), 1) if self._are_clearly_apart(a, b)]
 
     def _are_clearly_apart(self, first: int, second: int) -> bool:
-        least = min(self._num[first], self._num[second])
+        least = min(self.num[first], self.num[second])
         after = self.after[first]
         is_rare = least > 1 and 3 * after[second] <= least
         return is_rare and len(after) >= _MANY and len(self.before[second]) >= _MANY

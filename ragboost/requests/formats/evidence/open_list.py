@@ -32,7 +32,9 @@ class OpenList:
     def __init__(self, texts: Sequence[Digests], moved: Set[int]) -> None:
         self.template = Template(texts)
         # A label that fills its line, as `Passage 1:` does, is no part of a document.
-        places = [frozenset((text.keys[at], n) for n, at in enumerate(text.marks)) for text in texts]
+        places = [
+            frozenset((text.keys[at], n) for n, at in enumerate(text.marks)) for text in texts
+        ]
         labels = {key for key, _ in frozenset.intersection(*places)}
         self.template.dropped |= labels
         self.template.constants -= labels
@@ -69,8 +71,8 @@ class OpenList:
         is_known = last.digest in self._contents or {len(last.keys)} == self._sizes
         are_alike = len(self._gaps) == len(self._ends) == 1 and self._ends <= self._gaps | {()}
         if len(self._tails) == 1 and is_known and are_alike:
-            return Cut(tuple([(block.first, block.end) for block in self._blocks]))
-        return Cut(tuple([(block.first, block.end + len(block.gap)) for block in inner]))
+            return Cut([(block.first, block.end) for block in self._blocks], has_marks=True)
+        return Cut([(b.first, b.end + len(b.gap)) for b in inner], has_marks=True)
 
     def _is_interrupted(self, block: _Block, place: int) -> bool:
         """Return True if a line of the template may stand behind the document."""
