@@ -285,8 +285,10 @@ class ListModel:
             return self._inner.get(keys[0], 0) & self._inner.get(keys[-1], 0) != 0
         if (is_first and self._is_start(keys[0])) or (is_last and self._is_end(keys[-1])):
             return True
-        # Else a paragraph may stand beside it.
-        return {len(keys)} == self._sizes or (False in are_new and len(keys) in self._sizes)
+        # Else a paragraph may stand beside it, or the tail of a new template.
+        if False in are_new:
+            return len(keys) in self._sizes and not self._moved.isdisjoint(keys)
+        return {len(keys)} == self._sizes
 
 
 def _is_template(lines: Sequence[tuple[_Row, int]]) -> bool:

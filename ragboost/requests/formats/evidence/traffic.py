@@ -36,20 +36,16 @@ class Traffic:
     def add(self, text: Digests) -> Cut | None:
         """Learn from a text and return its documents, if they are certain."""
         self._compare(text)
-        is_list = self._is_list(text) and not text.copies
-        model = self._model(text) if is_list else None
+        model = self._model(text) if self._is_list(text) else None
         self._remember(text)
-        if not is_list or any(t.copies and self._is_list(t) for t in self.texts[-_MAX_TEXTS:]):
+        # Texts in which lines of text occur twice have overlapping documents.
+        if not self._is_list(text) or any(t.copies and self._is_list(t) for t in self.texts):
             return None
         model = model or self._build(text)
         return model.cut() if model is not None else None
 
     def _build(self, text: Digests) -> ListModel | OpenList | None:
-        texts = [
-            other
-            for other in self.texts
-            if other.has_marks == text.has_marks and not other.copies and self._is_list(other)
-        ]
+        texts = [t for t in self.texts if t.has_marks == text.has_marks and self._is_list(t)]
         if len(texts) <= MIN_OBSERVATIONS:
             return None
         kind = OpenList if text.has_marks else ListModel
