@@ -62,10 +62,6 @@ class Digests:
     def has_marks(self) -> bool:
         return len(self.marks) > 1
 
-    def num(self, name: int) -> int:
-        """Return how many lines are this one, or have this label."""
-        return self.keys.count(name) + self.labels.count(name)
-
     def singles(self) -> set[int]:
         """Return the digests of lines and labels that the text has exactly once."""
         counts = Counter(self.keys)

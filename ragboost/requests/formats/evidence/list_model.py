@@ -169,8 +169,6 @@ class ListModel:
         if len(marks) > 1 or not all(0 <= at < len(row.keys) for row, at in beside):
             return _Edge()
         mark = marks.pop()
-        if mark == 0 and _is_template(beside):
-            return _Edge()
         is_documents = self._is_start if step > 0 else self._is_end
         num = sum(is_documents(row.keys[at]) for row, at in beside)
         return _Edge(mark, num, num >= max(MIN_OBSERVATIONS, len(rows) // (3 if mark else 2)))
@@ -289,15 +287,3 @@ class ListModel:
         if False in are_new:
             return len(keys) in self._sizes and not self._moved.isdisjoint(keys)
         return {len(keys)} == self._sizes
-
-
-def _is_template(lines: Sequence[tuple[_Row, int]]) -> bool:
-    """Return True if the lines at an end of the texts have something in common which lines
-    elsewhere have not."""
-    at_end: Counter[int] = Counter()
-    for row, at in lines:
-        at_end.update({row.keys[at], row.text.labels[row.lines[at]]} - {0})
-    return any(
-        num >= MIN_OBSERVATIONS and num == sum(row.text.num(name) for row, _ in lines)
-        for name, num in at_end.items()
-    )
