@@ -51,7 +51,7 @@ class Surroundings:
     def rules(self) -> list[Rule]:
         """The lines of nothing but a rule; none if there are absurdly many."""
         text = self._text
-        if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
+        if "-" not in text and "=" not in text:
             return []
         found = lines(text, _RULE, self._hidden.gaps(len(text)))
         rules = [Rule(line.start, line.end, line.match[1]) for line in found]

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.containers import Container, Surroundings
 from ragboost.requests.formats.frames.siblings import common_separator
-from ragboost.requests.formats.frames.spans import check_number, lines, strip
+from ragboost.requests.formats.frames.spans import check_number, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
 _KEY = re.compile(r"^([^\W\d]\w{0,40}):(?=[ \t\r\n])(.*)$", re.MULTILINE)
-_FIRST_KEY = re.compile(r"\n[^\W\d]\w{0,40}:(?=[ \t\r\n])")
 _SINGLE_KEYS = ("source", "title", "url", "id", "name")  # others could be prose without a `_`
 _TEXT_KEYS = ("content", "text", "page_content", "passage", "document", "body", "snippet")
 _MIN_CHARS = 24
@@ -39,8 +38,6 @@ def find(
     Args:
         is_closed: the text ends with the last document.
     """
-    if next(lines(text, _FIRST_KEY, hidden.gaps(len(text))), None) is None:
-        return
     whole = (Container(*strip(text, 0, len(text)), len(text)),) if is_closed else ()
     for where in (*around.containers, *whole):
         if where.start in hidden or _KEY.match(text, where.start) is None:

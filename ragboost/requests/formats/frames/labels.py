@@ -6,6 +6,7 @@ alone behind a separator which no other document contains; else the list is open
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
@@ -16,16 +17,20 @@ from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
-_LABEL = re.compile(
-    r"\n(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
-    r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?)"
-    r"(?P<n>\d{1,6})"
-    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?(?:\n|\Z)))"
+_BEFORE = re.compile(
+    r"[ \t]{0,3}(?:\#{1,6}[ \t]{1,8})?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?"
 )
+_MAX_BEFORE = 112  # characters that it can match
+_BEHIND = r"\])】）」》>:：、*"
+_MAX_BEHIND = 4
+_LINE_END = r"(?=[ \t]*\r?(?:\n|\Z))"
+# Labels count from 0 or 1. A search for one fixed character is many times faster.
+_FIRST = {n: re.compile(rf"{n}(?:([{_BEHIND}]{{1,{_MAX_BEHIND}}})|{_LINE_END})") for n in "01"}
 _ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
-_ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])")
+_ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
-_MAX_FAMILIES = 64
+_MAX_KINDS = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRANCHES = ("├──", "└──")  # RAGFlow's title and other fields
 _MAX_TITLE = 120
@@ -71,8 +76,6 @@ def find(
     if hidden:
         yield from _crossed(text, families, hidden)
     families = {key: labels for key, labels in families.items() if len(labels) > 1}
-    if len(families) > _MAX_FAMILIES:
-        return
     pairs = {
         key: closers
         for key, labels in families.items()
@@ -109,6 +112,8 @@ def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[
 
     They may be steps as well as documents: traffic tells.
     """
+    if "1" not in text:
+        return (), ()
     found = list(lines(text, _STEP, hidden.gaps(len(text))))
     if len(found) < 2 or not is_count([each.match["n"] for each in found]):
         return (), ()
@@ -117,22 +122,43 @@ def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[
 
 
 def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:
-    families: dict[tuple[str, str], list[_Label]] = {}
+    """Return the labels of each kind, in the order of their first ones."""
     begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
-    for pattern in (_LABEL, _ID_LABEL) if _ID_PREFIX in text else (_LABEL,):
-        num = 0
+    patterns = {(before, after): _pattern(before, after) for before, after in _kinds(text)}
+    if _ID_PREFIX in text:
+        patterns[_ID_PREFIX, "]"] = _ID_LABEL
+    families: dict[tuple[str, str], list[_Label]] = {}
+    for kind, pattern in patterns.items():
+        labels = families[kind] = []
         for at, end, match in lines(text, pattern, hidden.gaps(len(text))):
-            before, after = match["before"], match["after"]
-            if at < begin:
-                continue
-            if pattern is _LABEL and (before == _ID_PREFIX or not _IS_CLEAR.search(before)):
-                continue
-            labels = families.setdefault((before, after), [])
-            start, stop = match.span("n")
-            labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
-            num += 1
-        check_number(range(num))
-    return families
+            if at >= begin:
+                start, stop = match.span("n")
+                labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
+        check_number(labels)
+    found = [item for item in families.items() if item[1]]
+    return dict(sorted(found, key=lambda item: item[1][0].start))
+
+
+def _kinds(text: str) -> set[tuple[str, str]]:
+    """Return what stands before and behind the number of each label with a 0 or 1; none of absurdly
+    many."""
+    kinds: set[tuple[str, str]] = set()
+    for match in chain.from_iterable([_FIRST[n].finditer(text) for n in "01" if n in text]):
+        at = match.start()
+        start = text.rfind("\n", max(0, at - _MAX_BEFORE), at) + 1
+        if start == 0 and at > _MAX_BEFORE:
+            continue
+        before = text[start:at]
+        if _IS_CLEAR.search(before) and before != _ID_PREFIX and _BEFORE.fullmatch(before):
+            kinds.add((before, match[1] or ""))
+    return kinds if len(kinds) <= _MAX_KINDS else set()
+
+
+def _pattern(before: str, after: str) -> re.Pattern[str]:
+    behind = re.escape(after) if after else _LINE_END
+    if 0 < len(after) < _MAX_BEHIND:
+        behind += f"(?![{_BEHIND}])"
+    return re.compile(rf"\n{re.escape(before)}(?P<n>\d{{1,6}}){behind}")
 
 
 def _crossed(
@@ -140,7 +166,7 @@ def _crossed(
 ) -> Iterator[Candidate]:
     """Find lists whose next label is hidden, as if an element began in one of their documents and
     ended in another."""
-    for (before, after), labels in list(families.items())[:_MAX_FAMILIES]:
+    for (before, after), labels in families.items():
         names = {label.name for label in labels}
         first = int(labels[0].name) if labels[0].name in ("0", "1") else -1
         if first < 0 or is_ordered_name(before):
