@@ -5,7 +5,7 @@ documents reach to the end of the message or to the question.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
 _STUFF = "pieces of context to answer"
 _STUFF_END = "\n\nQuestion:"
+_MAX_INTRO = 4096
 
 
 class Container(NamedTuple):
@@ -40,11 +41,15 @@ class Surroundings:
     """The containers and rules around the lists of a text, found once, where a list may need it.
 
     Args:
+        closing: where each tag is closed.
         hidden: stretches whose lines are not looked at.
     """
 
-    def __init__(self, text: str, hidden: HiddenParts) -> None:
+    def __init__(
+        self, text: str, closing: Mapping[str, list[int]], hidden: HiddenParts
+    ) -> None:
         self._text = text
+        self._closing = closing
         self._hidden = hidden
 
     @cached_property
@@ -62,7 +67,7 @@ class Surroundings:
         """The containers, inner ones first."""
         text = self._text
         found = [*_between(text, self.rules), *_stuffed(text)]
-        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
+        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text, self._closing)]
         stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
         inside = [each for each in stripped if each.start < each.end]
         return sorted(inside, key=lambda each: each.end - each.start)
@@ -81,7 +86,7 @@ def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
 
 def _stuffed(text: str) -> Iterator[Container]:
     """Yield the inside of LangChain's classic prompt: an instruction, the context, "Question:"."""
-    intro = text.find(_STUFF)
+    intro = text.find(_STUFF, 0, _MAX_INTRO)
     start = text.find("\n\n", intro) if intro >= 0 else -1
     if start >= 0 and text.count(_STUFF_END, start) == 1:
         end = text.index(_STUFF_END, start)

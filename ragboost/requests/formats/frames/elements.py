@@ -46,17 +46,26 @@ class _Attribute(NamedTuple):
     end: int
 
 
-def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
+def closing_tags(text: str) -> dict[str, list[int]]:
+    """Return where each tag is closed, for the first tags of a text that closes very many."""
+    places: dict[str, list[int]] = {}
+    for match in _CLOSED.finditer(text) if "<" in text else ():
+        places.setdefault(match[1], []).append(match.start())
+    return dict(list(places.items())[:_MAX_NAMES])
+
+
+def find(text: str, closing: Mapping[str, list[int]], hidden: HiddenParts) -> Iterator[Candidate]:
     """Find lists of elements.
 
     Args:
+        closing: where each tag is closed.
         hidden: stretches in which a tag is part of a string.
     """
-    for name in _closed(text):
-        marks = _marks(text, name, hidden)
-        num = sum(mark.is_closer for mark in marks)
-        if num == 0 or (num == 1 and not is_document_name(name)):
+    for name, places in closing.items():
+        closers = [at for at in places if at not in hidden] if hidden else places
+        if not closers or (len(closers) == 1 and not is_document_name(name)):
             continue
+        marks = _marks(text, name, closers, hidden)
         try:
             spans = pair(text, marks)
             spans = [whole(text, span) for span in spans]
@@ -79,31 +88,26 @@ def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
                 yield candidate(text, f"<{name}>", run)
 
 
-def _closed(text: str) -> list[str]:
-    """Return the names of the tags that are closed somewhere."""
-    names = dict.fromkeys(_CLOSED.findall(text)) if "</" in text else ()
-    return list(names)[:_MAX_NAMES]
-
-
-def wrappers(text: str) -> Iterator[Element]:
+def wrappers(text: str, closing: Mapping[str, list[int]]) -> Iterator[Element]:
     """Yield the elements that occur once, on lines of their own: they enclose a list."""
-    for name in _closed(text):
-        opener, closer = f"\n<{name}>", f"\n</{name}>"
-        end = text.rfind(closer)
-        start = 0 if text.startswith(opener[1:]) else text.find(opener) + 1
-        if end < 0 or (start == 0 and not text.startswith(opener[1:])):
+    for name, (*others, close) in closing.items():
+        opener, end = f"\n<{name}>", close - 1
+        if end < 0 or text[end] != "\n":
             continue
-        inner = start + len(opener) - 1
-        if start < end and text.count(f"<{name}>", start) == 1 == text.count(closer[1:], start):
-            yield Element(start, end + len(closer), inner, end)
+        start = 0 if text.startswith(opener[1:]) else text.find(opener, 0, end) + 1
+        if start == 0 and not text.startswith(opener[1:]):
+            continue
+        if (not others or others[-1] < start) and text.count(opener[1:], start) == 1:
+            yield Element(start, close + len(name) + 3, start + len(name) + 2, end)
 
 
-def _marks(text: str, name: str, hidden: HiddenParts) -> list[Mark]:
-    name = re.escape(name)
-    pattern = re.compile(rf"<(?:(/){name}>|{name}(?:>|(?=\s)))")
-    marks = [Mark(*match.span(), match[1] is not None) for match in pattern.finditer(text)]
+def _marks(text: str, name: str, closers: Sequence[int], hidden: HiddenParts) -> list[Mark]:
+    width = len(name) + 3
+    marks = [Mark(at, at + width, True) for at in closers]
+    openers = re.compile(rf"<{re.escape(name)}(?:>|(?=\s))").finditer(text)
+    marks += [Mark(*match.span()) for match in openers if match.start() not in hidden]
     check_number(marks)
-    return [mark for mark in marks if mark.start not in hidden] if hidden else marks
+    return sorted(marks)
 
 
 def whole(text: str, span: Element) -> Element:
@@ -155,8 +159,9 @@ def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
     attributes = [_attributes(text, span) for span in run]
     number = _number(attributes)
-    pairs = zip(run, attributes, _contents(text, run), strict=True)
-    blocks = tuple([_block(text, *each, number=number) for each in pairs])
+    inner = [strip(text, span.inner_start, span.inner_end) for span in run]
+    parts = zip(run, attributes, inner, _contents(text, inner), strict=True)
+    blocks = tuple([_block(text, *each, number=number) for each in parts])
     end = run[-1].end
     return Candidate(run[0].start, end, name, blocks, behind_closing_tag(text, end))
 
@@ -201,38 +206,35 @@ def _block(
     text: str,
     span: Element,
     attributes: Mapping[str, _Attribute],
+    inner: tuple[int, int],
     content: tuple[int, int],
     *,
     number: str | None,
 ) -> DocumentBlock:
-    inner = strip(text, span.inner_start, span.inner_end)[0]
-    named = [name for name in _NAMES if name != number and name in attributes]
-    name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner)
+    named = [name for name in _NAMES if name != number and name in attributes] if attributes else ()
+    name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner[0])
     start, end = content
     numbers = () if number is None else (attributes[number][1:],)
     return DocumentBlock(span.start, span.end, text[start:end] or None, start, end, numbers, name)
 
 
-def _contents(text: str, run: Sequence[Element]) -> list[tuple[int, int]]:
+def _contents(text: str, inner: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return where the texts are: maybe in inner elements, if all documents have the same one.
 
     Where only some have one, it may be theirs or the frame's: the texts cannot be told apart.
     """
-    inner = [strip(text, span.inner_start, span.inner_end) for span in run]
-    tags: set[str] = set()
-    contents: list[tuple[int, int]] = []
-    for start, end in inner:
-        tag, *content = _content(text, start, end)
-        tags.add(tag)
-        contents.append((content[0], content[1]))
-    return contents if len(tags) == 1 else [(start, start) for start, _ in inner]
+    found = [_content(text, *ends) for ends in inner]
+    tags = {tag for tag, _, _ in found}
+    return [(start, end if len(tags) == 1 else start) for _, start, end in found]
 
 
 def _content(text: str, start: int, end: int) -> tuple[str, int, int]:
     """Return the tag of the inner element that holds the text, behind those with its names, and
     where the text is; without a tag if there is none."""
     whole = ("", start, end)
-    match = _CHILDREN.match(text, start, end) if text.startswith("<", start) else None
+    if not text.startswith("<", start):
+        return whole
+    match = _CHILDREN.match(text, start, end)
     if match is None or not (match[1] or match[3] in _CONTENTS):
         return whole
     closer = f"</{match[3]}>"

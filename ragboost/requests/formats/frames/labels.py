@@ -46,6 +46,7 @@ _ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:ï
 _QUESTION_WORDS = frozenset(_QUESTIONS.split())
 
 
+_ONE_STEP = re.compile(r"1[.)][ \t]")
 _STEP = re.compile(r"\n[ \t]{0,3}\(?(?P<n>\d{1,4})[.)][ \t]+(?=\S)")
 
 
@@ -112,7 +113,7 @@ def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[
 
     They may be steps as well as documents: traffic tells.
     """
-    if "1" not in text:
+    if _ONE_STEP.search(text) is None:
         return (), ()
     found = list(lines(text, _STEP, hidden.gaps(len(text))))
     if len(found) < 2 or not is_count([each.match["n"] for each in found]):
@@ -125,7 +126,7 @@ def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Lab
     """Return the labels of each kind, in the order of their first ones."""
     begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
     patterns = {(before, after): _pattern(before, after) for before, after in _kinds(text)}
-    if _ID_PREFIX in text:
+    if "_" in text and _ID_PREFIX in text:
         patterns[_ID_PREFIX, "]"] = _ID_LABEL
     families: dict[tuple[str, str], list[_Label]] = {}
     for kind, pattern in patterns.items():

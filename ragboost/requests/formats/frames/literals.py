@@ -43,6 +43,8 @@ def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
         is_tool: the text is a tool's result: what begins like JSON is JSON, even if it is damaged.
     """
     yield from _reprs(text)
+    if "{" not in text and "[" not in text:
+        return
     at, num_failed, series = 0, 0, list[_Value]()
     lined = "\n" + text
     while num_failed < _MAX_ATTEMPTS and (match := _BEGIN.search(lined, at)):
@@ -170,7 +172,7 @@ def _skip(text: str, at: int) -> int:
 
 def _reprs(text: str) -> Iterator[Candidate]:
     """Find LangChain documents as Python prints them: `[Document(page_content='...'), ...]`."""
-    if "page_content=" not in text:
+    if "=" not in text or "page_content=" not in text:
         return
     blocks: list[DocumentBlock] = []
     behind = 0
