@@ -160,6 +160,13 @@ class ParsedRequest:
         above = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
         return b"".join((repr(self.tenant_key).encode(), *above))
 
+    @cached_property
+    def prompt_prefix(self) -> str:
+        """Hash of the text before its documents; see `prompt_prefix.prompt_prefix`."""
+        assert self.shape is not None, "a request without documents"
+        assert self.found is not None, "a request without documents"
+        return prompt_prefix(self.body, self.shape, self.found, kind=self.kind)
+
     @property
     def _is_beside(self) -> bool:
         return self.shape is not None and self.shape.in_message and not self.shape.in_place
@@ -176,8 +183,7 @@ class ParsedRequest:
         history = self.history(conversation, is_behind=not shape.in_message, is_boosted=True)
         if history.sent or history.repeated is not None:
             return None
-        prefix = prompt_prefix(self.body, shape, found, kind=self.kind)
-        return Request(found.query, found.documents, prompt_prefix=prefix)
+        return Request(found.query, found.documents, prompt_prefix=self.prompt_prefix)
 
     def history(
         self,
