@@ -125,7 +125,7 @@ def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[
 def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:
     """Return the labels of each kind, in the order of their first ones."""
     begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
-    patterns = {(before, after): _pattern(before, after) for before, after in _kinds(text)}
+    patterns = {(before, after): _pattern(before, after) for before, after in _kinds(text, hidden)}
     if "_" in text and _ID_PREFIX in text:
         patterns[_ID_PREFIX, "]"] = _ID_LABEL
     families: dict[tuple[str, str], list[_Label]] = {}
@@ -140,11 +140,12 @@ def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Lab
     return dict(sorted(found, key=lambda item: item[1][0].start))
 
 
-def _kinds(text: str) -> set[tuple[str, str]]:
+def _kinds(text: str, hidden: HiddenParts) -> set[tuple[str, str]]:
     """Return what stands before and behind the number of each label with a 0 or 1; none of absurdly
     many."""
     kinds: set[tuple[str, str]] = set()
-    for match in chain.from_iterable([_FIRST[n].finditer(text) for n in "01" if n in text]):
+    gaps = [*hidden.gaps(len(text))]
+    for match in chain.from_iterable([_FIRST[n].finditer(text, *gap) for n in "01" for gap in gaps]):
         at = match.start()
         start = text.rfind("\n", max(0, at - _MAX_BEFORE), at) + 1
         if start == 0 and at > _MAX_BEFORE:
