@@ -45,9 +45,7 @@ class Surroundings:
         hidden: stretches whose lines are not looked at.
     """
 
-    def __init__(
-        self, text: str, closing: Mapping[str, list[int]], hidden: HiddenParts
-    ) -> None:
+    def __init__(self, text: str, closing: Mapping[str, list[int]], hidden: HiddenParts) -> None:
         self._text = text
         self._closing = closing
         self._hidden = hidden
@@ -67,7 +65,9 @@ class Surroundings:
         """The containers, inner ones first."""
         text = self._text
         found = [*_between(text, self.rules), *_stuffed(text)]
-        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text, self._closing)]
+        found += [
+            Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text, self._closing)
+        ]
         stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
         inside = [each for each in stripped if each.start < each.end]
         return sorted(inside, key=lambda each: each.end - each.start)

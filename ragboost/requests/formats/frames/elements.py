@@ -73,7 +73,7 @@ def find(text: str, closing: Mapping[str, list[int]], hidden: HiddenParts) -> It
         except OddMarkError as error:
             if is_document_name(name) or not is_ordered_name(name):
                 where = f"<{name}>"
-                yield Candidate(marks[0].start, marks[-1].end, where, problem=f"{where}: {error}")
+                yield Candidate(marks[0][0], marks[-1][1], where, problem=f"{where}: {error}")
             continue
         if len(spans) == 1 and is_document_name(name):
             yield Candidate(*spans[0][:2], f"<{name}>")
@@ -103,9 +103,11 @@ def wrappers(text: str, closing: Mapping[str, list[int]]) -> Iterator[Element]:
 
 def _marks(text: str, name: str, closers: Sequence[int], hidden: HiddenParts) -> list[Mark]:
     width = len(name) + 3
-    marks = [Mark(at, at + width, True) for at in closers]
+    marks: list[Mark] = [(at, at + width, True) for at in closers]
     openers = re.compile(rf"<{re.escape(name)}(?:>|(?=\s))").finditer(text)
-    marks += [Mark(*match.span()) for match in openers if match.start() not in hidden]
+    marks += [(*match.span(), False) for match in openers]
+    if hidden:
+        marks = [mark for mark in marks if mark[0] not in hidden]
     check_number(marks)
     return sorted(marks)
 
@@ -129,6 +131,9 @@ def _runs(text: str, spans: list[Element]) -> list[list[Element]]:
 
     Several are certain only if each one has a wrapper of its own.
     """
+    gaps = set(separators(text, [span[:2] for span in spans]))
+    if len(gaps) == 1 and is_separator(*gaps):
+        return [spans]
     runs: list[list[Element]] = []
     for span in spans:
         if runs and is_separator(text[runs[-1][-1].end : span.start]):
@@ -180,7 +185,7 @@ def _tag_end(text: str, at: int) -> int:
 
 def _attributes(text: str, span: Element) -> dict[str, _Attribute]:
     found: dict[str, _Attribute] = {}
-    if "=" not in text[span.start : span.inner_start]:
+    if text.find("=", span.start, span.inner_start) < 0:
         return found
     for match in _ATTRIBUTE.finditer(text, span.start, span.inner_start):
         group = 2 if match[2] is not None else 3

@@ -145,7 +145,9 @@ def _kinds(text: str, hidden: HiddenParts) -> set[tuple[str, str]]:
     many."""
     kinds: set[tuple[str, str]] = set()
     gaps = [*hidden.gaps(len(text))]
-    for match in chain.from_iterable([_FIRST[n].finditer(text, *gap) for n in "01" for gap in gaps]):
+    for match in chain.from_iterable(
+        [_FIRST[n].finditer(text, *gap) for n in "01" for gap in gaps]
+    ):
         at = match.start()
         start = text.rfind("\n", max(0, at - _MAX_BEFORE), at) + 1
         if start == 0 and at > _MAX_BEFORE:
@@ -345,19 +347,17 @@ def _has_question_label(line: str) -> bool:
 
 def _num_header(text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]]) -> int:
     """Return how many lines of a title or of fields all documents have above their texts."""
-    num = min(_num_branches(text[slice(*body)]) for body in bodies)
+    num = min(_num_branches(text, *body) for body in bodies)
     if num or not text.startswith("#", labels[0].start):
         return num
     titles = [text.find("\n", *body) - body[0] for body in bodies]
     return int(all(0 < size <= _MAX_TITLE for size in titles))
 
 
-def _num_branches(body: str) -> int:
+def _num_branches(text: str, start: int, stop: int) -> int:
     num = 0
-    for line in body.splitlines():
-        if not line.startswith(_BRANCHES):
-            break
-        num += 1
+    while text.startswith(_BRANCHES, start) and (end := text.find("\n", start, stop)) >= 0:
+        start, num = end + 1, num + 1
     return num
 
 
