@@ -28,6 +28,7 @@ _LINE_END = r"(?=[ \t]*\r?(?:\n|\Z))"
 # Labels count from 0 or 1. A search for one fixed character is many times faster.
 _FIRST = {n: re.compile(rf"{n}(?:([{_BEHIND}]{{1,{_MAX_BEHIND}}})|{_LINE_END})") for n in "01"}
 _ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
+_ID_START = re.compile(re.escape(_ID_PREFIX))
 _ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_KINDS = 64
@@ -126,7 +127,7 @@ def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Lab
     """Return the labels of each kind, in the order of their first ones."""
     begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
     patterns = {(before, after): _pattern(before, after) for before, after in _kinds(text, hidden)}
-    if "_" in text and _ID_PREFIX in text:
+    if "_" in text and _ID_START.search(text) is not None:
         patterns[_ID_PREFIX, "]"] = _ID_LABEL
     families: dict[tuple[str, str], list[_Label]] = {}
     for kind, pattern in patterns.items():
@@ -152,9 +153,9 @@ def _kinds(text: str, hidden: HiddenParts) -> set[tuple[str, str]]:
         start = text.rfind("\n", max(0, at - _MAX_BEFORE), at) + 1
         if start == 0 and at > _MAX_BEFORE:
             continue
-        before = text[start:at]
-        if _IS_CLEAR.search(before) and before != _ID_PREFIX and _BEFORE.fullmatch(before):
-            kinds.add((before, match[1] or ""))
+        if _BEFORE.fullmatch(text, start, at) and _IS_CLEAR.search(text, start, at):
+            kinds.add((text[start:at], match[1] or ""))
+    kinds = {kind for kind in kinds if kind[0] != _ID_PREFIX}
     return kinds if len(kinds) <= _MAX_KINDS else set()
 
 

@@ -22,7 +22,7 @@ _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 _MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none
 _OTHER = re.compile(r"[^\W_](?![^<>]{0,100}>)")  # a word outside of tags
-_BEGIN = re.compile(r"\n[ \t]*[\[{](?=[\s\"\[{\]}])")
+_BEGIN = re.compile(r"\n[ \t]*+[\[{](?=[\s\"\[{\]}])")
 _REPR = re.compile(r"Document\((?=\w+=)")
 # Python prints a line end in a string as \\n.
 _REPR_PART = re.compile(r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|[()\n]""")
