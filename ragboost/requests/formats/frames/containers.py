@@ -5,12 +5,12 @@ documents reach to the end of the message or to the question.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
-from ragboost.requests.formats.frames.elements import wrappers
+from ragboost.requests.formats.frames.elements import Tags, wrappers
 from ragboost.requests.formats.frames.spans import lines, strip
 
 _RULE = re.compile(r"\n(-{5,}|={5,})[ \t]*\r?(?=\n|\Z)")
@@ -41,13 +41,13 @@ class Surroundings:
     """The containers and rules around the lists of a text, found once, where a list may need it.
 
     Args:
-        closing: where each tag is closed.
+        tags: of the text.
         hidden: stretches whose lines are not looked at.
     """
 
-    def __init__(self, text: str, closing: Mapping[str, list[int]], hidden: HiddenParts) -> None:
+    def __init__(self, text: str, tags: Tags, hidden: HiddenParts) -> None:
         self._text = text
-        self._closing = closing
+        self._tags = tags
         self._hidden = hidden
 
     @cached_property
@@ -65,9 +65,7 @@ class Surroundings:
         """The containers, inner ones first."""
         text = self._text
         found = [*_between(text, self.rules), *_stuffed(text)]
-        found += [
-            Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text, self._closing)
-        ]
+        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text, self._tags)]
         stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
         inside = [each for each in stripped if each.start < each.end]
         return sorted(inside, key=lambda each: each.end - each.start)

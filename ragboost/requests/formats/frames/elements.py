@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ragboost.requests.formats.documents import TooManyDocumentsError
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.not_documents import (
     are_documents,
@@ -22,13 +23,13 @@ from ragboost.requests.formats.frames.siblings import (
     pair,
     separators,
 )
-from ragboost.requests.formats.frames.spans import behind_closing_tag, check_number, strip
+from ragboost.requests.formats.frames.spans import MAX_DOCUMENTS, behind_closing_tag, strip
 from ragboost.requests.formats.groups import DocumentBlock, hint_name
 
 _MAX_TAG = 1024
 _MAX_NAME = 200
 _MAX_NAMES = 64  # tags of one text that are looked at
-_CLOSED = re.compile(r"</([^\W\d][\w.:-]{0,63})>")
+_TAG = re.compile(r"<(/?)([^\W\d][\w.:-]{0,63})(?:>|(?=\s))")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
@@ -43,26 +44,37 @@ class _Attribute(NamedTuple):
     end: int
 
 
-def closing_tags(text: str) -> dict[str, list[int]]:
-    """Return where each tag is closed, for the first tags of a text that closes very many."""
-    places: dict[str, list[int]] = {}
-    for match in _CLOSED.finditer(text) if "<" in text else ():
-        places.setdefault(match[1], []).append(match.start())
-    return dict(list(places.items())[:_MAX_NAMES])
+Tags = Mapping[str, Sequence[Mark]]
+"""The tags of each name that is closed somewhere, in the order of the text."""
 
 
-def find(text: str, closing: Mapping[str, list[int]], hidden: HiddenParts) -> Iterator[Candidate]:
+def find_tags(text: str) -> Tags:
+    """Find the tags of a text; of one with very many names, those of the first."""
+    marks: dict[str, list[Mark]] = {}
+    closed: dict[str, None] = {}
+    for num, match in enumerate(_TAG.finditer(text) if "<" in text else ()):
+        start, end = match.span()
+        if match[1] and text[end - 1] == ">":
+            closed[match[2]] = None
+        elif match[1]:
+            continue
+        marks.setdefault(match[2], []).append((start, end, match[1] != ""))
+        if num > MAX_DOCUMENTS:
+            raise TooManyDocumentsError(num, MAX_DOCUMENTS)
+    return {name: marks[name] for name in list(closed)[:_MAX_NAMES]}
+
+
+def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
     """Find lists of elements.
 
     Args:
-        closing: where each tag is closed.
         hidden: stretches in which a tag is part of a string.
     """
-    for name, places in closing.items():
-        closers = [at for at in places if at not in hidden] if hidden else places
-        if not closers or (len(closers) == 1 and not is_document_name(name)):
+    for name, marks in tags.items():
+        marks = [mark for mark in marks if mark[0] not in hidden] if hidden else marks
+        num = sum([is_closer for _, _, is_closer in marks])
+        if num == 0 or (num == 1 and not is_document_name(name)):
             continue
-        marks = _marks(text, name, closers, hidden)
         try:
             spans = pair(text, marks)
             spans = [whole(text, span) for span in spans]
@@ -85,28 +97,17 @@ def find(text: str, closing: Mapping[str, list[int]], hidden: HiddenParts) -> It
                 yield candidate(text, f"<{name}>", run)
 
 
-def wrappers(text: str, closing: Mapping[str, list[int]]) -> Iterator[Element]:
+def wrappers(text: str, tags: Tags) -> Iterator[Element]:
     """Yield the elements that occur once, on lines of their own: they enclose a list."""
-    for name, (*others, close) in closing.items():
-        opener, end = f"\n<{name}>", close - 1
-        if end < 0 or text[end] != "\n":
+    for marks in tags.values():
+        openers = [m for m in marks if not m[2] and text[m[1] - 1] == ">"]
+        closers = [m for m in marks if m[2]]
+        begin = next((m for m in openers if text[m[0] - 1 : m[0]] in ("", "\n")), None)
+        end = closers[-1]
+        if begin is None or not begin[1] <= end[0] - 1 or text[end[0] - 1] != "\n":
             continue
-        start = 0 if text.startswith(opener[1:]) else text.find(opener, 0, end) + 1
-        if start == 0 and not text.startswith(opener[1:]):
-            continue
-        if (not others or others[-1] < start) and text.count(opener[1:], start) == 1:
-            yield Element(start, close + len(name) + 3, start + len(name) + 2, end)
-
-
-def _marks(text: str, name: str, closers: Sequence[int], hidden: HiddenParts) -> list[Mark]:
-    width = len(name) + 3
-    marks: list[Mark] = [(at, at + width, True) for at in closers]
-    openers = re.compile(rf"<{re.escape(name)}(?:>|(?=\s))").finditer(text)
-    marks += [(*match.span(), False) for match in openers]
-    if hidden:
-        marks = [mark for mark in marks if mark[0] not in hidden]
-    check_number(marks)
-    return sorted(marks)
+        if openers[-1] == begin and (len(closers) == 1 or closers[-2] < begin):
+            yield Element(begin[0], end[1], begin[1], end[0] - 1)
 
 
 def whole(text: str, span: Element) -> Element:
