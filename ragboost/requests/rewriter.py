@@ -285,8 +285,9 @@ class Rewriting:
 
     def _note(self, documents: Sequence[Document]) -> str:
         """Return what the shape writes beside documents in this order."""
-        context = self._context(tuple(documents))
-        return self._shape.note(self._body.fields, self._found, context)
+        found = self._found
+        context = Context(found.query, tuple(documents), found.documents, positions=(), labels=())
+        return self._shape.note(self._body.fields, found, context)
 
     def _keep_order(self, earlier: SentMessage) -> Context:
         """Record documents that are sent as in an earlier request, perhaps to another backend."""
