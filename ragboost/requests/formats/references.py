@@ -67,10 +67,11 @@ class EarlierTexts:
 
 
 def _with_ends(group: Group) -> Iterator[tuple[DocumentBlock, bool]]:
-    """Yield each document, and whether a mark or another document shows where it ends: a sentence
+    """Yield each document, and whether a mark or another document shows where it ends: a line
     behind the last one may belong to the prompt."""
     last, value = group.blocks[-1], group.value
     is_open = isinstance(value, str) and last.text_end == last.end and not value[last.end :].strip()
+    is_open = is_open and "\n" in (last.text or "")
     for block in group.blocks:
         yield block, block is not last or not is_open
 
