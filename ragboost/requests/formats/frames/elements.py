@@ -34,6 +34,9 @@ _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
+# Short elements, and the one that holds the text.
+_CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})>")
+_CONTENTS = ("content", "document_content", "page_content", "context", "text", "body")
 _OPENER = re.compile(r"<([^\W\d][\w.:-]{0,63})(?=[\s>])[^<>]{0,1000}>\s*\Z")
 _CLOSER = re.compile(r"\s*</([^\W\d][\w.:-]{0,63})>")
 
@@ -162,7 +165,9 @@ def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
     attributes = [_attributes(text, span) for span in run]
     number = _number(attributes)
-    blocks = tuple([_block(text, *each, number) for each in zip(run, attributes, strict=True)])
+    inner = [strip(text, span.inner_start, span.inner_end) for span in run]
+    parts = zip(run, attributes, inner, _contents(text, inner), strict=True)
+    blocks = tuple([_block(text, *each, number=number) for each in parts])
     end = run[-1].end
     return Candidate(run[0].start, end, name, blocks, behind_closing_tag(text, end))
 
@@ -204,13 +209,47 @@ def is_count(values: Sequence[str]) -> bool:
 
 
 def _block(
-    text: str, span: Element, attributes: Mapping[str, _Attribute], number: str | None
+    text: str,
+    span: Element,
+    attributes: Mapping[str, _Attribute],
+    inner: tuple[int, int],
+    content: tuple[int, int],
+    *,
+    number: str | None,
 ) -> DocumentBlock:
-    start, end = strip(text, span.inner_start, span.inner_end)
     named = [name for name in _NAMES if name != number and name in attributes] if attributes else ()
-    name = _shown(attributes[named[0]].value) if named else _inner_name(text, start)
+    name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner[0])
+    start, end = content
     numbers = () if number is None else (attributes[number][1:],)
     return DocumentBlock(span.start, span.end, text[start:end] or None, start, end, numbers, name)
+
+
+def _contents(text: str, inner: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return where the texts are: maybe in inner elements, if all documents have the same one.
+
+    Where only some have one, it may be theirs or the frame's: the texts cannot be told apart.
+    """
+    found = [_content(text, *ends) for ends in inner]
+    tags = {tag for tag, _, _ in found}
+    return [(start, end if len(tags) == 1 else start) for _, start, end in found]
+
+
+def _content(text: str, start: int, end: int) -> tuple[str, int, int]:
+    """Return the tag of the inner element that holds the text, behind those with its names, and
+    where the text is; without a tag if there is none."""
+    whole = ("", start, end)
+    if not text.startswith("<", start):
+        return whole
+    match = _CHILDREN.match(text, start, end)
+    if match is None or not (match[1] or match[3] in _CONTENTS):
+        return whole
+    closer = f"</{match[3]}>"
+    if not text.startswith(closer, end - len(closer)) or match.end() > end - len(closer):
+        return whole
+    if text.count(f"<{match[3]}>", start, end) > 1:  # a list inside the document
+        return whole
+    first, last = strip(text, match.end(), end - len(closer))
+    return (match[3], first, last) if first < last else whole
 
 
 def _inner_name(text: str, start: int) -> str:

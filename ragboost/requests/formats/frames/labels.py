@@ -33,6 +33,8 @@ _ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
 _MAX_KINDS = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_BRANCHES = ("├──", "└──")  # RAGFlow's title and other fields
+_MAX_TITLE = 120
 # The prompt of LlamaIndex's citations begins with an example of its own list.
 _EXAMPLE = "Please provide an answer based solely on the provided sources."
 _EXAMPLE_END = "Now it's your turn."
@@ -104,7 +106,7 @@ def find(
                 may_ask=may_ask,
             )
         elif names[0] in ("0", "1") and names[1] in ("1", "2"):
-            yield _uncertain(labels, frame, "the numbers have gaps or repeat")
+            yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
 
 
 def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
@@ -215,7 +217,7 @@ def _paired(
         )
     end = closers[-1].end
     if sum(block.text_end - block.text_start for block in blocks) < 20 * len(blocks):
-        return _uncertain(labels, frame, "too short")
+        return _uncertain(text, labels, frame, "too short")
     return Candidate(labels[0].start, end, frame, tuple(blocks), end)
 
 
@@ -252,7 +254,7 @@ def _listed(
     if rule is not None:
         end, close, separator = rule
     elif separator.count("\n") < 1 or len({gap.count("\n") for gap in gaps}) > 1:
-        return _uncertain(labels, frame, "labels that are not separated alike")
+        return _uncertain(text, labels, frame, "labels that are not separated alike")
     ends = [start - len(separator) for start in starts[1:]]
     bodies = [strip(text, label.end, stop) for label, stop in zip(labels, ends, strict=False)]
     if end < 0:
@@ -269,10 +271,11 @@ def _listed(
         )
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
-        return _uncertain(labels, frame, "too short for documents")
+        return _uncertain(text, labels, frame, "too short for documents")
+    num_header = _num_header(text, labels, bodies)
     blocks = [
-        _block(text, label, body, is_counted=is_counted)
-        for label, body in zip(labels, bodies, strict=True)
+        _block(text, label, (start, stop), num_header=num_header, is_counted=is_counted)
+        for label, (start, stop) in zip(labels, bodies, strict=True)
     ]
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
 
@@ -343,12 +346,34 @@ def _has_question_label(line: str) -> bool:
     return not _QUESTION_WORDS.isdisjoint(words)
 
 
-def _block(text: str, label: _Label, body: tuple[int, int], *, is_counted: bool) -> DocumentBlock:
+def _num_header(text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]]) -> int:
+    """Return how many lines of a title or of fields all documents have above their texts."""
+    num = min(_num_branches(text, *body) for body in bodies)
+    if num or not text.startswith("#", labels[0].start):
+        return num
+    titles = [text.find("\n", *body) - body[0] for body in bodies]
+    return int(all(0 < size <= _MAX_TITLE for size in titles))
+
+
+def _num_branches(text: str, start: int, stop: int) -> int:
+    num = 0
+    while text.startswith(_BRANCHES, start) and (end := text.find("\n", start, stop)) >= 0:
+        start, num = end + 1, num + 1
+    return num
+
+
+def _block(
+    text: str, label: _Label, body: tuple[int, int], *, num_header: int, is_counted: bool
+) -> DocumentBlock:
     start, stop = body
+    for _ in range(num_header):
+        start = strip(text, text.index("\n", start, stop), stop)[0]
     numbers = (label.number,) if is_counted else ()
     name = "" if numbers else text[label.start : label.end].strip()
-    return DocumentBlock(label.start, stop, text[start:stop], start, stop, numbers, name)
+    return DocumentBlock(
+        label.start, max(label.end, stop), text[start:stop] or None, start, stop, numbers, name
+    )
 
 
-def _uncertain(labels: Sequence[_Label], frame: str, problem: str) -> Candidate:
+def _uncertain(text: str, labels: Sequence[_Label], frame: str, problem: str) -> Candidate:
     return Candidate(labels[0].start, labels[-1].end, frame, problem=problem)

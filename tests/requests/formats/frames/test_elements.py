@@ -55,15 +55,26 @@ def test_other_numbers_belong_to_their_documents() -> None:
     assert moved == prompt("\n".join(blocks[::-1]))
 
 
-def test_inner_elements_move_with_their_document_and_may_name_it() -> None:
-    def inside(name: str, text: str) -> str:
-        return f"<source>{name}</source>\n<document_content>\n{text}\n</document_content>"
-
-    documents = [inside("lease.pdf", LEASE), inside("memo.txt", RENT)]
-    text = f"<documents>\n{elements('document')(documents)}\n</documents>"
+def test_an_inner_element_with_the_text_is_the_document() -> None:
+    text = f"""<documents>
+<document index="1">
+<source>lease.pdf</source>
+<document_content>
+{LEASE}
+</document_content>
+</document>
+<document index="2">
+<source>memo.txt</source>
+<document_content>
+{RENT}
+</document_content>
+</document>
+</documents>"""
     (group,) = scan(text).groups
-    assert texts_of(scan(text)) == [documents]
-    assert [block.name for block in group.blocks] == ['"lease.pdf"', '"memo.txt"']
+    assert [(block.text, block.name) for block in group.blocks] == [
+        (LEASE, '"lease.pdf"'),
+        (RENT, '"memo.txt"'),
+    ]
     assert text[: group.end].endswith("</documents>")
 
 
@@ -105,3 +116,12 @@ def test_documents_are_found_among_many_other_tags(num_before: int) -> None:
     before = "<br>" * num_before
     text = f"{before}{'words ' * 5000}\n{elements('document')(documents)}"
     assert texts_of(scan(text)) == [documents]
+
+
+def test_a_name_that_holds_a_mark_stands_above_its_text_like_others() -> None:
+    def write(name: str, text: str) -> str:
+        return f"<document>\n<filename>{name}</filename>\n<context>{text}</context>\n</document>"
+
+    first, second = "The lease runs for two years. " * 3, "The rent is due on the first. " * 3
+    (group,) = scan(write("a</b>.md", first) + "\n" + write("c.md", second)).groups
+    assert [block.text for block in group.blocks] == [first.strip(), second.strip()]

@@ -84,8 +84,7 @@ def test_rules_between_labels_prove_where_documents_end() -> None:
         return "Knowledge base:\n" + "".join(blocks) + "\n------\nAnswer in Chinese."
 
     documents = [LEASE, f"{RENT}\n\n{NOISE}", PETS]
-    fields = "├── Title: f.pdf\n└── Content:\n"
-    assert texts_of(scan(write(*documents))) == [[fields + text for text in documents]]
+    assert texts_of(scan(write(*documents))) == [documents]
     moved = text_of(reorder(user(write(*documents)), [1, 2, 0], PLAIN))
     assert moved == write(documents[1], PETS, LEASE)
 
@@ -144,6 +143,7 @@ def test_a_heading_and_a_tree_above_a_text_move_with_it() -> None:
         blocks = [f"### Document {i}: {text[:9]}\n{text}" for i, text in enumerate(documents, 1)]
         return prompt("\n\n".join(blocks))
 
+    assert texts_of(scan_prompt(write(LEASE, RENT))) == [[LEASE, RENT]]
     assert text_of(reorder(user(write(LEASE, RENT)), [1, 0], PLAIN)) == write(RENT, LEASE)
 
 
@@ -162,6 +162,21 @@ def test_ids_of_a_list_without_an_end_are_not_taken_for_places() -> None:
     assert found.numbers == ()
     text = text.replace("[Doc_17]", "[Doc_1]").replace("[Doc_3]", "[Doc_2]")
     assert [text[slice(*at)] for at in scan(text).numbers] == ["1", "2"]
+
+
+def test_a_header_that_only_one_document_has_is_its_text() -> None:
+    documents = [f"├── Title: {LEASE[:9]}\n\n{LEASE}", RENT]
+    listed = numbered("Document {}:", separator="\r\n\r\n")(documents)
+    assert texts_of(scan(listed, is_tool=True)) == [documents]
+
+
+def test_a_field_with_which_a_document_begins_is_no_header() -> None:
+    def write(text: str, at: int) -> str:
+        return f"------\n\nID: {at}\n├── Title: t{at}\n└── Content:\n{text}\n\n"
+
+    documents = [f"├── Title: {RENT}\n{LEASE}", RENT]
+    text = "".join(write(text, at) for at, text in enumerate(documents)) + "------\n"
+    assert texts_of(scan_prompt(text)) == [documents]
 
 
 def test_a_document_of_nothing_but_a_title_is_a_document() -> None:

@@ -146,10 +146,11 @@ def test_parts_of_one_document_stay_in_it(outer: str, inner: str) -> None:
     assert sent(one, other) == [one, other]
 
 
-def test_a_document_that_is_an_element_is_whole_with_its_tags() -> None:
-    documents = [RENT, f"<context>\n{LEASE}\n</context>", PETS]
-    [group] = scan(prompt(elements("document")(documents))).groups
-    assert [block.text for block in group.blocks] == documents
+def test_a_document_that_is_an_element_is_never_replaced() -> None:
+    """Where some documents have an inner element, it may be theirs or the frame's."""
+    value = prompt(elements("document")([RENT, f"<context>\n{LEASE}\n</context>", PETS]))
+    [group] = scan(value).groups
+    assert [block.text for block in group.blocks] == [None] * 3
 
 
 def test_a_sentence_behind_the_last_document_of_results_stays_with_each() -> None:
