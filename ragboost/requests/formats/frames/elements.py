@@ -93,7 +93,7 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
             texts = [text[span.inner_start : span.inner_end] for span in run]
             if not are_documents(name, texts):
                 continue
-            if any(map(_is_empty, texts)):
+            if not all(map(str.strip, texts)):
                 ends, problem = (run[0].start, run[-1].end), "an element without text"
                 yield Candidate(*ends, f"<{name}>", problem=problem)
             else:
@@ -155,10 +155,6 @@ def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
     before = _OPENER.search(text, max(0, run[0].start - _MAX_TAG), run[0].start)
     behind = _CLOSER.match(text, run[-1].end)
     return before is not None and behind is not None and before[1] == behind[1]
-
-
-def _is_empty(text: str) -> bool:
-    return not text or text.isspace()
 
 
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:

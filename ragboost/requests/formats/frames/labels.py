@@ -10,7 +10,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
-from ragboost.requests.formats.frames.containers import Container, Rule, Surroundings
+from ragboost.requests.formats.frames.containers import Rule, Surroundings
 from ragboost.requests.formats.frames.elements import is_count
 from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_ordered_name
 from ragboost.requests.formats.frames.siblings import common_separator
@@ -91,8 +91,9 @@ def find(
         if is_counted and (before, after) in pairs:
             yield _paired(text, labels, pairs[before, after], frame)
         elif is_counted or (before == _ID_PREFIX and len(set(names)) == len(names)):
-            where = _container(labels, around.containers)
-            end, close = where[1:] if where is not None else (-1, -1)
+            first, last = labels[0].start, labels[-1].end
+            holders = [c[1:] for c in around.containers if c.start <= first and last <= c.end]
+            end, close = holders[0] if holders else (-1, -1)
             if is_closed and end < 0:
                 end = close = strip(text, 0, len(text))[1]
             yield _listed(
@@ -221,13 +222,6 @@ def _paired(
     return Candidate(labels[0].start, end, frame, tuple(blocks), end)
 
 
-def _container(labels: Sequence[_Label], containers: Sequence[Container]) -> Container | None:
-    for each in containers:
-        if each.start <= labels[0].start and labels[-1].end <= each.end:
-            return each
-    return None
-
-
 def _listed(
     text: str,
     labels: Sequence[_Label],
@@ -248,7 +242,10 @@ def _listed(
         may_ask: a question may follow the last document.
     """
     starts = [label.start for label in labels]
-    gaps = [_gap(text, label.end, start) for label, start in zip(labels, starts[1:], strict=False)]
+    gaps = [
+        text[strip(text, label.end, start)[1] : start]
+        for label, start in zip(labels, starts[1:], strict=False)
+    ]
     rule = _ruled(text, starts, rules) if rules else None
     separator = common_separator(gaps)
     if rule is not None:
@@ -278,12 +275,6 @@ def _listed(
         for label, (start, stop) in zip(labels, bodies, strict=True)
     ]
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
-
-
-def _gap(text: str, start: int, stop: int) -> str:
-    """Return the white space before a label."""
-    end = strip(text, start, stop)[1]
-    return text[max(start, end) : stop]
 
 
 def _ruled(text: str, starts: Sequence[int], found: Sequence[Rule]) -> tuple[int, int, str] | None:
