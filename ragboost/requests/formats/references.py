@@ -41,16 +41,13 @@ class EarlierTexts:
     def add(self, group: Group) -> None:
         """Note the documents of a group, to which the groups behind its message may refer."""
         for block, is_closed in _with_ends(group):
-            if block.text is not None:
-                self._add(block.text.strip(), is_closed=is_closed)
-
-    def _add(self, text: str, *, is_closed: bool) -> None:
-        if text in self._texts:
-            self._texts[text] |= is_closed
-            return
-        self._texts[text] = is_closed
-        quote = _quote(text)
-        self._by_quote[quote] = None if quote in self._by_quote else text
+            if block.text is None:
+                continue
+            text = block.text.strip()
+            if text not in self._texts:
+                quote = _quote(text)
+                self._by_quote[quote] = None if quote in self._by_quote else text
+            self._texts[text] = is_closed or self._texts.get(text, False)
 
     def _reference(self, text: str, *, is_closed: bool) -> str | None:
         """Return a reference to a text; None if it does not occur earlier, if it ends with its
