@@ -81,11 +81,6 @@ class FoundDocuments:
     def keys(self) -> tuple[str, ...]:
         return tuple(map(KEY_OF, self.documents))
 
-    @property
-    def seed(self) -> bytes:
-        """Identifies documents above the messages, for the links of a conversation's history."""
-        return "\n".join(self.keys).encode()
-
 
 def order_of(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:
     """Return the position among `documents` of each one sent; of equal ones the first."""
