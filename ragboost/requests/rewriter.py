@@ -147,9 +147,8 @@ class Rewriting:
         first = min((at for at, sent in history.sent.items() if sent.documents), default=None)
         self.prompt_prefix = self._request.prompt_prefix
         if first not in (None, found.message):
-            self.prompt_prefix = prompt_prefix(
-                body, self._shape, found, first=first, kind=self._request.kind
-            )
+            kind = self._request.kind
+            self.prompt_prefix = prompt_prefix(body, self._shape, found, first=first, kind=kind)
         self._put(history.sent)
         state = history.state if conversation is not None else None
         if history.repeated is not None:
@@ -285,9 +284,8 @@ class Rewriting:
 
     def _note(self, documents: Sequence[Document]) -> str:
         """Return what the shape writes beside documents in this order."""
-        found = self._found
-        context = Context(found.query, tuple(documents), found.documents, positions=(), labels=())
-        return self._shape.note(self._body.fields, found, context)
+        context = Context("", tuple(documents), self._found.documents, positions=(), labels=())
+        return self._shape.note(self._body.fields, self._found, context)
 
     def _keep_order(self, earlier: SentMessage) -> Context:
         """Record documents that are sent as in an earlier request, perhaps to another backend."""
