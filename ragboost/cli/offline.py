@@ -109,11 +109,6 @@ def simulate(
         metavar="N",
         help="Size of the prefix cache in tokens, repeatable; by default several.",
     ),
-    plot: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Write hit rate against cache size to this .png or .svg; needs the extra plot.",
-    ),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -131,14 +126,10 @@ def simulate(
         forecast_sentence,
         forecast_table,
         progress_bar,
-        write_plot,
     )
     from ragboost.batch.forecast import forecast
     from ragboost.retrieval.corpus import Corpus
-    from ragboost.util.plots import check_plot
 
-    if plot is not None:
-        check_plot(plot)
     with progress_bar(progress) as on_progress:
         result = forecast(
             trace,
@@ -147,8 +138,6 @@ def simulate(
             cache_tokens=cache_tokens,
             on_progress=on_progress,
         )
-    if plot is not None:
-        write_plot(result, plot)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
