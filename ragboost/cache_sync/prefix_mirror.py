@@ -1,7 +1,4 @@
-"""Mirror one engine's prefix cache from its events: blocks and request ids.
-
-Replaces the cache model of RAGBoost section 4.1 ("Index update") for engines that report.
-"""
+"""Mirror one engine's prefix cache from its events: blocks and request ids."""
 
 import hashlib
 from array import array
@@ -47,12 +44,7 @@ class PrefixMirror:
     `max_requests` are dropped by last store.
     """
 
-    def __init__(
-        self,
-        *,
-        max_blocks: int = 2_000_000,
-        max_requests: int = 20_000,
-    ) -> None:
+    def __init__(self, *, max_blocks: int = 2_000_000, max_requests: int = 20_000) -> None:
         self.max_blocks = max_blocks
         self.max_requests = max_requests
         # Events that could not be applied: chains without a known parent, removals of blocks never
@@ -110,10 +102,7 @@ class PrefixMirror:
         return self.settle() if self._owed <= _MAX_OWED else Changes({})
 
     def settle(self) -> Changes:
-        """Bring reachable blocks and requests up to date; return what changed since the last time.
-
-        Costs nothing if nothing has changed.
-        """
+        """Bring reachable blocks and requests up to date; return what changed since the last time."""
         is_cleared, self._is_cleared = self._is_cleared, False
         self._settle_blocks()
         return Changes(self._settle_requests(), is_cleared)
@@ -156,9 +145,9 @@ class PrefixMirror:
         hashes, size = event.block_hashes, event.block_size
         if not hashes:
             return
-        extras = (
-            event.extra_keys if event.extra_keys and len(event.extra_keys) == len(hashes) else None
-        )
+        extras = event.extra_keys or None
+        if extras is not None and len(extras) != len(hashes):
+            extras = None
         parent = self._parent(event, extras[0] if extras else None)
         is_valid = size > 0 and len(event.token_ids) in (0, len(hashes) * size)
         if parent is None or not is_valid:

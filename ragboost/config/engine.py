@@ -51,9 +51,6 @@ class EngineSettings(Section):
         description="Tokens of KV of the requests in a batch, prompts and `max_tokens` together; "
         "further requests wait, and a request that needs more by itself gets a 400.",
     )
-    max_waiting: int = Field(
-        1024, ge=0, description="Requests that may wait; further ones get a 503."
-    )
     max_step_tokens: int = Field(
         512, ge=1, description="Tokens computed in one step; longer prompts take several steps."
     )
@@ -86,7 +83,6 @@ class EngineSettings(Section):
     kv_events_replay_endpoint: str | None = Field(
         None, description="ZeroMQ address to bind for replays of past events; None: no replay."
     )
-    kv_events_topic: str = Field("", description="Topic of the event messages.")
 
 
 def _check_zmq_address(value: str) -> str:
@@ -102,7 +98,9 @@ class EngineHookSettings(Section):
     """Cache events of the backend's engine."""
 
     endpoint: _ZmqAddress | None = Field(
-        None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
+        None,
+        description="ZeroMQ address of the backend's KV events; tcp://*:PORT waits there for an "
+        "engine that connects to tcp://HOST:PORT. None: ask the backend.",
     )
     discover: bool = Field(
         True,
@@ -110,12 +108,6 @@ class EngineHookSettings(Section):
     )
     replay_endpoint: _ZmqAddress | None = Field(
         None, description="ZeroMQ address for replays of past events, if `endpoint` is set."
-    )
-    topic: str = Field("", description="Prefix of the topics to subscribe to; empty: all.")
-    bind: bool = Field(
-        False,
-        description="Bind `endpoint` instead of connecting to it, for an engine that connects to "
-        "tcp://HOST:PORT.",
     )
     report_url: str | None = Field(
         None,

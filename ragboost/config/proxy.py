@@ -156,9 +156,6 @@ class ReplicaSettings(Section):
     max_concurrency: int | None = Field(
         None, ge=1, description="Completions that run on this backend at a time."
     )
-    data_parallel_size: int | None = Field(
-        None, ge=1, le=256, description="Data-parallel ranks of this backend's engine."
-    )
 
 
 class RouterSettings(Section):
@@ -168,17 +165,6 @@ class RouterSettings(Section):
         "cache_aware",
         description="cache_aware: the backend with the fewest tokens to prefill for the request "
         "and those before it, given its prefix cache; least_loaded: the same without the caches.",
-    )
-    running_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="Load of a running request, in prompt tokens to prefill. Raise it to spread "
-        "requests more evenly. None: 5 % of the prompt that is routed, at most 512.",
-    )
-    max_prefixes: int = Field(
-        50_000,
-        ge=1,
-        description="Message prefixes remembered per backend; the least recently used are dropped.",
     )
     health_interval_s: float = Field(
         2.0, gt=0, description="Seconds between two health checks of a backend."
@@ -191,14 +177,9 @@ class WaitingRoomSettings(Section):
     mode: Literal["adaptive", "off"] = Field(
         "off",
         description="adaptive: hold requests only while their backend is busy computing prompts, "
-        "as long as they would queue there, and send first what shares a cached prefix; off: send "
+        "as long as they would queue there and for 30 s at most, and send first what shares a "
+        "cached prefix; off: send "
         "at once, or in order of arrival as max_concurrency allows it.",
-    )
-    max_wait_ms: float = Field(
-        30_000.0,
-        ge=0,
-        description="adaptive: longest wait; then a request is sent, however busy the backend is, "
-        "as soon as max_concurrency allows it.",
     )
     max_waiting: int = Field(
         1024,
@@ -245,9 +226,6 @@ class ProxySettings(Section):
         description="Bytes of all bodies that are received or whose requests are running, and at "
         "least one body; further ones get a 503 with Retry-After. They need about twice the "
         "memory.",
-    )
-    max_header_bytes: int = Field(
-        64 * 1024, ge=1024, description="Largest request headers; larger ones get a 431."
     )
     header_timeout_s: float = Field(
         15.0, gt=0, description="Seconds in which a client must send the request headers."

@@ -72,5 +72,4 @@ class Settings(Section):
         """The most prefix caches that there may be: each data-parallel rank has its own."""
         if self.backend.is_dynamic:
             return MAX_BACKENDS
-        default = self.backend.data_parallel_size
-        return sum(each.data_parallel_size or default for each in self.backends) or default
+        return self.backend.data_parallel_size * max(1, len(self.backends))

@@ -32,6 +32,7 @@ from ragboost.util.cache_events import Event
 logger = logging.getLogger(__name__)
 
 _OPTION = "engine.model"
+_MAX_WAITING = 1024  # requests; further ones get a 503
 _OF_OTHER_ENGINES = frozenset({"fill", "granularity", "public_key", "step_tokens"})
 TUNED = "ragboost_dependency"
 """Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
@@ -115,7 +116,7 @@ def make_engine(
         chunk_filler=_chunk_filler(loaded.adapter, settings),
         graph_runner=GraphRunner(loaded.depcache) if loaded.depcache is not None else None,
     )
-    return Engine(scheduler, max_waiting=settings.max_waiting, publish=publish)
+    return Engine(scheduler, max_waiting=_MAX_WAITING, publish=publish)
 
 
 def _adapter(model: Any) -> tuple[ModelAdapter | None, str | None]:

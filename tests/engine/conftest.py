@@ -27,7 +27,6 @@ SETTINGS = EngineSettings(
     max_model_len=2048,
     kv_events_endpoint="tcp://127.0.0.1:*",
     kv_events_replay_endpoint="tcp://127.0.0.1:*",
-    kv_events_topic="kv@tiny",
 )
 MODEL = "ragboost-tiny"
 

@@ -10,6 +10,8 @@ from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.routing.virtual_queue import Place, VirtualQueue
 from ragboost.proxy.upstream.backend import Backend
 
+_MAX_WAIT_S = 30.0  # then a request is sent, however busy the backend is
+
 Plan = Callable[["BackendQueue"], Coroutine[Any, Any, None]]
 
 
@@ -108,10 +110,10 @@ class BackendQueue:
             self._planning = asyncio.create_task(self._plan(self))
             self._planning.add_done_callback(self._planned)
 
-    def release_expired(self, now: float, *, max_wait_s: float) -> None:
+    def release_expired(self, now: float) -> None:
         """Send those who have waited for too long, as far as `max_concurrency` allows it."""
         for queued in list(self.waiting):
-            if queued.since + max_wait_s > now or not self.backend.has_room:
+            if queued.since + _MAX_WAIT_S > now or not self.backend.has_room:
                 return
             self.let_go(queued, now, how="max_wait")
 
@@ -123,10 +125,10 @@ class BackendQueue:
         if not queued.released.done():
             queued.released.set_result(None)
 
-    def next_update(self, now: float, *, max_wait_s: float) -> float:
+    def next_update(self, now: float) -> float:
         if self.pace is None or not self.waiting or not self.backend.has_room:
             return math.inf
-        return min(next(iter(self.waiting)).since + max_wait_s, self.pace.next_expiry(now))
+        return min(next(iter(self.waiting)).since + _MAX_WAIT_S, self.pace.next_expiry(now))
 
     def better_off(self, other: "BackendQueue", now: float) -> QueuedRequest | None:
         """Return the most urgent request that another backend would have computed sooner."""

@@ -17,7 +17,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
 
 _UNHEALTHY = 1e15  # tokens; more than any queue
-# Load of a running request unless `router.running_tokens` says it: a share of the prompt to place.
+# Load of a running request: a share of the prompt to place, in tokens.
 _RUNNING_SHARE = 0.05
 _MAX_RUNNING_TOKENS = 512
 # Counts of choices are halved then, so that a backend that was away does not get all until it has
@@ -42,7 +42,6 @@ class Router:
     ) -> None:
         self.backends = backends
         self._signals = make_signals(settings, kept_s=kept_s)
-        self._running_tokens = settings.running_tokens
         # Bodies have to be examined: there is a choice, and the contents of caches count.
         self.looks_at_caches = backends.width > 1 and any(
             signal.reads_caches for signal in self._signals
@@ -152,8 +151,6 @@ class Router:
         return self._by_number[number]
 
     def _tokens_per_running(self, prompt_tokens: int) -> float:
-        if self._running_tokens is not None:
-            return self._running_tokens
         if not prompt_tokens:  # nothing is known about it
             return _MAX_RUNNING_TOKENS
         return min(_RUNNING_SHARE * prompt_tokens, _MAX_RUNNING_TOKENS)
