@@ -102,7 +102,7 @@ class PrefixMirror:
         return self.settle() if self._owed <= _MAX_OWED else Changes({})
 
     def settle(self) -> Changes:
-        """Bring reachable blocks and requests up to date; return what changed since the last time."""
+        """Bring blocks and requests up to date; return what has changed since the last time."""
         is_cleared, self._is_cleared = self._is_cleared, False
         self._settle_blocks()
         return Changes(self._settle_requests(), is_cleared)

@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import Field
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
-from ragboost.config.hosted import PriceSettings
 from ragboost.config.library import (
     DedupSettings,
     FormatSettings,
@@ -20,6 +19,7 @@ from ragboost.config.proxy import (
     BackendSettings,
     BoostSettings,
     LogSettings,
+    PriceSettings,
     ProxySettings,
     ReplicaSettings,
     RouterSettings,

@@ -43,9 +43,7 @@ class Router:
         self.backends = backends
         self._signals = make_signals(settings, kept_s=kept_s)
         # Bodies have to be examined: there is a choice, and the contents of caches count.
-        self.looks_at_caches = backends.width > 1 and any(
-            signal.reads_caches for signal in self._signals
-        )
+        self.looks_at_caches = backends.width > 1 and bool(self._signals)
         for signal in self._signals:
             backends.on_down.append(signal.forget)
             backends.on_removed.append(signal.remove)
@@ -97,7 +95,8 @@ class Router:
 
     def sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
         """Estimate how long a request of so many bytes will be as it is sent."""
-        return max([signal.sent_bytes(prefixes, num_bytes) for signal in self._signals])
+        lengths = [signal.sent_bytes(prefixes, num_bytes) for signal in self._signals]
+        return max(lengths, default=num_bytes)
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""
@@ -105,7 +104,7 @@ class Router:
         cached, affinity, kept = np.zeros(width), np.zeros(width), np.zeros(width)
         readings: list[tuple[RoutingSignal, CacheReading]] = []
         for signal in self._signals if self.looks_at_caches else ():
-            if signal.reads_caches and (reading := await signal.read(admission.request, names)):
+            if (reading := await signal.read(admission.request, names)) is not None:
                 cached = np.maximum(cached, reading.cached)
                 affinity += reading.affinity
                 kept += reading.kept
@@ -158,7 +157,6 @@ class Router:
     def _update_loads(self) -> None:
         while self._changed:
             backend = self._changed.pop()
-            self._running[backend.number] = backend.load.assigned + backend.elsewhere.assigned
-            self._waiting[backend.number] = sum(
-                [signal.waiting_tokens(backend) for signal in self._signals]
-            )
+            own, others = backend.load, backend.elsewhere
+            self._running[backend.number] = own.assigned + others.assigned
+            self._waiting[backend.number] = own.prefill_tokens + others.prefill_tokens

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
-from ragboost.config import RouterSettings, Settings
+from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.hosted.cache_marks import kept_s
@@ -532,7 +532,7 @@ async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePre
 
 
 async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
-    prefixes = PrefixAffinity(RouterSettings(), max_prefixes=1)  # of each of two backends
+    prefixes = PrefixAffinity(max_prefixes=1)  # of each of two backends
     seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
     send(prefixes, "b", (), num_bytes=0)
     send(prefixes, "a", seen, num_bytes=500)
@@ -549,7 +549,7 @@ async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
 
 
 async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards() -> None:
-    prefixes = PrefixAffinity(RouterSettings())
+    prefixes = PrefixAffinity()
     seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
     for backend in "ab":
         send(prefixes, backend, seen, num_bytes=80)
