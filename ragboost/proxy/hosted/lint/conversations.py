@@ -139,7 +139,7 @@ class LastPrompts:
     def _find(self, new: SeenPrompt, kind: EngineKind) -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
-        for key in new.sought_keys(self._is_new):
+        for key in new.sought_keys():
             for number in reversed(self._numbers(key)):
                 prompt = self._last.peek(number)
                 if prompt is None or number in candidates or prompt.owner != new.owner:
@@ -188,22 +188,15 @@ class LastPrompts:
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
         by_key = self._by_key.newer
-        if self._is_new(keys):
-            by_key.update(dict.fromkeys(keys, (number,)))
-        else:
-            for key in keys:
-                numbers = self._numbers(key)
-                others = [other for other in numbers if other != number and other in self._last]
-                by_key[key] = (*others, number)[-_MAX_SHARED:]
+        for key in keys:
+            numbers = self._numbers(key)
+            others = [other for other in numbers if other != number and other in self._last]
+            by_key[key] = (*others, number)[-_MAX_SHARED:]
         if len(by_key) >= self._max_keys:
             self._by_key.turn()
 
     def _numbers(self, key: int) -> tuple[int, ...]:
         return self._by_key.get(key) or ()
-
-    def _is_new(self, keys: Sequence[int]) -> bool:
-        newer, older = self._by_key.newer.keys(), self._by_key.older.keys()
-        return newer.isdisjoint(keys) and older.isdisjoint(keys)
 
 
 def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:
