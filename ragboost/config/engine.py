@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
 
+TINY_MODEL = "ragboost-tiny"
+
 
 class EngineSettings(Section):
     """The embedded engine."""
@@ -15,7 +17,7 @@ class EngineSettings(Section):
         None,
         description="Directory of a Hugging Face causal LM, its name on the hub, such as "
         "Qwen/Qwen3-0.6B, or that of a fetched one, such as smollm2-135m; None: a small built-in "
-        "model.",
+        "model; ragboost-tiny: a smaller one, for tests.",
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
@@ -26,9 +28,6 @@ class EngineSettings(Section):
     served_model_name: str | None = Field(
         None,
         description="Name of the model in the API; None: that on the hub, or of the directory.",
-    )
-    builtin_size: Literal["small", "tiny"] = Field(
-        "small", description="Size of the built-in model; tiny is for tests."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -83,6 +82,11 @@ class EngineSettings(Section):
     kv_events_replay_endpoint: str | None = Field(
         None, description="ZeroMQ address to bind for replays of past events; None: no replay."
     )
+
+    @property
+    def is_builtin(self) -> bool:
+        """The model is one of the two that need no files."""
+        return self.model is None or str(self.model) == TINY_MODEL
 
 
 def _check_zmq_address(value: str) -> str:

@@ -54,10 +54,11 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     """Load `settings.model`, or build the built-in one. Raises `ConfigError`."""
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    if settings.model is None:
-        model: Any = builtin.build_model(settings.builtin_size)
+    if settings.is_builtin or settings.model is None:
+        kind = "small" if settings.model is None else "tiny"
+        model: Any = builtin.build_model(kind)
         tokenizer: Any = builtin.build_tokenizer()
-        name = f"ragboost-{settings.builtin_size}"
+        name = f"ragboost-{kind}"
     else:
         path = find_model(settings.model)
         model, tokenizer = _from_directory(path, settings)
@@ -193,7 +194,7 @@ def _device(settings: EngineSettings) -> str:
     if settings.device != "auto":
         check_device(settings.device, option="engine.device")
         return settings.device
-    return "cuda" if torch.cuda.is_available() and settings.model is not None else "cpu"
+    return "cuda" if torch.cuda.is_available() and not settings.is_builtin else "cpu"
 
 
 def _dtype(settings: EngineSettings) -> Any:

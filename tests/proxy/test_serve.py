@@ -287,7 +287,7 @@ def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="needs the extra engine")
-    monkeypatch.setenv("RAGBOOST_ENGINE__BUILTIN_SIZE", "tiny")
+    monkeypatch.setenv("RAGBOOST_ENGINE__MODEL", "ragboost-tiny")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     process, url = start("--embedded")
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
