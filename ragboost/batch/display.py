@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from ragboost.batch.forecast import Forecast, ForecastPoint
+from ragboost.batch.job import BatchSummary
 from ragboost.batch.requests import Progress as ProgressFunction
-from ragboost.batch.summary import BatchSummary
 
 _BAR = 24
 _ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "planned as a batch"))

@@ -12,7 +12,7 @@ from ragboost.config import EngineSettings, load_settings
 from ragboost.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
-    from ragboost.batch.summary import BatchSummary
+    from ragboost.batch.job import BatchSummary
 
 
 _CACHE_TOKENS: int | None = typer.Option(
@@ -77,7 +77,7 @@ def batch(
 def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     from ragboost.batch.display import summary_sentence, summary_table
     from ragboost.batch.files import side_path
-    from ragboost.batch.summary import rejects_sentence
+    from ragboost.batch.job import rejects_sentence
     from ragboost.requests.formats.detection import FOUND
 
     if not summary.requests:
