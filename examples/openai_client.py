@@ -3,7 +3,7 @@
 Starts the proxy and the embedded engine on loopback; with your own backend, start
 `ragboost serve --backend URL` and point `base_url` at it.
 
-Run: python examples/openai_client.py   (needs: pip install '.[engine]' openai)
+Run: python examples/openai_client.py   (needs: the extra engine, openai)
 """
 
 from pathlib import Path

@@ -104,7 +104,7 @@ def test_without_the_extra_the_error_says_what_to_install(use: Use) -> None:
     last = done.stderr.strip().splitlines()[-1]
     package = use.package.partition(".")[0]  # what pip knows, not a module of it
     assert last.startswith(f"ragboost.errors.MissingExtraError: {package} is not installed")
-    assert f"pip install '.[{use.extra}]'" in last
+    assert f'pip install "ragboost-middleware[{use.extra}]"' in last
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -115,7 +115,7 @@ def test_a_command_without_its_extra_is_one_sentence(command: list[str]) -> None
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip().splitlines()[-1] == (
-        "ragboost: torch is not installed; it comes with: pip install '.[engine]' in its clone"
+        'ragboost: torch is not installed; it comes with: pip install "ragboost-middleware[engine]"'
     )
     assert "Traceback" not in done.stderr
 

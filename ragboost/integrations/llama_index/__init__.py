@@ -1,4 +1,4 @@
-"""LlamaIndex components: `pip install '.[llama-index]'`."""
+"""LlamaIndex components: the extra `llama-index`."""
 
 from ragboost.errors import import_extra
 
