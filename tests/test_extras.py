@@ -42,13 +42,6 @@ EXTRAS = [
         "mooncake",
     ),
     Use(
-        "import pathlib, tempfile; from ragboost.util.plots import line_plot\n"
-        "path = pathlib.Path(tempfile.mkdtemp(), 'a.svg')\n"
-        "line_plot(path, {'a': [(0, 1)]}, x_label='x', y_label='y')",
-        "matplotlib",
-        "plot",
-    ),
-    Use(
         "import pathlib, tempfile; from ragboost.booster.tokens.local import load_tokenizer\n"
         "path = pathlib.Path(tempfile.mkdtemp()) / 'tokenizer.json'\n"
         'text = \'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, \'\n'
@@ -148,7 +141,7 @@ def test_with_the_extra_it_works(use: Use) -> None:
 def test_integrations_load_no_framework() -> None:
     code = (
         "import sys, ragboost.integrations, ragboost.integrations.placement\n"
-        "import ragboost.integrations.turns, ragboost.integrations.repeated_documents\n"
+        "import ragboost.integrations.turns\n"
         "names = {'langchain_core', 'langchain', 'llama_index', 'litellm', 'ray'}\n"
         "print(names & set(sys.modules))"
     )

@@ -23,6 +23,7 @@ from ragboost.proxy.serving.errors import error_body
 ON_DISCONNECT = "ragboost.on_disconnect"
 _LINGER_S = 1.0
 _MAX_HEADERS = 256
+_MAX_HEADER_BYTES = 64 * 1024
 _MAX_HELD_BYTES = 64 * 1024  # of later requests, before the socket is no longer read
 _PIECE_BYTES = 16 * 1024  # parsed at a time: bounds the requests in uvicorn's pipeline
 
@@ -221,7 +222,7 @@ class GuardedProtocol(HttpToolsProtocol):
             position += len(piece)
             self._num_extra += len(piece)
             self._parse(piece)
-            if self._num_extra > self.limits.max_header_bytes and self._refusal is None:
+            if self._num_extra > _MAX_HEADER_BYTES and self._refusal is None:
                 self._refuse(431, self._too_large())
         if position:
             self._held = b"" if self._is_closing or self._refusal else bytes(data[position:])
@@ -296,17 +297,14 @@ class GuardedProtocol(HttpToolsProtocol):
                 num_hosts += 1
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
                 return 501, "the only supported transfer-encoding is chunked"
-        if num_bytes > self.limits.max_header_bytes or len(self.headers) > _MAX_HEADERS:
+        if num_bytes > _MAX_HEADER_BYTES or len(self.headers) > _MAX_HEADERS:
             return 431, self._too_large()
         if num_hosts > 1 or (version == "1.1" and not num_hosts):
             return 400, f"invalid HTTP request: {num_hosts} Host headers"
         return None
 
     def _too_large(self) -> str:
-        return (
-            f"the request head has more than {self.limits.max_header_bytes} bytes "
-            f"(proxy.max_header_bytes) or {_MAX_HEADERS} headers"
-        )
+        return f"the request head has more than {_MAX_HEADER_BYTES} bytes or {_MAX_HEADERS} headers"
 
     def _refuse(self, status: int, message: str) -> None:
         """Refuse the request that arrives, behind the responses that are due before."""
