@@ -18,15 +18,17 @@ from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
 _BEFORE = re.compile(
-    r"[ \t]{0,3}(?:\#{1,6}[ \t]{1,8})?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"[ \t]{0,3}(?:(?:\#{1,6}|[*=~%+-]{3,32})[ \t]{1,8})?(?:\*\*)?[\[【(（<「《]{0,2}/?"
     r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?"
 )
-_MAX_BEFORE = 112  # characters that it can match
+_MAX_BEFORE = 136  # characters that it can match
 _BEHIND = r"\])】）」》>:：、*"
 _MAX_BEHIND = 4
 _LINE_END = r"(?=[ \t]*\r?(?:\n|\Z))"
 # Labels count from 0 or 1. A search for one fixed character is many times faster.
-_FIRST = {n: re.compile(rf"{n}(?:([{_BEHIND}]{{1,{_MAX_BEHIND}}})|{_LINE_END})") for n in "01"}
+# Behind a number: marks, a colon as in French, or what a line with a rule before it ends with.
+_AFTER = rf"[{_BEHIND}]{{1,{_MAX_BEHIND}}}|[ \u00a0\u202f][:：]|[ \t][*=~%+-]{{3,32}}{_LINE_END}"
+_FIRST = {n: re.compile(rf"{n}(?:({_AFTER})|{_LINE_END})") for n in "01"}
 _ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
 _ID_START = re.compile(re.escape(_ID_PREFIX))
 _ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")

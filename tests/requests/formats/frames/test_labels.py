@@ -29,6 +29,10 @@ LABELS = [
     "【資料{}】",
     "**Chunk {}**",
     "### Result {}:",
+    "Document {} :",
+    "[[{}]]",
+    "*** Document {} ***\n",
+    "----- Extract {} -----\n",
 ]
 
 
@@ -46,6 +50,8 @@ def test_labels_in_any_language_are_found_in_front_of_a_question(label: str, fir
     [
         ("[CONTEXT {}]:\n", "\n[END CONTEXT {}]"),
         ("Begin {}:\n", "\nEnd {}:"),
+        ("<ctx_{}>\n", "\n</ctx_{}>"),
+        ("----- BEGIN SOURCE {} -----\n", "\n----- END SOURCE {} -----"),
     ],
 )
 def test_labels_that_close_prove_where_a_document_ends(opener: str, closer: str) -> None:
