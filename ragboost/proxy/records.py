@@ -59,6 +59,8 @@ class SentRequest:
     num_documents: int = 0  # in this turn's part of the payload
     num_dropped: int = 0  # given, and not there
     dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
+    hint_tokens: float = 0.0  # of hints, estimated
+    order_gain: float = 0.0  # predicted cached tokens beyond those of the client's order
     citations: CitationMap | None = None  # of the answer; None: it stays as it is
     continued: str = ""  # the text that the answer continues, if it is mapped
 
@@ -66,11 +68,35 @@ class SentRequest:
     def bought_tokens(self) -> int:
         return self.context.bought_tokens if self.context is not None else 0
 
+    def savings(self, usage: Usage | None) -> "Savings":
+        """Return what was saved, as far as the backend's report confirms the prediction: one that
+        has fewer cached tokens than predicted has evicted some, in any order."""
+        predicted = self.context.predicted_cached_tokens if self.context is not None else 0
+        cached = usage.cached_tokens if usage is not None else None
+        confirmed = 1.0 if cached is None or cached >= predicted else cached / predicted
+        reused = usage.reused_tokens or 0 if usage is not None else 0
+        gain = self.order_gain * confirmed
+        return Savings(gain, float(self.dropped_tokens), float(reused), self.hint_tokens)
+
     def mapper(self) -> AnswerMapper | None:
         """Return what maps the citations of one answer."""
         if self.citations is None:
             return None
         return AnswerMapper(self.citations, continued=self.continued)
+
+
+class Savings(NamedTuple):
+    """Prompt tokens that a backend did not compute because of RAGBoost, against the request as its
+    client sent it; the first and the last are estimates."""
+
+    order: float = 0.0  # negative if the client's order would have had more cached
+    deduplication: float = 0.0
+    reuse: float = 0.0  # of chunks
+    hints: float = 0.0  # computed in addition
+
+    @property
+    def net(self) -> float:
+        return self.order + self.deduplication + self.reuse - self.hints
 
 
 class PreparedRequest(NamedTuple):

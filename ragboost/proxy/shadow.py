@@ -38,7 +38,7 @@ class ShadowTrial:
                 kept = sum(tenant.tokens.count_documents(context.documents))
                 retrieved = sum(tenant.tokens.count_documents(context.retrieved))
                 self._metrics.count_shadow(context, dropped_tokens=retrieved - kept)
-                self._observer.compare_orders(result, tenant, backend)
+                self._observer.order_gain(result, tenant, backend)
             return result
 
         result = await asyncio.to_thread(work) if in_thread else work()

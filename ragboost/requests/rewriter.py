@@ -55,6 +55,7 @@ class Rewriting:
         self.delta = HistoryDelta()  # what the request adds to its conversation
         self.citations: CitationMap | None = None  # of the answer; None: it stays as it is
         self.prompt_prefix = ""  # hash of the text before the documents
+        self.order_gain = 0.0  # cached tokens beyond those of the client's order, estimated
         self.bytes_before = 0  # of the messages before the documents
         self.bytes_after = 0  # of the messages after the one that holds the documents
         self._request = request

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -17,6 +17,7 @@ from ragboost.proxy.observability.collectors import (
     NumberCollector,
     Read,
     StreamCollector,
+    make_registry,
 )
 from ragboost.proxy.records import Answer, Placed, SentRequest
 from ragboost.requests.formats import Detection
@@ -35,13 +36,14 @@ class Metrics:
 
     def __init__(self, prices: Sequence[PriceSettings] = ()) -> None:
         self._prices = prices
-        self.registry = CollectorRegistry()
+        self.registry = make_registry()
         self._counter = partial(Counter, registry=self.registry)
         self._histogram = partial(Histogram, registry=self.registry)
         self._gauge = gauge = partial(Gauge, registry=self.registry)
         self._models: set[str] = set()
         self._declare_requests()
         self._declare_tokens()
+        self._declare_savings()
         self._declare_orders()
         self._declare_arms()
         self._declare_predictions()
@@ -152,9 +154,6 @@ class Metrics:
             "ragboost_cached_prompt_tokens_total",
             "Prompt tokens that backends reported as read from the prefix cache.",
         )
-        self._dropped_tokens = self._counter(
-            "ragboost_dropped_prompt_tokens_total", "Tokens of documents that were not sent again."
-        )
         self._written_tokens = self._counter(
             "ragboost_cache_write_prompt_tokens_total",
             "Prompt tokens that backends reported as written to the prefix cache.",
@@ -197,6 +196,24 @@ class Metrics:
             "ragboost_passage_bytes_total",
             "Bytes of repeated tool results that were replaced by references.",
         )
+
+    def _declare_savings(self) -> None:
+        self._saved_tokens = self._counter(
+            "ragboost_saved_prompt_tokens_total",
+            "Prompt tokens that backends did not compute because of RAGBoost, against the request "
+            "as the client sent it: by `order` (estimated), `deduplication` and `reuse` of chunks.",
+            ("by",),
+        )
+        self._extra_tokens = self._counter(
+            "ragboost_extra_prompt_tokens_total",
+            "Prompt tokens that backends computed because of RAGBoost, estimated, to subtract from "
+            "the saved ones: `hints`, and where the client's `order` would have had more cached.",
+            ("by",),
+        )
+        for by in ("order", "deduplication", "reuse"):
+            self._saved_tokens.labels(by).inc(0)
+        for by in ("order", "hints"):
+            self._extra_tokens.labels(by).inc(0)
 
     def _declare_orders(self) -> None:
         self._compared_tokens = self._counter(
@@ -280,10 +297,20 @@ class Metrics:
         if usage is not None:
             model = parsed.tenant_key.model
             cost = cost_of(self._prices, model, usage, dropped_tokens=dropped)
-            self.count_cost(dropped, cost)
+            self.count_cost(cost)
             self.count_usage(usage, bought_tokens=usage.bought_tokens(sent.bought_tokens))
+        if answer.outcome == "ok":
+            self._count_savings(sent, usage)
         if parsed.arm is not None and answer.outcome == "ok":
             self.count_arm(parsed.arm, usage, cost, seconds=ttft_s or 0.0)
+
+    def _count_savings(self, sent: SentRequest, usage: Usage | None) -> None:
+        savings = sent.savings(usage)
+        self._saved_tokens.labels("order").inc(max(0.0, savings.order))
+        self._saved_tokens.labels("deduplication").inc(savings.deduplication)
+        self._saved_tokens.labels("reuse").inc(savings.reuse)
+        self._extra_tokens.labels("order").inc(max(0.0, -savings.order))
+        self._extra_tokens.labels("hints").inc(savings.hints)
 
     def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
         self._ttft.labels(endpoint, result).observe(seconds)
@@ -354,8 +381,7 @@ class Metrics:
         if bought_tokens:
             self._bought_tokens.inc(bought_tokens)
 
-    def count_cost(self, dropped_tokens: int, cost: PromptCost | None) -> None:
-        self._dropped_tokens.inc(dropped_tokens)
+    def count_cost(self, cost: PromptCost | None) -> None:
         if cost is not None:
             self._cost.inc(cost.cost)
             self._uncached_cost.inc(cost.uncached)
