@@ -90,7 +90,8 @@ def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary.as_json()))
     else:
-        Console().print(summary_table(summary))
+        if summary.before.prompt_tokens:
+            Console().print(summary_table(summary))
         typer.echo(summary_sentence(summary))
         if FOUND in summary.detections:
             typer.echo(summary.detections_sentence())
