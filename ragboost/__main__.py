@@ -10,7 +10,8 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        sys.exit("ragboost: interrupted")
+        print("ragboost: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

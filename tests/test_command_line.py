@@ -38,4 +38,4 @@ def test_an_interrupt_while_the_command_line_is_loaded_is_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (1, "ragboost: interrupted\n")
+    assert (done.returncode, done.stderr) == (130, "ragboost: interrupted\n")

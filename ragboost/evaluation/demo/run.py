@@ -65,7 +65,8 @@ def serve_demo(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
     from ragboost.engine import create_engine_app, with_events
     from ragboost.proxy.app import create_app
 
-    with serve_in_thread(create_engine_app(with_events(engine))) as url:
+    app = create_engine_app(with_events(engine), reuses_chunks=False)
+    with serve_in_thread(app) as url:
         settings = Settings(
             backend=BackendSettings(url=url),
             index=IndexSettings(capacity_tokens=engine.capacity_tokens),
