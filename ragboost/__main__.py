@@ -10,7 +10,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
-        print("ragboost: interrupted", file=sys.stderr)
+        sys.stderr.write("ragboost: interrupted\n")
         sys.exit(130)
 
 

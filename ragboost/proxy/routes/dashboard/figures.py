@@ -135,12 +135,13 @@ def read_ttft(samples: Samples) -> dict[str, float | None]:
 
 def read_arms(samples: Samples) -> dict[str, Any]:
     """Return the same of the arms of a hold-out, with their tokens and cost; empty without one."""
-    arms = _read_times(samples, "ragboost_arm_time_to_first_token_seconds", "arm")
+    arms = _read_times(samples, "ragboost_time_to_first_token_seconds", "arm")
+    arms.pop("", None)
     for arm, figures in arms.items():
         total = partial(_sum, samples, arm=arm)
-        figures["prompt_tokens"] = total("ragboost_arm_prompt_tokens_total")
-        figures["cached_tokens"] = total("ragboost_arm_cached_prompt_tokens_total")
-        figures["cost"] = total("ragboost_arm_prompt_cost_total")
+        figures["prompt_tokens"] = total("ragboost_prompt_tokens_total")
+        figures["cached_tokens"] = total("ragboost_cached_prompt_tokens_total")
+        figures["cost"] = total("ragboost_prompt_cost_total")
     return arms
 
 
