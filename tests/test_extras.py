@@ -74,7 +74,6 @@ EXTRAS = [
 COMMANDS = (
     ["engine"],
     ["serve", "--embedded"],
-    ["demo"],
     ["eval-reuse", "--model", ".", "--data", "README.md"],
 )
 BLOCK = """
