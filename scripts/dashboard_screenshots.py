@@ -40,11 +40,11 @@ class View(NamedTuple):
 
 
 VIEWS = (
-    View("dashboard-light", "light", 1240, 2000),
-    View("dashboard-dark", "dark", 1240, 2000),
-    View("dashboard-narrow", "light", 390, 1640),
+    View("dashboard-light", "light", 1280, 1900),
+    View("dashboard-dark", "dark", 1280, 1900),
+    View("dashboard-narrow", "light", 390, 1900),
 )
-DEAD = View("dashboard-dead", "light", 1240, 900)
+DEAD = View("dashboard-dead", "light", 1280, 1000)
 
 
 def load(proxy: str) -> threading.Thread:

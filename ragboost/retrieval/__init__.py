@@ -1,8 +1,5 @@
-"""Thin retrievers behind one protocol, for the command line, the demo and the benchmarks."""
+"""Documents of a corpus, as the command line reads them."""
 
-from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.dense import DenseRetriever
-from ragboost.retrieval.retriever import Retriever
 
-__all__ = ["BM25Retriever", "Corpus", "DenseRetriever", "Retriever"]
+__all__ = ["Corpus"]

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ragboost.evaluation.demo.word_search import WordSearch
+from ragboost.retrieval.word_search import WordSearch
 from ragboost.types import Document
 
 _FORMS = (

@@ -15,11 +15,11 @@ from ragboost.evaluation.demo.answers import answer_table, ask_model
 from ragboost.evaluation.demo.comparison import summarize, table
 from ragboost.evaluation.demo.corpus import standard_library
 from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers
-from ragboost.evaluation.demo.word_search import WordSearch
 from ragboost.evaluation.demo.workload import make_workload
 from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.requests.wires.usage import Usage
-from ragboost.retrieval import BM25Retriever
+from ragboost.retrieval.word_search import WordSearch
+from ragboost.types import Document
 
 ROOT = Path(__file__).parents[3]
 
@@ -65,20 +65,20 @@ def test_the_summary_counts_what_the_engine_reported() -> None:
     assert "2.50x" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_search_without_packages_finds_what_bm25s_finds() -> None:
-    pytest.importorskip("bm25s", reason="needs the extra retrieval")
-    documents = standard_library()[:200]
-    packaged, search = BM25Retriever(documents), WordSearch(documents)
-    for document in documents[::9]:
-        query = str(document.id).replace(".", " ")
-        found = [each.id for each in search.retrieve(query, 8)]
-        assert found == [each.id for each in packaged.retrieve(query, 8)]
+def test_rare_words_and_short_documents_count_more_and_ties_keep_the_order() -> None:
+    texts = ("the lease the rent", "the lease", "the rent", "the Lease of a flat", "the bins")
+    documents = [Document(text, id=str(at)) for at, text in enumerate(texts)]
+    search = WordSearch(documents)
+    assert [each.id for each in search.retrieve("LEASE", 3)] == ["1", "0", "3"]
+    assert [each.id for each in search.retrieve("the bins", 2)] == ["4", "0"]
+    assert [each.id for each in search.retrieve("nothing", 2)] == ["0", "1"]
+    assert len(search.retrieve("the", 9)) == 5
 
 
 def test_without_pytorch_the_demo_is_simulated_says_so_and_ends_with_a_picture() -> None:
     code = (
         "import sys\n"
-        "sys.modules.update(torch=None, transformers=None, bm25s=None)\n"
+        "sys.modules.update(torch=None, transformers=None)\n"
         "sys.argv = ['ragboost', 'demo', '--sessions', '30', '--conversations', '2']\n"
         "from ragboost.cli import main\n"
         "main()\n"
