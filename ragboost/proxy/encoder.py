@@ -6,9 +6,7 @@ Does not know which documents were sent, nor why.
 from collections.abc import Mapping
 from typing import Any
 
-from ragboost.booster.context import Context
 from ragboost.booster.tenants import Tenant
-from ragboost.booster.tokens import num_bytes
 from ragboost.cache_sync.tracked_request import (
     SESSION_FIELD,
     SESSION_HEADER,
@@ -18,7 +16,7 @@ from ragboost.cache_sync.tracked_request import (
 from ragboost.config import Settings
 from ragboost.proxy.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.records import Observation, SentRequest
+from ragboost.proxy.records import NO_SAVINGS, Observation, Savings, SentRequest
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.mapped_answer import continued_text
 from ragboost.requests.chunk_positions import add_chunks
@@ -72,6 +70,9 @@ class RequestEncoder:
         headers = request_headers(parsed.headers, is_read=is_read or context is not None)
         if new_id is not None:
             headers = with_header(headers, SESSION_HEADER, new_id.name.encode())
+        savings = NO_SAVINGS
+        if context is not None:
+            savings = Savings.of(context, tenant.tokens, order_gain=result.order_gain)
         num_left = parsed.detection.num_documents if parsed.found is None else 0
         return SentRequest(
             body,
@@ -84,9 +85,7 @@ class RequestEncoder:
             is_usage_added=is_usage_added,
             num_documents=result.num_documents or num_left,  # they stay where they are
             num_dropped=result.num_dropped + result.num_blank,
-            dropped_tokens=_num_dropped(context, tenant) if context is not None else 0,
-            hint_tokens=_num_hints(context, tenant) if context is not None else 0.0,
-            order_gain=result.order_gain,
+            savings=savings,
             citations=result.citations,
             continued=continued_text(result.fields) if result.citations is not None else "",
         )
@@ -146,15 +145,3 @@ class RequestEncoder:
         options = fields.get("stream_options") or {}
         is_asked = not isinstance(options, dict) or bool(options.get("include_usage"))
         return self._settings.proxy.stream_usage and fields.get("stream") is True and not is_asked
-
-
-def _num_dropped(context: Context, tenant: Tenant) -> int:
-    """Count the tokens of documents that are not sent, since the payload has them already."""
-    if len(context.retrieved) == len(context.documents):
-        return 0
-    count = tenant.tokens.count_documents
-    return sum(count(context.retrieved)) - sum(count(context.documents))
-
-
-def _num_hints(context: Context, tenant: Tenant) -> float:
-    return sum([num_bytes(hint.text) for hint in context.hints]) * tenant.tokens.tokens_per_byte

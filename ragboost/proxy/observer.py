@@ -76,7 +76,6 @@ class RequestObserver:
         original = tenant.original(backend, share=1 if is_all else _SAMPLE)
         with suppress(RagBoostError):  # a broken model of what was not sent harms nobody
             sent = original.record(context.retrieved, prompt_prefix=result.prompt_prefix)
-            self._metrics.count_orders(context, sent)
             gain = context.predicted_cached_tokens - sent.cached_tokens
             self._compared_tokens += sum(sent.tokens)
             self._gained_tokens += gain

@@ -11,7 +11,6 @@ from ragboost.booster.context import Context
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import PriceSettings
-from ragboost.index import IndexEntry
 from ragboost.proxy.hosted.receipts import cost_of
 from ragboost.proxy.observability.collectors import (
     NumberCollector,
@@ -19,7 +18,7 @@ from ragboost.proxy.observability.collectors import (
     StreamCollector,
     make_registry,
 )
-from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.proxy.records import Answer, Placed, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
@@ -34,7 +33,7 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 class Metrics:
     """The metrics of one app, in a registry of its own."""
 
-    def __init__(self, prices: Sequence[PriceSettings] = ()) -> None:
+    def __init__(self, prices: Sequence[PriceSettings] = (), *, is_shadow: bool = False) -> None:
         self._prices = prices
         self.registry = make_registry()
         self._counter = partial(Counter, registry=self.registry)
@@ -43,8 +42,7 @@ class Metrics:
         self._models: set[str] = set()
         self._declare_requests()
         self._declare_tokens()
-        self._declare_savings()
-        self._declare_orders()
+        self._declare_savings("ragboost_shadow" if is_shadow else "ragboost")
         self._declare_predictions()
         # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
@@ -192,7 +190,7 @@ class Metrics:
             "Bytes of repeated tool results that were replaced by references.",
         )
 
-    def _declare_savings(self) -> None:
+    def _declare_savings(self, prefix: str) -> None:
         self._cost = self._counter(
             "ragboost_prompt_cost_total",
             "Cost of the prompts of models with a price, in the currency of `prices`.",
@@ -203,13 +201,13 @@ class Metrics:
             "Cost that the same prompts would have had without a cache and without dropping.",
         )
         self._saved_tokens = self._counter(
-            "ragboost_saved_prompt_tokens_total",
+            f"{prefix}_saved_prompt_tokens_total",
             "Prompt tokens that backends did not compute because of RAGBoost, against the request "
             "as the client sent it: by `order` (estimated), `deduplication` and `reuse` of chunks.",
             ("by",),
         )
         self._extra_tokens = self._counter(
-            "ragboost_extra_prompt_tokens_total",
+            f"{prefix}_extra_prompt_tokens_total",
             "Prompt tokens that backends computed because of RAGBoost, estimated, to subtract from "
             "the saved ones: `hints`, and where the client's `order` would have had more cached.",
             ("by",),
@@ -218,22 +216,6 @@ class Metrics:
             self._saved_tokens.labels(by).inc(0)
         for by in ("order", "hints"):
             self._extra_tokens.labels(by).inc(0)
-
-    def _declare_orders(self) -> None:
-        self._compared_tokens = self._counter(
-            "ragboost_compared_document_tokens_total",
-            "Document tokens of the requests for which both orders are compared: all in shadow "
-            "mode, else a sample; no later turns of conversations.",
-        )
-        self._compared_cached_tokens = self._counter(
-            "ragboost_compared_cached_prompt_tokens_total",
-            "Compared document tokens predicted as cached: in the client's order, and boosted.",
-            ("order",),
-        )
-        self._shadow_dropped_tokens = self._counter(
-            "ragboost_shadow_dropped_prompt_tokens_total",
-            "Shadow mode: document tokens that boosting would have dropped as duplicates.",
-        )
 
     def _declare_predictions(self) -> None:
         self._prediction_error = self._histogram(
@@ -285,7 +267,7 @@ class Metrics:
                 self._cost.labels(arm).inc(cost.cost)
                 self._uncached_cost.inc(cost.uncached)
         if answer.outcome == "ok":
-            self._count_savings(sent, usage)
+            self.count_savings(sent.saved(usage))
 
     def _count_usage(self, usage: Usage, arm: str, *, bought_tokens: int | None) -> None:
         self._prompt_tokens.labels(arm).inc(usage.prompt_tokens)
@@ -295,8 +277,7 @@ class Metrics:
         self._recomputed_tokens.inc(usage.recomputed_tokens or 0)
         self._bought_tokens.inc(bought_tokens or 0)
 
-    def _count_savings(self, sent: SentRequest, usage: Usage | None) -> None:
-        savings = sent.savings(usage)
+    def count_savings(self, savings: Savings) -> None:
         self._saved_tokens.labels("order").inc(max(0.0, savings.order))
         self._saved_tokens.labels("deduplication").inc(savings.deduplication)
         self._saved_tokens.labels("reuse").inc(savings.reuse)
@@ -337,15 +318,6 @@ class Metrics:
 
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
-
-    def count_orders(self, context: Context, sent: IndexEntry) -> None:
-        self._compared_tokens.inc(sum(sent.tokens))
-        self._compared_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
-        self._compared_cached_tokens.labels("sent").inc(sent.cached_tokens)
-
-    def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
-        self.count_context(context)
-        self._shadow_dropped_tokens.inc(dropped_tokens)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         self._prediction_error.observe(error)

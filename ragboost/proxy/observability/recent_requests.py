@@ -71,7 +71,7 @@ class RecentRequests:
             "frame": detection.frame or None,
             "bypass": sent.bypass.reason if sent.bypass else None,
             "why": _why(sent.bypass.error) if sent.bypass and sent.bypass.error else None,
-            "saved_tokens": round(sent.savings(usage).net) if answer.outcome == "ok" else 0,
+            "saved_tokens": round(sent.saved(usage).net) if answer.outcome == "ok" else 0,
             "cache_break": cache_break.sentence if cache_break else None,
             "ttft_ms": None if answer.ttft_s is None else answer.ttft_s * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,

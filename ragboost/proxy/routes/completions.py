@@ -158,7 +158,7 @@ class Completions(Passthrough):
                 detection=parsed.detection,
                 predicted_tokens=admission.cached_tokens,
                 dropped_tokens=dropped,
-                saved_tokens=sent.savings(usage).net,
+                saved_tokens=sent.saved(usage).net,
                 bought_tokens=sent.bought_tokens,
                 cost=cost_of(prices, parsed.tenant_key.model, usage, dropped_tokens=dropped),
                 cache_break=seen.cache_break.as_json() if seen.cache_break else None,

@@ -85,7 +85,7 @@ def read_totals(samples: Samples) -> dict[str, float]:
     total, errors = partial(_sum, samples), read_errors(samples)
     completions, bypassed = total("ragboost_detections_total"), total("ragboost_bypass_total")
     cached = total("ragboost_cached_prompt_tokens_total")
-    by_order = read_saved(samples)["order"]
+    by_order = 0.0 if is_shadow(samples) else read_saved(samples)["order"]
     return {
         "requests": total("ragboost_requests_total"),
         "completions": completions,
@@ -105,23 +105,22 @@ def read_totals(samples: Samples) -> dict[str, float]:
     }
 
 
+def is_shadow(samples: Samples) -> bool:
+    """Return True if nothing is boosted, and what it would save is counted."""
+    return "ragboost_shadow_saved_prompt_tokens_total" in samples
+
+
 def read_saved(samples: Samples) -> dict[str, float]:
     """Return the saved tokens by what saved them; order and hints may be negative."""
-    saved = partial(_sum, samples, "ragboost_saved_prompt_tokens_total")
-    extra = partial(_sum, samples, "ragboost_extra_prompt_tokens_total")
+    prefix = "ragboost_shadow" if is_shadow(samples) else "ragboost"
+    saved = partial(_sum, samples, f"{prefix}_saved_prompt_tokens_total")
+    extra = partial(_sum, samples, f"{prefix}_extra_prompt_tokens_total")
     return {
         "order": saved(by="order") - extra(by="order"),
         "deduplication": saved(by="deduplication"),
         "reuse": saved(by="reuse"),
         "hints": -extra(by="hints"),
     }
-
-
-def read_shadow(samples: Samples) -> float:
-    """Return the tokens that boosting would have saved in shadow mode, without hints."""
-    cached = partial(_sum, samples, "ragboost_compared_cached_prompt_tokens_total")
-    dropped = _sum(samples, "ragboost_shadow_dropped_prompt_tokens_total")
-    return cached(order="boosted") - cached(order="sent") + dropped
 
 
 def read_ttft(samples: Samples) -> dict[str, float | None]:

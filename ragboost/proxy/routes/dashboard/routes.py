@@ -20,13 +20,13 @@ from ragboost.index.node import Node
 from ragboost.proxy.observability.recent_requests import RecentRequests, short_name
 from ragboost.proxy.routes.dashboard.figures import (
     advice_for,
+    is_shadow,
     read_arms,
     read_cache_breaks,
     read_errors,
     read_not_boosted,
     read_samples,
     read_saved,
-    read_shadow,
     read_totals,
     read_ttft,
 )
@@ -66,16 +66,16 @@ class Dashboard:
 
     def _figures(self, team: str) -> dict[str, Any]:
         samples = read_samples(self._state.metrics.registry.collect())
-        settings, hold_out = self._state.settings, self._state.hold_out.saved_share()
+        hold_out = self._state.hold_out.saved_share()
         recent = self._state.recent.of_team(team)
         return {
             "version": __version__,
             "now": time.time(),
             "started": self._started,
+            "is_shadow": is_shadow(samples),
             "totals": {
                 **read_totals(samples),
                 "saved_by": read_saved(samples),
-                "shadow_saved_tokens": read_shadow(samples) if settings.proxy.shadow else None,
                 "index_nodes": self._state.boosting.tenants.num_nodes,
                 "history_messages": self._state.boosting.num_kept,
                 "waiting": self._state.dispatcher.num_waiting,

@@ -18,7 +18,7 @@ from tests.fakes.proxy import ProxyServer, proxy_settings
 TEXTS = {name: f"The {name} document speaks of {name} at some length. " * 8 for name in "abcd"}
 
 
-def ask(url: str, names: str, **fields: object) -> httpx.Response:
+def ask(url: str, names: str, *, fails: bool = False, **fields: object) -> httpx.Response:
     documents = [{"id": name, "text": TEXTS[name]} for name in names]
     body = {
         "model": "m",
@@ -26,7 +26,8 @@ def ask(url: str, names: str, **fields: object) -> httpx.Response:
         "ragboost": {"documents": documents},
         **fields,
     }
-    return httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+    return answer if fails else answer.raise_for_status()
 
 
 def test_the_data_shows_orders_indexes_and_backends_but_no_text(

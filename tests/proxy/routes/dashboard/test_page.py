@@ -1,8 +1,11 @@
 """The page in a real headless Chromium."""
 
+import itertools
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +20,8 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
+# CI keeps the pictures that the tests take in this folder.
+SCREENSHOTS = Path(folder) if (folder := os.environ.get("DASHBOARD_SCREENSHOTS")) else None
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's chromium and chromium-driver"
@@ -221,17 +226,35 @@ def test_a_pasted_request_is_explained(browser: "webdriver.Chrome", proxy: Proxy
     assert text(browser, "explanation").startswith("found; 3 documents to order")
 
 
-def test_light_and_dark_follow_the_reader(browser: "webdriver.Chrome", proxy: ProxyServer) -> None:
-    backgrounds = set()
-    for scheme in ("light", "dark"):
+@pytest.mark.parametrize("state", ["empty", "busy", "dead"])
+def test_every_state_fits_both_windows_in_light_and_dark(
+    browser: "webdriver.Chrome",
+    start_proxy: Callable[..., ProxyServer],
+    unused_port: int,
+    state: str,
+    tmp_path: Path,
+) -> None:
+    dead = {"backend": {"url": f"http://127.0.0.1:{unused_port}"}} if state == "dead" else {}
+    proxy = start_proxy(**dead)
+    for names in () if state == "empty" else ("abc", "cab"):
+        ask(proxy.url, names, fails=state == "dead")
+    pictures = set()
+    for scheme, width in itertools.product(("light", "dark"), (1280, 390)):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        open_live(browser, proxy.url, requests=0)
-        script = "return getComputedStyle(document.body).backgroundColor"
-        backgrounds.add(browser.execute_script(script))
+        size = {"width": width, "height": 1600, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        open_live(browser, proxy.url, requests=0 if state == "empty" else 2)
+        file = SCREENSHOTS or tmp_path
+        browser.save_screenshot(str(file / f"dashboard-{state}-{scheme}-{width}.png"))
+        pictures.add((file / f"dashboard-{state}-{scheme}-{width}.png").read_bytes())
+        sizes = "const e = document.documentElement; return e.scrollWidth - e.clientWidth"
+        assert browser.execute_script(sizes) == 0, (scheme, width)
+        saved = {"empty": "\u2013", "busy": "tokens", "dead": "0 tokens"}[state]
+        assert saved in text(browser, "saved")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-    assert len(backgrounds) == 2
+    assert len(pictures) == 4
 
 
 def test_a_name_that_looks_like_html_is_text(
