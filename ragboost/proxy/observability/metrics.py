@@ -200,22 +200,20 @@ class Metrics:
             "ragboost_uncached_prompt_cost_total",
             "Cost that the same prompts would have had without a cache and without dropping.",
         )
-        self._saved_tokens = self._counter(
+        saved = self._counter(
             f"{prefix}_saved_prompt_tokens_total",
             "Prompt tokens that backends did not compute because of RAGBoost, against the request "
             "as the client sent it: by `order` (estimated), `deduplication` and `reuse` of chunks.",
             ("by",),
         )
-        self._extra_tokens = self._counter(
+        extra = self._counter(
             f"{prefix}_extra_prompt_tokens_total",
             "Prompt tokens that backends computed because of RAGBoost, estimated, to subtract from "
             "the saved ones: `hints`, and where the client's `order` would have had more cached.",
             ("by",),
         )
-        for by in ("order", "deduplication", "reuse"):
-            self._saved_tokens.labels(by).inc(0)
-        for by in ("order", "hints"):
-            self._extra_tokens.labels(by).inc(0)
+        self._saved = {by: saved.labels(by) for by in ("order", "deduplication", "reuse")}
+        self._extra = {by: extra.labels(by) for by in ("order", "hints")}
 
     def _declare_predictions(self) -> None:
         self._prediction_error = self._histogram(
@@ -278,11 +276,11 @@ class Metrics:
         self._bought_tokens.inc(bought_tokens or 0)
 
     def count_savings(self, savings: Savings) -> None:
-        self._saved_tokens.labels("order").inc(max(0.0, savings.order))
-        self._saved_tokens.labels("deduplication").inc(savings.deduplication)
-        self._saved_tokens.labels("reuse").inc(savings.reuse)
-        self._extra_tokens.labels("order").inc(max(0.0, -savings.order))
-        self._extra_tokens.labels("hints").inc(savings.hints)
+        self._saved["order"].inc(max(0.0, savings.order))
+        self._saved["deduplication"].inc(savings.deduplication)
+        self._saved["reuse"].inc(savings.reuse)
+        self._extra["order"].inc(max(0.0, -savings.order))
+        self._extra["hints"].inc(savings.hints)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         self._overhead.labels(stage).observe(seconds)
