@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from prometheus_client import Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -18,6 +18,7 @@ from ragboost.proxy.observability.collectors import (
     StreamCollector,
     make_registry,
 )
+from ragboost.proxy.observability.instruments import Counter, Histogram
 from ragboost.proxy.records import Answer, Placed, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
@@ -128,13 +129,6 @@ class Metrics:
             "Completions sent to their backend by the adaptive waiting room: at_once, or after "
             "a wait alone, planned with others, at max_wait, or because the room was full.",
             ("how",),
-        )
-
-        self._announcements = self._counter(
-            "ragboost_chunk_announcements_total",
-            "Waiting requests whose documents their backend was told to load: sent, dropped "
-            "because too many were on their way, or failed.",
-            ("result",),
         )
 
     def _declare_tokens(self) -> None:
@@ -297,9 +291,6 @@ class Metrics:
 
     def count_detection(self, detection: Detection) -> None:
         self._detections.labels(detection.name, detection.frame).inc(1)
-
-    def count_announcement(self, result: str) -> None:
-        self._announcements.labels(result).inc(1)
 
     def count_context(self, context: Context) -> None:
         sent = len(context.documents)
