@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ragboost.cache_events import Event
 from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load_tokenizer
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
@@ -27,7 +28,6 @@ from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
 from ragboost.graph.conversation import GraphAttention, GraphPrompts
 from ragboost.graph.depcache import DepCache
-from ragboost.util.cache_events import Event
 
 logger = logging.getLogger(__name__)
 
