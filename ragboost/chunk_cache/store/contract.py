@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 
 
 class TierStats(NamedTuple):
@@ -61,6 +61,11 @@ class KVStore(Protocol):
         """Return the KV and mark it as used. Engines wait for it: theirs look in memory only."""
         ...
 
+    def origin(self, key: str) -> Origin | None:
+        """Return what the stored KV has seen, the least where that is not known; None if none is
+        known to be stored. That is no use of it."""
+        ...
+
     def absence(self, keys: Sequence[str]) -> str:
         """Return why none of these keys was found in memory: absent, loading or not_loaded."""
         ...
@@ -70,7 +75,7 @@ class KVStore(Protocol):
         ...
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
-        """Replace the KV of an existing key; an absent key stays absent."""
+        """Replace the KV of an existing key everywhere; an absent key stays absent."""
         ...
 
     def keep(self, key: str) -> bool:

@@ -14,7 +14,7 @@ import torch
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy
 from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES, BackgroundTier, ChunkLoad
-from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.memory import MemoryTier
@@ -118,6 +118,12 @@ class TieredStore:
             chunk = self._await(key)
         return None if chunk is None else chunk.to(self._device)
 
+    def origin(self, key: str) -> Origin | None:
+        if (chunk := self._peek(key)) is not None:
+            return chunk.origin
+        found = (tier.origin(key) for tier in self._tiers)
+        return next((origin for origin in found if origin is not None), None)
+
     def absence(self, keys: Sequence[str]) -> str:
         with self._lock:
             if any(key in self._loads for key in keys):
@@ -141,6 +147,8 @@ class TieredStore:
         if key not in self:
             return
         with self._lock:
+            if not any(key in tier for tier in self.memory):
+                self._place(key, chunk)
             for tier in self.memory:
                 if key in tier and not tier.save(key, chunk):
                     tier.remove(key)

@@ -13,7 +13,7 @@ from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.eviction import make_eviction_policy
-from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
@@ -68,6 +68,10 @@ class ListStore:
 
     def get(self, key: str) -> ChunkKV | None:
         return self._tier.load(key)
+
+    def origin(self, key: str) -> Origin | None:
+        chunk = self._tier.peek(key)
+        return None if chunk is None else chunk.origin
 
     def absence(self, keys: Sequence[str]) -> str:
         return "absent"  # counted nowhere

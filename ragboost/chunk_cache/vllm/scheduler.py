@@ -172,7 +172,7 @@ class ChunkScheduler:
             if tracked is None or tracked.state is RequestState.FAILED:
                 continue  # vLLM may not know yet, and compute over blocks that are not filled
             if tracked.library is self._library:
-                self._capture(tracked, tracked.vllm.num_computed_tokens + count)
+                self._capture(tracked, count)
         for salt in self._salts.values():
             salt.remove()
         self._salts.clear()
@@ -293,11 +293,14 @@ class ChunkScheduler:
     def _must_pace(self, cost: int) -> bool:
         return self._paces_all or self._budget.must_pace(cost)
 
-    def _capture(self, tracked: _Tracked, num_computed: int) -> None:
+    def _capture(self, tracked: _Tracked, num_scheduled: int) -> None:
         """Order the chunks that this step completes, unless they are stored."""
-        exact_stop = None if tracked.salt is None else self._exact_tokens(tracked)
+        pass_start = tracked.vllm.num_computed_tokens
         chunks = tracked.asked.take_captures(
-            self._library, num_computed=num_computed, exact_stop=exact_stop
+            self._library,
+            pass_start=pass_start,
+            num_computed=pass_start + num_scheduled,
+            exact_stop=None if tracked.salt is None else self._exact_tokens(tracked),
         )
         if chunks:
             request_id = tracked.asked.request_id

@@ -228,6 +228,21 @@ def test_chunks_behind_a_filled_one_are_captured(bench: Bench) -> None:
     assert work.captures[0].request_id == request.request_id
 
 
+def test_what_is_stored_is_not_copied_again_and_what_was_cached_has_no_time(bench: Bench) -> None:
+    first = bench.request()
+    cached = bench.request(number="b").prompt_token_ids
+    held = len(cached) // SIZE * SIZE
+    (chunk, *_) = bench.schedule(first).captures
+    assert chunk.chunk.is_timed
+    (chunk, *_) = bench.schedule(bench.request(number="c"), held=held).captures
+    assert not chunk.chunk.is_timed, "the pass has not computed it"
+
+    bench.learn(bench.chunks)
+
+    captures = bench.schedule(bench.request(number="d"), held=held).captures
+    assert not any(capture.chunk.is_first for capture in captures)
+
+
 def test_nothing_is_captured_in_later_steps_of_a_request_whose_filling_failed(
     bench: Bench,
 ) -> None:
