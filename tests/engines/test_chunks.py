@@ -167,6 +167,13 @@ def test_resetting_the_caches_leaves_no_chunk_behind(told: Any, ranks: Any) -> N
         assert each["changed"] == each["restored"] == [True, False, True]
 
 
+def test_a_hook_that_fails_switches_reuse_off_and_nothing_else(told: Any) -> None:
+    broken = told["check_broken_hook"]
+    assert broken["off_reason"].startswith("engine_internals: AttributeError")
+    assert broken["reason"] == "engine_internals"
+    assert max(broken["errors"]) < ROUNDING
+
+
 def test_two_workers_reuse_chunks_as_one_does(told: Any, ranks: Any) -> None:
     one, two = told["check_reuse"], ranks["check_reuse"]
     assert [two[name] for name in ("stale", "part", "again")] == [

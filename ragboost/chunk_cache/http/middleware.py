@@ -241,6 +241,8 @@ class ReuseMiddleware(ABC):
             raise ExactError("refused")
         if not positions:
             raise ExactError("no_chunks")
+        if fields.get("use_beam_search"):  # vLLM's requests for the beams have no plan
+            raise ExactError("beam_search")
         found = await self._find(scope, fields, positions)
         spans = found.present
         if not spans:

@@ -117,7 +117,8 @@ class SlotFiller(ABC):
             filled.cache.layers.clear()
 
     def note_pass(self, num_tokens: int, *, began: float, is_sample: bool = True) -> None:
-        """Note a pass of the engine; `is_sample`: no filling is in its time."""
+        """Note a pass of the engine; `is_sample`: it computes a prompt, and no filling is in its
+        time."""
         self._pass_began, self._pass_tokens, self._is_pass_sample = began, num_tokens, is_sample
 
     def end_pass(self) -> None:
