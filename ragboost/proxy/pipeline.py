@@ -33,7 +33,6 @@ from ragboost.proxy.records import (
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.shadow import ShadowTrial
-from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.engine_kind import EngineKinds
 from ragboost.requests.formats import LeftAloneError, make_formats
@@ -57,7 +56,6 @@ _PARSED_BYTES = 64 * 1024
 _OBJECT = b'"ragboost"'
 
 
-Announce = Callable[[ParsedRequest, Backend], None]
 Parse = Callable[[bytes], ParsedRequest]
 
 
@@ -122,14 +120,12 @@ class BoostPipeline:
         session: str | None = None,
         history: Conversation | None = None,
         team: str = "",
-        announce: Announce | None = None,
     ) -> PreparedRequest:
         """Assign a request to a backend, and boost it or forward its body unchanged.
 
         Args:
             session: unique name of the conversation; None: the one that the request gives, if any.
             history: what the engine was sent for the earlier messages; not kept here.
-            announce: called with a request to boost that has to wait.
 
         Raises:
             RequestError: the `ragboost` object is malformed, or the body of a team with a priority.
@@ -154,7 +150,6 @@ class BoostPipeline:
             parsed,
             tenant=tenant,
             find_leading=partial(self._leading, parsed, history),
-            announce=partial(announce, parsed) if announce is not None else None,
         )
         is_read = history is not None or self._settings.proxy.receipts
         if tenant is None:

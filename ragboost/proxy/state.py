@@ -22,7 +22,6 @@ from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.message_handler import MessageHandler
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
-from ragboost.proxy.routing.chunk_announcer import ChunkAnnouncer
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.sessions import ChatSessionStore, make_store, store_class
 from ragboost.proxy.upstream.backends import Backends
@@ -39,7 +38,6 @@ class ProxyState:
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
     kinds: EngineKinds  # finds out what the backends are
-    announcer: ChunkAnnouncer  # tells them which chunks a waiting request needs
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     recent: RecentRequests  # the last completions, for the dashboard
     observers: Sequence[Observer]  # of completions that have ended
@@ -62,7 +60,6 @@ class ProxyState:
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
         kinds = EngineKinds(backends.all)
-        announcer = ChunkAnnouncer(chunk_reuse, settings.hints, count=metrics.count_announcement)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
         # Before the handlers, which need the followers.
@@ -94,7 +91,6 @@ class ProxyState:
             sync,
             chunk_reuse,
             kinds,
-            announcer,
             pipeline,
             recent,
             [*logs, recent, metrics, learning],
@@ -130,7 +126,6 @@ class ProxyState:
             await self.turns.drain()
             await self.store.close()
             self.dispatcher.close()
-            await self.announcer.close()
             await self.kinds.close()
             await self.chunk_reuse.close()
             await self.sync.close()

@@ -89,7 +89,6 @@ class FakeEngine:
     Attributes:
         url: base URL, without /v1.
         requests: received requests in order, except those of `probes`.
-        prefetches: announcements of requests to come, answered with `prefetch_status`.
         probes: paths that a proxy requests on its own, in order.
         caches: the prefix cache of each data-parallel rank; `cache` is the first one.
         publishers: the event publisher of each rank, or none; `events` is the first one, or None.
@@ -109,8 +108,6 @@ class FakeEngine:
         num_ranks: int = 1,
         chunk_reuse: dict[str, Any] | None = None,
     ) -> None:
-        self.prefetches: list[Received] = []
-        self.prefetch_status: int | None = 202  # None: it never answers
         self._chunk_reuse = chunk_reuse  # what it says of itself; None: it is another server
         self.publishers: list[EventPublisher] = []
         if events is True:
@@ -218,11 +215,6 @@ class FakeEngine:
         return [t for t in known if t is not None and t.get_extra_info("socket").fileno() >= 0]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/chunk_prefetch/"):
-            self.prefetches.append(Received("POST", request.path, [], await request.read(), 0))
-            if self.prefetch_status is None:
-                await asyncio.Event().wait()
-            return web.json_response({}, status=self.prefetch_status or 202)
         if request.path in ("/kv_event_sources", "/server_info", "/metrics", "/chunk_reuse"):
             self.probes.append(request.path)
             return self._describe(request.path)

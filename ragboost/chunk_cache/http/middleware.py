@@ -9,7 +9,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,7 +56,6 @@ logger = logging.getLogger(__name__)
 
 STORE, METRICS = "/chunk_store", "/metrics"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PREFETCHES = MappingProxyType({f"/chunk_prefetch{path}": path for path in (CHAT, COMPLETIONS)})
 # Last parts of paths of vLLM and SGLang whose bodies may have parameters of the engine.
 PROMPT_ROUTES = re.compile(
     "/(batch|chat|completions|decisions|generat.*|invocations|messages|responses|system.*|vertex.*)/*$"
@@ -146,12 +144,9 @@ class ReuseMiddleware(ABC):
         path = scope.get("path", "") if scope["type"] == "http" else ""
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
-            facts = self.defaults(scope).describe()
-            await respond(send, 200, {**facts, "prefetch": self._has_more_than_memory})
+            await respond(send, 200, self.defaults(scope).describe())
         elif method == "POST" and path == STORE:
             await self._command(scope, receive, send)
-        elif method == "POST" and path in PREFETCHES:
-            await self._prefetch({**scope, "path": PREFETCHES[path]}, receive, send)
         elif method == "POST" and PROMPT_ROUTES.search(path):
             await self._complete(scope, receive, send)
         else:
@@ -247,8 +242,8 @@ class ReuseMiddleware(ABC):
         spans = found.present
         if not spans:
             raise ExactError("not_found")
-        if options is not None:  # they load while the server renders and tokenises the prompt
-            await self._announce(found, fields, tenant=tenant, waits=self.loads_first)
+        if options is not None and self.loads_first:
+            await self._load(found, fields, tenant=tenant)
         exact = [span for span in found.spans[: asked.exact_chunks] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
@@ -281,48 +276,19 @@ class ReuseMiddleware(ABC):
         texts = chunk_texts(fields, positions)
         return FoundChunks(ids, await self._finder.find(ids, texts, tokenize=tokenize))
 
-    async def _announce(
-        self, found: FoundChunks, fields: Mapping[str, Any], *, tenant: str, waits: bool
-    ) -> None:
+    async def _load(self, found: FoundChunks, fields: Mapping[str, Any], *, tenant: str) -> None:
         """Let the engine load stored chunks; wait until it has, or computing them is faster."""
-        announcer, inbox = self._announcer, self._inbox
+        announcer, inbox = self._announcer, self._open_inbox()
         if announcer is None or not self._has_more_than_memory:
             return
         chunks = [found.tokens[start:stop] for start, stop in found.present]
         names = self.namespace(fields)
-        if inbox is None or not waits:
-            announcer.send(chunks, tenant=tenant, namespace=names)
-            return
         tickets = [inbox.expect() for _ in range(announcer.num_inboxes)]
         replies_to = [(inbox.name, ticket) for ticket in tickets]
         announcer.send(chunks, tenant=tenant, namespace=names, replies_to=replies_to)
         for ticket in tickets:
             await inbox.take(ticket, timeout_s=_LOAD_TIMEOUT_S)
             inbox.forget(ticket)
-
-    async def _prefetch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the engine load the stored chunks of a request that will come with this body, at the
-        path without the prefix. Answers before they are loaded."""
-        body = await read_body(receive)
-        fields = read_json(body.data) if body.is_whole else None
-        extension = (fields or {}).get(FIELD)
-        found = FoundChunks((), ())
-        if fields is not None and isinstance(extension, dict):
-            self.defaults(scope)
-            try:
-                await check_key(self._app, scope)
-                asked = read_fields(ChunkFields, extension, name=FIELD)
-                positions = asked.positions(is_chat=scope["path"] == CHAT)
-                if positions and self._has_more_than_memory:
-                    found = await self._find(scope, fields, positions)
-                    tenant = _tenant(asked, fields)
-                    await self._announce(found, fields, tenant=tenant, waits=False)
-            except RequestError as error:
-                await refuse(send, error)
-                return
-            except ExactError as reason:
-                logger.debug("chunks are not announced: %s", reason)
-        await respond(send, 202, {"chunks": len(found.present)})
 
     async def _command(self, scope: Scope, receive: Receive, send: Send) -> None:
         """List, pin, evict or expire stored chunks: named by keys, or by a prompt with chunks."""

@@ -31,8 +31,7 @@ _MAX_KNOWN = 1 << 18
 
 class ChunkLoad:
     """KV of one chunk (of 0 tokens: unknown) on its way into memory, with those of the keys
-    `beside`. Requests wait until `wait_until`, rather than compute it; not `is_awaited`: none
-    has come for it."""
+    `beside`. Requests wait until `wait_until`, rather than compute it."""
 
     def __init__(
         self,
@@ -40,10 +39,11 @@ class ChunkLoad:
         num_tokens: int,
         *,
         beside: Collection[str],
+        wait_until: float,
         latest: float,
     ) -> None:
         self.key, self.num_tokens, self.beside = key, num_tokens, beside
-        self.wait_until, self.latest, self.is_awaited = latest, latest, False
+        self.wait_until, self.latest = wait_until, latest
         self.is_cancelled = False  # the result is not needed any more and is dropped
         self.has_ended = threading.Event()
         self.chunk: ChunkKV | None = None
@@ -295,11 +295,13 @@ class BackgroundTier:
         if key not in self.tier:
             return None
         with self._lock:
-            origin = self._known.peek(key) or Origin()
-        if chunk.origin.is_settled and not origin.is_settled:
-            stored = self.tier.load(key)
-            return stored.origin if stored is not None and stored.origin.is_settled else None
-        return origin
+            origin = self._known.peek(key)
+        if origin is None:  # another engine's: not read for this, taken to be as good
+            return chunk.origin
+        if origin.is_settled or not chunk.origin.is_settled:
+            return origin
+        stored = self.tier.load(key)
+        return stored.origin if stored is not None and stored.origin.is_settled else None
 
     def _catch_up(self) -> None:
         """Queue what is left: removals, and KV that was stored while there was no room or no

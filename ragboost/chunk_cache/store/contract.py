@@ -86,9 +86,8 @@ class KVStore(Protocol):
 
     def discard(self, key: str) -> None: ...
 
-    def prefetch(self, chunks: Mapping[str, int], *, is_awaited: bool = True) -> None:
-        """Begin to load chunks that a request will `get`, by key with their tokens. It waits for
-        them; not `is_awaited`: it has not come, and its waiting begins when it asks for them."""
+    def prefetch(self, chunks: Mapping[str, int]) -> None:
+        """Begin to load chunks that a request will `get`, by key with their tokens."""
         ...
 
     def is_loading(self, keys: Sequence[str]) -> bool:

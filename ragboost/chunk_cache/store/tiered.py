@@ -170,7 +170,7 @@ class TieredStore:
                 for key in [key for key, _ in tier.items()] if keys is None else keys:
                     tier.remove(key)
 
-    def prefetch(self, chunks: Mapping[str, int], *, is_awaited: bool = True) -> None:
+    def prefetch(self, chunks: Mapping[str, int]) -> None:
         """Start loading what is not in memory; until used it stays, `PIN_S` at most."""
         if not self._tiers:
             return
@@ -186,8 +186,6 @@ class TieredStore:
             room = _MAX_LOADS - len(self._loads)
             if missing and room > 0:
                 self._start(dict(islice(missing.items(), room)))
-            if is_awaited:
-                self._begin_waiting(chunks)
 
     def is_loading(self, keys: Sequence[str]) -> bool:
         now = self._clock()
@@ -307,21 +305,11 @@ class TieredStore:
             if key not in tier:
                 tier.write(key, chunk)
 
-    def _begin_waiting(self, keys: Iterable[str]) -> None:
-        """Let a request wait for what it is the first to ask for, also if it was announced."""
-        now = self._clock()
-        loads = [self._loads[key] for key in keys if key in self._loads]
-        new = [load for load in loads if not load.is_awaited]
-        until = now + self._wait_s(sum(load.num_tokens for load in new))
-        for load in new:
-            load.is_awaited, load.latest = True, now + MAX_WAIT_S
-            if load.wait_until > -math.inf:
-                load.wait_until = until
-
     def _start(self, chunks: Mapping[str, int]) -> None:
-        latest = self._clock() + MAX_WAIT_S
+        now = self._clock()
+        until = now + self._wait_s(sum(chunks.values()))
         loads = [
-            ChunkLoad(key, count, beside=chunks.keys(), latest=latest)
+            ChunkLoad(key, count, beside=chunks.keys(), wait_until=until, latest=now + MAX_WAIT_S)
             for key, count in chunks.items()
         ]
         self._loads.update((load.key, load) for load in loads)

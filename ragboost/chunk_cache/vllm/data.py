@@ -28,11 +28,6 @@ class BlockCapture(NamedTuple):
     blocks: Sequence[int]  # the request's block table
 
 
-class WantedChunk(NamedTuple):
-    num_tokens: int
-    is_awaited: bool  # by a request; else it was announced
-
-
 @dataclass(slots=True)
 class StepWork:
     fills: list[PromptFill] = field(default_factory=list)
@@ -43,8 +38,8 @@ class StepWork:
     dropped: dict[str, bool] = field(default_factory=dict)
     num_resets: int = 0  # so far; after another one ranks forget all chunks
     generation: int = 0  # of the weights, see `RankReport`, for which this was ordered
-    # Chunks that ranks are to load from disk or the remote store, by key.
-    wanted: dict[str, WantedChunk] = field(default_factory=dict)
+    # Tokens of the chunks that ranks are to load from disk or the remote store, by key.
+    wanted: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0  # that the step computes, of all requests
     is_prefill: bool = False  # most of them are of prompts
     # Requests that wait for KV that nobody fills: the scheduler's side has failed.
@@ -68,7 +63,7 @@ class WorkerView(Protocol):
         """Return the keys of chunks that the ranks must remove, once, see `StepWork.dropped`."""
         ...
 
-    def take_wanted(self) -> dict[str, WantedChunk]:
+    def take_wanted(self) -> dict[str, int]:
         """Return the chunks that the ranks are to load, once, see `StepWork.wanted`."""
         ...
 

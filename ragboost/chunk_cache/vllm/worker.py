@@ -31,7 +31,6 @@ from ragboost.chunk_cache.vllm.data import (
     RankHello,
     RankReport,
     StepWork,
-    WantedChunk,
 )
 from ragboost.chunk_cache.vllm.model import EngineModel
 from ragboost.errors import ChunkCacheError, ChunkLostError, UnsupportedModelError
@@ -101,7 +100,7 @@ class BlockFiller(SlotFiller):
     def take_dropped(self) -> dict[str, bool]:
         return {}
 
-    def take_wanted(self) -> dict[str, WantedChunk]:
+    def take_wanted(self) -> dict[str, int]:
         return {}
 
     def forget_chunks(self) -> None:
@@ -233,10 +232,7 @@ class RankFiller(BlockFiller):
         self._store.forget([self._own(key) for key in work.dropped])
         for key in (key for key, everywhere in work.dropped.items() if everywhere):
             self._store.discard(self._own(key))
-        for is_awaited in (True, False):  # a request's own before what is announced
-            wanted = {k: n for k, (n, awaited) in work.wanted.items() if awaited is is_awaited}
-            own = {self._own(key): num_tokens for key, num_tokens in wanted.items()}
-            self._store.prefetch(own, is_awaited=is_awaited)
+        self._store.prefetch({self._own(key): count for key, count in work.wanted.items()})
         self._loading.update(dict.fromkeys(work.wanted, False))
         awaited = [self._own(key) for key, is_late in self._loading.items() if not is_late]
         if is_idle and awaited and all(self._store.is_loading([own]) for own in awaited):

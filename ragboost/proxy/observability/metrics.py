@@ -130,13 +130,6 @@ class Metrics:
             ("how",),
         )
 
-        self._announcements = self._counter(
-            "ragboost_chunk_announcements_total",
-            "Waiting requests whose documents their backend was told to load: sent, dropped "
-            "because too many were on their way, or failed.",
-            ("result",),
-        )
-
     def _declare_tokens(self) -> None:
         self._documents = self._counter(
             "ragboost_documents_total",
@@ -303,9 +296,6 @@ class Metrics:
 
     def count_detection(self, detection: Detection) -> None:
         self._detections.labels(detection.name, detection.frame).inc(1)
-
-    def count_announcement(self, result: str) -> None:
-        self._announcements.labels(result).inc(1)
 
     def count_context(self, context: Context) -> None:
         sent = len(context.documents)

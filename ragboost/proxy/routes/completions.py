@@ -113,7 +113,6 @@ class Completions(Passthrough):
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
         self._observers = state.observers
-        self._announcer = state.announcer
 
     async def _receive(self, exchange: ClientExchange) -> bytes:
         return await self._bodies.read_text(exchange)
@@ -125,7 +124,6 @@ class Completions(Passthrough):
             admission,
             has_stream_options=self._has_stream_options,
             team=exchange.team,
-            announce=self._announcer.announce if self._has_stream_options else None,
         )
         write_receipt = self._receipt_writer(prepared, admission)
         reader = ResponseReader(

@@ -39,7 +39,6 @@ class RoutingRequest:
     conversation: str = ""  # unique name; its requests keep their order
     priority: int = 0  # of those that wait, the least goes first
     is_stream: bool = False  # the first byte shows that the prompt is computed
-    announce: Callable[[Backend], None] | None = None  # called once, if it has to wait
 
     @cached_property
     def leading(self) -> Request | None:

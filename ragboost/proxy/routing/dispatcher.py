@@ -80,20 +80,16 @@ class Dispatcher:
         *,
         tenant: Tenant | None = None,
         find_leading: Callable[[], Request | None] = lambda: None,
-        announce: Callable[[Backend], None] | None = None,
     ) -> Placed:
         """Wait until a completion may be sent; without a `tenant`, nothing will be boosted.
 
-        `find_leading` finds the documents that may be planned. `announce` is called once, if a
-        request that is boosted has to wait.
+        `find_leading` finds the documents that may be planned.
         """
         routed = self._describe(request)
         if self._examines_bodies:
             routed = self._examine(request, routed)
             if tenant is not None:
                 routed = replace(routed, tenant=tenant, find_leading=find_leading)
-        if tenant is not None and announce is not None:
-            routed = replace(routed, announce=announce)
         admission.request = routed
         await self.enter(admission)
         return admission.placed()

@@ -129,8 +129,6 @@ class WaitingRoom:
             team = tenant.key.team if tenant is not None else ""
             tokens = _expected_tokens(admission, is_first=not queue.waiting)
         queued = queue.add(admission, team=team, tokens=tokens, since=now)
-        if (announce := admission.request.announce) is not None:
-            announce(admission.backend)
         try:
             self.update()
             await queued.released

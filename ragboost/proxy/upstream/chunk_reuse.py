@@ -58,7 +58,6 @@ class ReuseReport(msgspec.Struct):
     default: str = ""  # of requests that do not say: exact or approx
     ratio: float | None = None  # recompute ratio of these; None: unknown
     graphs: bool = False  # it reads `ragboost.graph`
-    prefetch: bool = False  # it loads chunks that are announced
 
 
 class ChunkReuseProbe(BackendWatch[ReuseReport]):
@@ -105,15 +104,6 @@ class ChunkReuseProbe(BackendWatch[ReuseReport]):
         if self.reads_graphs:
             return raw
         return graph_as_documents(raw, can_reuse=self.is_supported and has_chunks)
-
-    def loads_ahead(self, backend: Backend) -> bool:
-        """Return True if a backend loads the chunks of requests to come when it is told."""
-        report = self._answers.get(backend.name)
-        return self.is_supported and report is not None and report.prefetch
-
-    def note_no_prefetch(self, backend: Backend) -> None:
-        if backend.name in self._answers:
-            self._answers[backend.name].prefetch = False
 
     async def _ask(self, backend: Backend) -> bool:
         answer = await backend.fetch("/chunk_reuse")

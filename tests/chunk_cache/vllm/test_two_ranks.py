@@ -316,11 +316,6 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
         chance = choice.random()
         if chance < 0.2:
             world.arrive(choice.sample(range(NUM_CHUNKS), choice.randint(1, 4)))
-        elif chance < 0.21:  # announced; some of these are nowhere
-            own = [*map(world.own, choice.sample(range(2 * NUM_CHUNKS), 20))]
-            library = world.catalogue.library
-            keys = dict.fromkeys((library.key(each) for each in own), TOKENS)
-            library.store.prefetch(keys, is_awaited=False)
         elif chance < 0.215:
             world.reset()
         elif chance < 0.23 and world.waiting:

@@ -21,7 +21,6 @@ from ragboost.chunk_cache.vllm.data import (
     PromptFill,
     RankReport,
     StepWork,
-    WantedChunk,
 )
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
@@ -196,7 +195,7 @@ def test_a_step_without_tokens_ends_when_a_chunk_has_been_loaded(
     from ragboost.chunk_cache.vllm import worker
 
     def step() -> None:
-        rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}))
+        rank.fill_step(StepWork(wanted={"a": 6}))
         reports.append(rank.take_report())
 
     reports: list[RankReport | None] = []
@@ -214,7 +213,7 @@ def test_a_step_of_running_requests_waits_for_no_load(
     rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank._store, "wait_for_load", None)
-    rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}, num_tokens=1))
+    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None
 
 
@@ -224,7 +223,7 @@ def test_a_load_that_is_late_is_reported_as_that_once_and_goes_on(
     now = [0.0]
     monkeypatch.setattr(rank._store, "_clock", lambda: now[0])
     place.chunks["a-0"] = make_chunk()
-    rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}, num_tokens=1))
+    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None
     now[0] = 1e6
     assert rank.take_report().late == {"a"}
@@ -239,7 +238,7 @@ def test_a_chunk_that_is_evicted_and_asked_for_in_one_step_is_loaded(
 ) -> None:
     place.may_answer.set()
     place.chunks["a-0"] = make_chunk()
-    wanted = {"a": WantedChunk(6, True)}
+    wanted = {"a": 6}
     rank.fill_step(StepWork(wanted=wanted, num_tokens=1))
     assert [*eventually(rank.take_report).loaded] == [(0, "a")]
     rank.fill_step(StepWork(dropped={"a": False}, wanted=wanted, num_tokens=1))
