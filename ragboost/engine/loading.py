@@ -32,7 +32,7 @@ from ragboost.util.cache_events import Event
 logger = logging.getLogger(__name__)
 
 _OPTION = "engine.model"
-_OF_OTHER_ENGINES = frozenset({"fill", "granularity", "public_key", "step_tokens"})
+_OF_OTHER_ENGINES = frozenset({"fill", "public_key", "step_tokens"})
 TUNED = "ragboost_dependency"
 """Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
 
@@ -175,7 +175,7 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
         return None
     chunks.check_model(adapter)
     try:
-        store = chunks.make_store(adapter.device)
+        store = chunks.make_store()
         reuse = ChunkReuse(adapter, store, backend=chunks.backend)
     except (ChunkCacheError, OSError) as error:
         raise ConfigError(f"engine.chunks: {error}") from error

@@ -49,7 +49,7 @@ from ragboost.chunk_cache.http.spans import ChunkFinder, chunk_texts
 from ragboost.chunk_cache.http.store_commands import MAX_KEYS, StoreCommand, read_store_options
 from ragboost.chunk_cache.http.usage import UsageWriter
 from ragboost.chunk_cache.store.keys import PUBLIC
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 from ragboost.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)

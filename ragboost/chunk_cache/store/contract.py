@@ -9,7 +9,7 @@ from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 class TierStats(NamedTuple):
     """Contents of one place, and its counts since the start."""
 
-    name: str  # accelerator, memory, disk or remote
+    name: str  # memory, disk or remote
     entries: int
     size_bytes: int | None = None  # None: the place does not say
     capacity_bytes: int | None = None

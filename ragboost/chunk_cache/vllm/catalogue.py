@@ -6,17 +6,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S, MISS_S
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
 from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
 from ragboost.util.bounded_map import BoundedMap
 
@@ -44,7 +42,7 @@ class ListStore:
 
     knows_all = False  # the ranks' disks do
 
-    def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
+    def __init__(self, *, capacity_bytes: int, size: int, is_backed: bool) -> None:
         self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
         self._size, self._is_backed = size, is_backed
         self._asked: deque[tuple[str, int]] = deque(maxlen=_MAX_ASKED)  # keys and tokens
@@ -52,8 +50,7 @@ class ListStore:
         self._loads: BoundedMap[str, _RankLoad] = BoundedMap(max_entries=_MAX_LOADS)
         self._tier = MemoryTier(
             capacity_bytes=capacity_bytes,
-            device=torch.device("cpu"),
-            policy=make_eviction_policy(eviction),
+            policy=Heat(),
             clock=time.monotonic,
             on_evict=lambda key, _: self._drop(key),
         )
@@ -184,7 +181,6 @@ class RankCatalogue:
         self._weights, self._reset_id, self.num_resets = hello.weights, "", 0
         self._store = ListStore(
             capacity_bytes=settings.host_bytes,
-            eviction=settings.eviction,
             size=size,
             is_backed=settings.has_more_than_memory,
         )

@@ -75,7 +75,7 @@ class BlockFiller(SlotFiller):
         device = torch.device(runner.device)
         model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
         rows = int(config.scheduler_config.max_num_batched_tokens)
-        super().__init__(model, self._make_store(settings, device), settings=settings, rows=rows)
+        super().__init__(model, self._make_store(settings), settings=settings, rows=rows)
         self.num_layers = model.num_layers
         self.block_size = int(config.cache_config.block_size)
         self.outcomes: dict[str, TokenOrigins] = {}  # until the scheduler takes them
@@ -190,8 +190,8 @@ class BlockFiller(SlotFiller):
         self.failed_requests.add(fill.request_id)
         self.outcomes.pop(fill.request_id, None)
 
-    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
-        return settings.make_store(device)
+    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
+        return settings.make_store()
 
 
 class RankFiller(BlockFiller):
@@ -258,11 +258,11 @@ class RankFiller(BlockFiller):
         self.generation += 1
         self._report = self._new_report()
 
-    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
+    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
         # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
         # what is left of a report that got lost.
         doubled = settings.model_copy(update={"host_bytes": 2 * settings.host_bytes})
-        self._store = doubled.make_store(device)
+        self._store = doubled.make_store()
         return self._store
 
     def _new_report(self) -> RankReport:

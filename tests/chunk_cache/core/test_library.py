@@ -193,7 +193,7 @@ def test_kv_computed_alone_comes_from_disk_where_only_that_is_reused(
         defaults=EngineChunkRequest(),
         measurable_tokens=1000,
     )
-    eventually(lambda: len(store.memory[0]) == len(chunks))
+    eventually(lambda: len(store.memory) == len(chunks))
     plan = plan_prompt(read.options, tokens, prefix_tokens=0, keys=read.keys, library=library)
     assert isinstance(plan, PromptPlan)
     assert [None if kv is None else kv.base for kv in plan.stored] == [len(system)] * len(chunks)

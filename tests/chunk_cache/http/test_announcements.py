@@ -79,8 +79,8 @@ async def test_what_is_announced_is_loaded_as_the_request_will_want_it(
     inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
     announcer = Announcer("e", num_inboxes=1)
     announcer.send(CHUNKS, tenant="", namespace=[], replies_to=[("nobody", 1)])
-    await asyncio.to_thread(eventually, lambda: len(store.memory[0]) == 2)
-    assert {key for key, _ in store.memory[0].items()} == {first, behind_key(second)}
+    await asyncio.to_thread(eventually, lambda: len(store.memory) == 2)
+    assert {key for key, _ in store.memory.items()} == {first, behind_key(second)}
     announcer.close()
     inbox.close()
     store.close()

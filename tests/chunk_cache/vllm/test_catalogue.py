@@ -22,8 +22,8 @@ SIZE = 2
 HELLO = RankHello(None, num_layers=1, regime="r", weights="w")
 
 
-def make_catalogue(*, chunks: int = 4, remote: str = "", eviction: str = "lru") -> RankCatalogue:
-    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction=eviction, remote=remote)
+def make_catalogue(*, chunks: int = 4, remote: str = "") -> RankCatalogue:
+    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, remote=remote)
     return RankCatalogue(HELLO, size=SIZE, block_size=16, settings=settings)
 
 
@@ -186,7 +186,7 @@ def test_a_chunk_that_is_late_on_one_rank_is_there_for_the_next_request() -> Non
 
 
 def test_a_chunk_that_was_loaded_stays_until_its_request_uses_it() -> None:
-    catalogue = make_catalogue(chunks=2, remote="redis://h:1", eviction="heat")
+    catalogue = make_catalogue(chunks=2, remote="redis://h:1")
     chunks = [make_chunk(catalogue, number) for number in range(4)]
     take(catalogue, captured(*chunks[:2]), captured(*chunks[:2]))
     assert all(listed(catalogue, chunk) for chunk in chunks[:2])

@@ -11,7 +11,8 @@ from ragboost.chunk_cache.core.prompt_plan import plan_prompt
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, TieredStore
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm import scheduler
 from ragboost.chunk_cache.vllm.data import StepWork
 from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
@@ -383,7 +384,7 @@ def test_a_request_whose_chunks_are_on_their_way_is_asked_for_again(adapter: Mod
     bench.learn(bench.chunks)
     memory = bench.library.store
     assert isinstance(memory, TieredStore)
-    place.chunks |= dict(memory.memory[0].items())
+    place.chunks |= dict(memory.memory.items())
     bench.library.store = TieredStore(remote=place, waits=False)
     request = bench.request()
     other = EngineRequest([1] * 40, None, number="b")

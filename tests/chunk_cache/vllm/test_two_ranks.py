@@ -16,7 +16,7 @@ from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.store import background, tiered
+from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity, tokens_digest
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -113,9 +113,7 @@ class World:
         votes, barrier = [True, True], threading.Barrier(2)
         self.ranks = [kind(TwoRanks(n, votes, barrier), self.places[n], time) for n in range(2)]
         self.barrier = barrier
-        settings = EngineChunkSettings(
-            host_bytes=IN_MEMORY * KV_BYTES, eviction="lru", remote="redis://h:1"
-        )
+        settings = EngineChunkSettings(host_bytes=IN_MEMORY * KV_BYTES, remote="redis://h:1")
         self.weights = [0]
         for rank in self.ranks:
             rank.weights = self.weights
@@ -308,7 +306,7 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
     monkeypatch.setattr(background, "time", time)
     monkeypatch.setattr(background, "Workers", time.workers)
     monkeypatch.setattr(catalogue, "time", time)
-    monkeypatch.setattr(tiered, "MIN_WAIT_S", 0.05)
+    monkeypatch.setattr(load_table, "MIN_WAIT_S", 0.05)
     world = World(kind, time, seed)
     world.lost_share = lost_share
     choice = world.choice

@@ -221,7 +221,7 @@ def test_a_load_that_is_late_is_reported_as_that_once_and_goes_on(
     rank: Any, place: HungPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(rank._store, "_clock", lambda: now[0])
+    monkeypatch.setattr(rank._store._loads, "_clock", lambda: now[0])
     place.chunks["a-0"] = make_chunk()
     rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None

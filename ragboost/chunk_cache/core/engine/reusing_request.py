@@ -15,7 +15,7 @@ from ragboost.chunk_cache.core.request import (
     read_request,
 )
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 
 
 class ChunkCapture(NamedTuple):
