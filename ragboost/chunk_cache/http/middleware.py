@@ -22,7 +22,7 @@ from ragboost.chunk_cache.core.options import (
     ReuseFields,
     read_public,
 )
-from ragboost.chunk_cache.core.request import VERSION
+from ragboost.chunk_cache.core.request import PARAMS_KEY, VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.http.announcements import Announcer
@@ -42,7 +42,6 @@ from ragboost.chunk_cache.http.asgi import (
     respond,
     with_body_length,
 )
-from ragboost.chunk_cache.http.client_plans import has_plan, without_plan
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder, chunk_texts
@@ -51,6 +50,7 @@ from ragboost.chunk_cache.http.usage import UsageWriter
 from ragboost.chunk_cache.store.keys import PUBLIC
 from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 from ragboost.errors import ConfigError, RequestError
+from ragboost.util.jsonl import json_value
 
 logger = logging.getLogger(__name__)
 
@@ -169,11 +169,11 @@ class ReuseMiddleware(ABC):
         is_read, params = _may_name_us(body.data), self.params_field
         fields = read_json(body.data) if body.is_whole and is_read else None
         if fields is not None:
-            if (own := without_plan(fields, params)) is not None:
+            if (own := _without_plan(fields, params)) is not None:
                 fields, data = own, msgspec.json.encode(own)
                 scope = with_body_length(scope, len(data))
                 body = RequestBody(data, True, replay(data, body.receive))
-        elif len(body.data) > MAX_BODY_BYTES or (is_read and has_plan(body.data, params)):
+        elif len(body.data) > MAX_BODY_BYTES or (is_read and _has_plan(body.data, params)):
             await refuse(send, RequestError("the body is too large, or no plain JSON"))
             return
         extension = fields.get(FIELD) if fields and scope["path"] in (CHAT, COMPLETIONS) else None
@@ -350,6 +350,29 @@ class ReuseMiddleware(ABC):
         ids = None if answer is None else answer.get("tokens")
         is_ids = isinstance(ids, list) and ids and isinstance(ids[0], int)
         return ids if is_ids else None
+
+
+def _without_plan(fields: dict[str, Any], params_field: str) -> dict[str, Any] | None:
+    """Remove plans in objects of this name from a body; return None if there are none. A client's
+    own plan could name another tenant."""
+    values: list[Any] = [fields]
+    is_found = False
+    while values:  # as deeply nested as the parser allows
+        value = values.pop()
+        if isinstance(value, dict):
+            params = value.get(params_field)
+            if isinstance(params, dict) and PARAMS_KEY in params:
+                rest = {name: params[name] for name in params if name != PARAMS_KEY}
+                value[params_field], is_found = rest or None, True
+            value = value.values()
+        values += [inner for inner in value if isinstance(inner, dict | list)]
+    return fields if is_found else None
+
+
+def _has_plan(data: bytes, params_field: str) -> bool:
+    """Return True if Python's parser, which servers use, finds a plan: it reads UTF-16, NaN."""
+    fields = json_value(data)
+    return isinstance(fields, dict) and _without_plan(fields, params_field) is not None
 
 
 def _may_name_us(data: bytes) -> bool:

@@ -84,7 +84,6 @@ class ChunkScheduler:
         self._max_rows = int(config.scheduler_config.max_num_batched_tokens)  # of a forward pass
         self._budget = StepBudget(settings.step_tokens or self._max_rows)
         self._tracked: dict[str, _Tracked] = {}
-        self._admitted: set[str] = set()  # unfinished requests that have had blocks
         self._salted: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_SALTED_PLANS)
         self._work = StepWork()
         # Plans hold stored KV: none outlives a change of the store, which may have dropped it.
@@ -140,7 +139,6 @@ class ChunkScheduler:
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
-        self._admitted.add(request_id)
         planned, salt = self._plans.pop(request_id, None), self._salts.pop(request_id, None)
         tracked.proposed = None  # it holds for the hashes of a request that has not run
         if tracked.state is not RequestState.FAILED:
@@ -185,11 +183,11 @@ class ChunkScheduler:
         """Forget all stored chunks, those of unfinished requests included."""
         self._worker.forget_chunks()
         self._plans.clear()
-        for request_id, tracked in self._tracked.items():
+        for tracked in self._tracked.values():
             asked = tracked.asked
             asked.forget_chunks()
             asked.options = replace(asked.options, reason="cache_reset")
-            if request_id not in self._admitted:
+            if tracked.state is RequestState.WAITING:
                 asked.reason = "cache_reset"
 
     def is_tracking(self, request_id: str) -> bool:
@@ -198,7 +196,6 @@ class ChunkScheduler:
     def finish(self, request: Any) -> PromptReport | None:
         request_id = request.request_id
         self._note_failures()
-        self._admitted.discard(request_id)
         self._plans.pop(request_id, None)
         tracked = self._tracked.pop(request_id, None)
         if tracked is None:
@@ -332,7 +329,7 @@ class ChunkScheduler:
         assert tracked.salt is not None, "a request without approximate blocks"
         self._salted.put(tracked.digest, tracked.salt.first)
         for request_id, other in self._tracked.items():
-            is_new = request_id not in self._admitted and request_id not in self._salts
+            is_new = other.state is RequestState.WAITING and request_id not in self._salts
             if is_new and other.digest == tracked.digest and other.salt is None:
                 self._salt(other, tracked.salt.first)
 

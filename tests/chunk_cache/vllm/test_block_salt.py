@@ -139,10 +139,6 @@ class HashingRequest:
     def update_block_hashes(self) -> None:
         self.block_hashes.extend(getattr(self, self.asked)(self))
 
-    def append_output_token_ids(self, tokens: list[int]) -> None:
-        self.all_token_ids += tokens
-        self.update_block_hashes()
-
 
 def test_requests_that_hash_as_they_are_told_pass_the_check() -> None:
     check_salting(HashingRequest)
