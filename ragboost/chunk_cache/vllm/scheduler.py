@@ -28,14 +28,14 @@ _MAX_SALTED_PLANS = 4096
 class RequestState(Enum):
     """State of a request that mentions chunks. `match` changes none of them.
 
-                match: the number of tokens to fill
-      WAITING ---------------------------------------> PLANNED
-         ^  |                                             | allocated
-         |  | allocated, nothing to fill                  v
-         |  +-----------> RUNNING <------------------- FILLING    vLLM waits for its KV
-         |  preempted        |     the worker is done     |
-         +-------------------+                            v
-                                                       FAILED     vLLM computes it
+               match: the number of tokens to fill
+      WAITING --------------------------------------> PLANNED
+         |                                               | allocated
+         | allocated, nothing to fill                    v
+         +-----------------> RUNNING <--------------- FILLING    vLLM waits for its KV
+                             (or preempted)              | the worker has failed
+                                                         v
+                                                      FAILED     vLLM computes it
 
     PLANNED is a WAITING request with a plan that is up to date (`ChunkScheduler._plans`).
     """
