@@ -451,6 +451,13 @@ def test_stored_chunks_are_reached_with_the_servers_key_only(
     assert served.post(chat(), path).status_code == 200
 
 
+def test_beam_search_whose_requests_have_no_plan_is_computed_exactly(served: Served) -> None:
+    fields = {**chat(), "use_beam_search": True, "n": 2}
+    assert served.post(fields).status_code == 200
+    assert served.engine.bodies == [fields]
+    assert served.exact("beam_search") == 1
+
+
 @pytest.mark.parametrize("token", [2**63, 2**70, -1])
 def test_what_is_no_token_id_is_the_servers_to_refuse(
     served: Served, place: HungPlace, token: int
