@@ -5,10 +5,11 @@ The application does no routing. Each agent is a backend, and the proxy routes a
 backend that caches its documents. Starts two embedded engines and the proxy on loopback; with your
 own engines, start `ragboost serve --backend URL --backend URL`.
 
-Run: python examples/agents.py   (needs: pip install '.[engine]' openai)
+Run: python examples/agents.py   (needs: the extra engine, openai)
 """
 
 from contextlib import ExitStack
+from pathlib import Path
 
 from openai import OpenAI
 
@@ -54,7 +55,9 @@ def start(stack: ExitStack) -> str:
     """Start the agents' engines and the proxy; return the client's base URL."""
     agents = []
     for number in range(NUM_AGENTS):
-        engine = create_engine_app(EngineSettings(builtin_size="tiny", served_model_name="demo"))
+        engine = create_engine_app(
+            EngineSettings(model=Path("ragboost-tiny"), served_model_name="demo")
+        )
         url = stack.enter_context(serve_in_thread(engine))
         agents.append(ReplicaSettings(url=url, name=f"agent-{number}"))
     settings = ragboost.Settings(backends=agents)

@@ -4,8 +4,10 @@ Starts the proxy and the embedded engine on loopback. The model has random weigh
 are noise; `graph_attention` enables dependency attention although the model is not fine-tuned for
 it. For a model of your own, see docs/graph.md.
 
-Run: python examples/graph_rag.py   (needs: pip install '.[engine]' openai)
+Run: python examples/graph_rag.py   (needs: the extra engine, openai)
 """
+
+from pathlib import Path
 
 from openai import OpenAI
 
@@ -29,7 +31,7 @@ QUESTIONS = ["Where was Elon Musk born?", "What did SpaceX launch, and who is El
 def main() -> None:
     """Ask two questions about the same entity; the second reuses the entity's subgraph."""
     settings = EngineSettings(
-        builtin_size="tiny", served_model_name="demo", graph_attention="dependency"
+        model=Path("ragboost-tiny"), served_model_name="demo", graph_attention="dependency"
     )
     with serve_in_thread(create_engine_app(settings)) as backend, GraphStore() as store:
         store.add(FACTS)

@@ -1,7 +1,7 @@
 """LangChain with one added line: the second prompt begins with documents of the first.
 
 Run: ragboost serve --embedded &
-     python examples/langchain_rag.py   (needs: pip install '.[langchain]' langchain-openai)
+     python examples/langchain_rag.py   (needs: the extra langchain, langchain-openai)
 """
 
 import sys

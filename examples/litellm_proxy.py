@@ -3,7 +3,7 @@
 Starts LiteLLM on loopback, in front of an OpenAI-compatible server.
 
 Run: ragboost engine &
-     python examples/litellm_proxy.py   (needs: pip install '.[litellm]' 'litellm[proxy]')
+     python examples/litellm_proxy.py   (needs: the extra litellm, 'litellm[proxy]')
 """
 
 import json

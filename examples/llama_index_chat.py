@@ -2,7 +2,7 @@
 
 Run: ragboost serve --embedded &
      python examples/llama_index_chat.py
-     (needs: pip install '.[llama-index]' llama-index-llms-openai-like)
+     (needs: the extra llama-index, llama-index-llms-openai-like)
 """
 
 import sys

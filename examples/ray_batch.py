@@ -1,7 +1,7 @@
 """Ray Data job: plan all rows together, and send rows with a shared prefix one after another.
 
 Run: ragboost serve --embedded &
-     python examples/ray_batch.py   (needs: pip install '.[ray]' openai)
+     python examples/ray_batch.py   (needs: the extra ray, openai)
 """
 
 import sys

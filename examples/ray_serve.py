@@ -1,7 +1,7 @@
 """The proxy as a Ray Serve deployment on one machine.
 
 Run: ragboost engine &
-     python examples/ray_serve.py   (needs: pip install '.[ray]' openai)
+     python examples/ray_serve.py   (needs: the extra ray, openai)
 """
 
 import sys

@@ -180,5 +180,6 @@ def import_extra(module: str, *, extra: str) -> ModuleType:
         if error.name is None or not module.startswith(error.name):
             raise
         raise MissingExtraError(
-            f"{error.name} is not installed; it comes with: pip install '.[{extra}]' in its clone"
+            f"{error.name} is not installed; it comes with: "
+            f'pip install "ragboost-middleware[{extra}]"'
         ) from error

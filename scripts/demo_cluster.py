@@ -87,7 +87,7 @@ def run(
         return [sys.executable, "-m", "ragboost", "engine", "--port", str(port), *_ENGINE]
 
     console.print(f"starting two engines, Redis, two replicas and {balancer or 'no balancer'}")
-    env = {"RAGBOOST_ENGINE__BUILTIN_SIZE": size}
+    env = {"RAGBOOST_ENGINE__MODEL": "ragboost-tiny"} if size == "tiny" else {}
     with Cluster(engine, balancer=balancer, engine_env=env) as cluster:
         return asyncio.run(_run(cluster, talks, num=num, at_once=at_once, console=console)) | {
             "balancer": balancer or "none"

@@ -1,4 +1,4 @@
-"""Generate the reference pages from the code: settings, metrics, HTTP routes, commands.
+"""Generate the reference pages from the code: versions, settings, metrics, HTTP routes, commands.
 
     python -m scripts.reference
     python -m scripts.reference --check
@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from ragboost.config import ENV_PREFIX, Settings
 from ragboost.proxy.app import create_app
+from scripts.compatibility import compatibility_page
 from scripts.openapi_page import openapi_page
 from scripts.proxy_openapi import proxy_document
 
@@ -217,6 +218,7 @@ def _text(text: str) -> str:
 def pages() -> dict[str, str]:
     """Return the text of every generated page by file name."""
     return {
+        "compatibility.md": _HEADER + compatibility_page(),
         "settings.md": _HEADER + settings_page(),
         "metrics.md": _HEADER + metrics_page(),
         "http.md": _HEADER + http_page(),

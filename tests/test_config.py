@@ -81,8 +81,8 @@ def test_an_unknown_key_names_the_nearest_and_its_source(
         load_settings()
     monkeypatch.delenv("RAGBOOST_HINTS__ORDR")
 
-    _toml("[index]\nmax_node = 5\n")
-    with pytest.raises(ConfigError, match=r"ragboost.toml\); did you mean 'index.max_nodes'"):
+    _toml("[index]\ncapacity_token = 5\n")
+    with pytest.raises(ConfigError, match=r"ragboost.toml\); did you mean 'index.capacity_tokens'"):
         load_settings()
 
 

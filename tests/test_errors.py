@@ -42,7 +42,7 @@ def test_a_request_error_carries_field_and_status() -> None:
 
 
 def test_a_missing_extra_says_what_to_install() -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install '\.\[retrieval\]'"):
+    with pytest.raises(MissingExtraError, match=r'pip install "ragboost-middleware\[retrieval\]"'):
         import_extra("no_such_package_at_all.part", extra="retrieval")
 
 

@@ -49,7 +49,7 @@ ENV = {
     "PYTHONPATH": str(ROOT),
     "PATH": os.environ.get("PATH", ""),
     "OMP_NUM_THREADS": "1",
-    "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
+    "RAGBOOST_ENGINE__MODEL": "ragboost-tiny",
     "RAGBOOST_ENGINE__SERVED_MODEL_NAME": "ragboost-small",
 }
 

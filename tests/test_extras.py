@@ -42,13 +42,6 @@ EXTRAS = [
         "mooncake",
     ),
     Use(
-        "import pathlib, tempfile; from ragboost.util.plots import line_plot\n"
-        "path = pathlib.Path(tempfile.mkdtemp(), 'a.svg')\n"
-        "line_plot(path, {'a': [(0, 1)]}, x_label='x', y_label='y')",
-        "matplotlib",
-        "plot",
-    ),
-    Use(
         "import pathlib, tempfile; from ragboost.booster.tokens.local import load_tokenizer\n"
         "path = pathlib.Path(tempfile.mkdtemp()) / 'tokenizer.json'\n"
         'text = \'{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, \'\n'
@@ -111,7 +104,7 @@ def test_without_the_extra_the_error_says_what_to_install(use: Use) -> None:
     last = done.stderr.strip().splitlines()[-1]
     package = use.package.partition(".")[0]  # what pip knows, not a module of it
     assert last.startswith(f"ragboost.errors.MissingExtraError: {package} is not installed")
-    assert f"pip install '.[{use.extra}]'" in last
+    assert f'pip install "ragboost-middleware[{use.extra}]"' in last
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -122,7 +115,7 @@ def test_a_command_without_its_extra_is_one_sentence(command: list[str]) -> None
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip().splitlines()[-1] == (
-        "ragboost: torch is not installed; it comes with: pip install '.[engine]' in its clone"
+        'ragboost: torch is not installed; it comes with: pip install "ragboost-middleware[engine]"'
     )
     assert "Traceback" not in done.stderr
 
@@ -148,7 +141,7 @@ def test_with_the_extra_it_works(use: Use) -> None:
 def test_integrations_load_no_framework() -> None:
     code = (
         "import sys, ragboost.integrations, ragboost.integrations.placement\n"
-        "import ragboost.integrations.turns, ragboost.integrations.repeated_documents\n"
+        "import ragboost.integrations.turns\n"
         "names = {'langchain_core', 'langchain', 'llama_index', 'litellm', 'ray'}\n"
         "print(names & set(sys.modules))"
     )

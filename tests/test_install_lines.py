@@ -36,7 +36,7 @@ def test_no_file_installs_the_other_project() -> None:
     [
         "pip install ragboost",
         "pip install 'ragboost[engine]'",
-        'uv pip install -q --python x "ragboost[engine,plot]" openai',
+        'uv pip install -q --python x "ragboost[engine,tokens]" openai',
         "pip install --no-deps ragboost        # into the engine's environment",
         "`pip install ragboost`",
         "pip install ragboost==0.1",

@@ -1,8 +1,7 @@
-"""Show batch jobs and forecasts on a terminal: progress bars, tables, sentences, plots."""
+"""Show batch jobs and forecasts on a terminal: progress bars, tables, sentences."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.bar import Bar
 from rich.console import Console
@@ -10,9 +9,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from ragboost.batch.forecast import Forecast, ForecastPoint
+from ragboost.batch.job import BatchSummary
 from ragboost.batch.requests import Progress as ProgressFunction
-from ragboost.batch.summary import BatchSummary
-from ragboost.util.plots import line_plot
 
 _BAR = 24
 _ORDERS = (("plain", "unchanged"), ("online", "ordered online"), ("planned", "planned as a batch"))
@@ -87,21 +85,6 @@ def forecast_sentence(forecast: Forecast) -> str:
         f"{forecast.document_tokens:,} document tokens ({how}){ignored}. With a cache of "
         f"{_size(point)} tokens RAGBoost would compute {_saved(point, point.online):.1%} fewer "
         f"document tokens online, {_saved(point, point.planned):.1%} fewer planned as a batch."
-    )
-
-
-def write_plot(forecast: Forecast, path: Path) -> None:
-    lines = {
-        label: [(at, 100 * getattr(point, name)) for at, point in enumerate(forecast.points)]
-        for name, label in _ORDERS
-    }
-    line_plot(
-        path,
-        lines,
-        x_label="prefix cache, tokens",
-        y_label="hit rate, %",
-        y_top=100,
-        x_ticks=[_size(point) for point in forecast.points],
     )
 
 

@@ -1,23 +1,69 @@
 """Run the offline job over a file: read it into memory, plan it, write it in release order."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ragboost.batch.files import new_files, open_input, output_paths
 from ragboost.batch.lines import BatchLine, LineParser, encode_json, kept
 from ragboost.batch.plan import FilePlan, plan_file, predict
 from ragboost.batch.requests import EVERY, BatchRequests, Progress, read_requests
-from ragboost.batch.simulate import SimulatedCache
-from ragboost.batch.summary import BatchSummary, rejects_sentence
+from ragboost.batch.simulate import HitRate, SimulatedCache
 from ragboost.booster.compose import Retrieved, compose
 from ragboost.booster.context import Context
 from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
 from ragboost.dedup import unique_documents
 from ragboost.errors import RequestError
+from ragboost.requests.formats.detection import ADVICE, FOUND
 from ragboost.retrieval.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class BatchSummary:
+    requests: int
+    rejected: int  # malformed lines
+    problem: str  # of the first of them
+    documents: int  # documents in the requests, as given
+    duplicates_removed: int  # documents removed because their request repeats them
+    blank_removed: int  # documents removed because they have no text
+    requests_reordered: int  # requests whose documents are in another order
+    # Requests in which documents were found, and by reason those in which none were.
+    detections: Mapping[str, int]
+    cache_tokens: int | None  # capacity of the simulated prefix cache; None if unbounded
+    block_size: int | None  # its block size in tokens; None for whole documents
+    before: HitRate  # predicted hit rate of the input
+    after: HitRate  # predicted hit rate of the output
+
+    def detections_sentence(self) -> str:
+        """Say in how many requests no documents were found, why, and what helps."""
+        missing = {name: num for name, num in self.detections.items() if name != FOUND}
+        parts = [
+            f"{num:,} {name} ({ADVICE[name]})" if name in ADVICE else f"{num:,} {name}"
+            for name, num in sorted(missing.items(), key=lambda item: -item[1])
+        ]
+        found = self.detections.get(FOUND, 0)
+        rest = f"; the others are as they came: {', '.join(parts)}" if parts else ""
+        return f"documents found in {found:,} of {self.requests:,} requests{rest}"
+
+    def as_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        for name in ("before", "after"):
+            rate: HitRate = getattr(self, name)
+            fields[name] = {
+                "hit_rate": round(rate.hit_rate, 4),
+                "cached_tokens": rate.cached_tokens,
+                "prompt_tokens": rate.prompt_tokens,
+            }
+        return fields
+
+
+def rejects_sentence(rejected: int, problem: str, rejects: Path) -> str:
+    """Say how many lines are malformed, why the first is, and where all of them are."""
+    return f"malformed lines: {rejected:,}, see {rejects}; {problem}"
+
 
 _NO_HISTORY = CarriedDocuments(known={}, carried={}, is_empty=True, is_complete=True, owners={})
 

@@ -73,7 +73,6 @@ class Booster(StoredConversations, UsageReports):
         self.sessions: SessionStore = sessions
         self.index = ContextIndex(
             capacity_tokens=self.settings.index.capacity_tokens,
-            max_nodes=self.settings.index.max_nodes,
             seat=seat,
         )
         self._policy = make_order_policy(self.settings.ordering) if policy is None else policy
@@ -207,7 +206,6 @@ class Booster(StoredConversations, UsageReports):
                 tokens,
                 num_tokens=num_tokens,
                 is_leading=is_leading,
-                max_documents=self.settings.session.max_documents,
             )
 
     def cached_tokens(self, documents: Sequence[DocumentLike], *, prompt_prefix: str = "") -> int:
@@ -292,7 +290,6 @@ class Booster(StoredConversations, UsageReports):
                 order.tokens,
                 num_tokens=num_tokens,
                 is_leading=past.is_empty,
-                max_documents=settings.session.max_documents,
             )
             if state is not session:
                 self.sessions.put(state)

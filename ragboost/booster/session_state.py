@@ -13,6 +13,9 @@ from ragboost.booster.context import Context
 from ragboost.types import KEY_OF
 from ragboost.util.bounded_map import BoundedMap
 
+MAX_DOCUMENTS = 10_000
+"""Documents remembered per session; beyond it the oldest turns are forgotten."""
+
 
 class Turn(NamedTuple):
     number: int  # counts from 1; never reused within a session
@@ -63,7 +66,7 @@ class SessionState:
         self._sum_up()
         return self._later_tokens
 
-    def add(self, turn: Turn, *, max_documents: int) -> None:
+    def add(self, turn: Turn, *, max_documents: int = MAX_DOCUMENTS) -> None:
         """Append a turn, and forget the oldest ones while they hold more than `max_documents`.
 
         The new turn is always kept.
@@ -88,13 +91,12 @@ class SessionState:
         *,
         num_tokens: int,
         is_leading: bool,
-        max_documents: int,
     ) -> Turn:
         """Add the next turn, with the lengths of its documents."""
         keys = tuple(map(KEY_OF, context.documents))
         documents = keys, context.labels, tuple(tokens)
         turn = Turn(self.next_turn, is_leading, num_tokens, *documents)
-        self.add(turn, max_documents=max_documents)
+        self.add(turn)
         return turn
 
     def rollback(self, number: int) -> None:

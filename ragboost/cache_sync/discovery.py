@@ -119,16 +119,14 @@ async def discover(engine: EngineClient) -> Discovery:
 def configured_source(settings: EngineHookSettings, *, name: str) -> EventSource | None:
     """Return the source that the settings name for a single backend, if any."""
     if settings.endpoint is None:
-        for field in ("replay_endpoint", "topic", "bind"):
-            if getattr(settings, field):
-                raise ConfigError(f"engine_hooks.{field} needs engine_hooks.endpoint")
+        if settings.replay_endpoint is not None:
+            raise ConfigError("engine_hooks.replay_endpoint needs engine_hooks.endpoint")
         return None
     return EventSource(
         name,
         settings.endpoint,
         replay_endpoint=settings.replay_endpoint,
-        topic=settings.topic,
-        bind=settings.bind,
+        bind=_host(settings.endpoint) in _WILDCARDS,
     )
 
 

@@ -49,8 +49,7 @@ class EventStream:
     gap clears the mirror, because a removal may have been missed.
 
     `on_change` is called after a batch that changed resident tokens and by `notify_state`,
-    `on_batch` before each batch is applied, both in the thread
-    that feeds the stream.
+    `on_batch` before each batch is applied, both in the thread that feeds the stream.
     """
 
     def __init__(
@@ -280,8 +279,11 @@ class EventStream:
             text = "KV event stream %s: %s (%d so far)"
             logger.log(level, text, self.name, message, count, exc_info=error)
 
-    def notify_state(self) -> None:
-        """Report if the state or the number of cached tokens is another than at the last call."""
+    def notify_state(self, *, is_idle: bool) -> None:
+        """Report if the state or the number of cached tokens is another than at the last call;
+        in a pause also what was left to settle."""
+        if is_idle:
+            self._notify(self.mirror.settle())
         noted, self._noted = self._noted, (self.state, self.mirror.num_resident_tokens)
         if self._noted != noted and self._on_change is not None:
             self._on_change(Changes({}))

@@ -1,7 +1,4 @@
-"""Mirror one engine's prefix cache from its events: blocks and request ids.
-
-Replaces the cache model of RAGBoost section 4.1 ("Index update") for engines that report.
-"""
+"""Mirror one engine's prefix cache from its events: blocks and request ids."""
 
 import hashlib
 from array import array
@@ -20,6 +17,8 @@ from ragboost.util.cache_events import (
 )
 
 _MAX_REQUEST_ID = 256  # characters; ids may be chosen by clients
+_STEPS_PER_EVENT = 64  # blocks that may be walked over for each event, over time
+_MAX_OWED = 1024  # blocks walked over ahead of the events that pay for them
 
 FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache groups in which every block of a prefix must be cached for a hit."""
@@ -45,12 +44,7 @@ class PrefixMirror:
     `max_requests` are dropped by last store.
     """
 
-    def __init__(
-        self,
-        *,
-        max_blocks: int = 2_000_000,
-        max_requests: int = 20_000,
-    ) -> None:
+    def __init__(self, *, max_blocks: int = 2_000_000, max_requests: int = 20_000) -> None:
         self.max_blocks = max_blocks
         self.max_requests = max_requests
         # Events that could not be applied: chains without a known parent, removals of blocks never
@@ -60,9 +54,11 @@ class PrefixMirror:
         self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
         self._requests: OrderedDict[str, MirrorBlock] = OrderedDict()
         self._touched: set[str] = set()
-        # Stored or removed in this batch; which blocks are reachable is settled once at its end, or
-        # events that take turns at the beginning of a long chain would walk it again and again.
+        # Stored or removed since blocks were settled. Events that take turns at the beginning of a
+        # long chain would walk it again and again: the next walk waits until events have paid for
+        # the last one, or the stream is idle.
         self._changed: dict[MirrorBlock, None] = {}
+        self._owed = 0  # blocks walked over that no event has paid for
         self.clear(is_partial=True)
 
     def __len__(self) -> int:
@@ -79,6 +75,8 @@ class PrefixMirror:
         self._requests.clear()
         self._touched.clear()
         self._changed.clear()
+        self._is_cleared = False
+        self._owed = 0
         self._group: int | None = None
         self._sparse_groups: set[int] = set()  # that are no full attention
         self.block_size = 0
@@ -90,7 +88,7 @@ class PrefixMirror:
                 block.unlink()
 
     def apply(self, batch: EventBatch) -> Changes:
-        is_cleared = False
+        """Apply events; return what they changed, or leave that to a later call of `settle`."""
         self._count_unknown(len(batch.unknown))
         for event in batch.events:
             if isinstance(event, BlockStored):
@@ -98,8 +96,14 @@ class PrefixMirror:
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
             else:
-                is_cleared = True
                 self.clear(is_partial=False)
+                self._is_cleared = True
+        self._owed = max(0, self._owed - _STEPS_PER_EVENT * len(batch.events))
+        return self.settle() if self._owed <= _MAX_OWED else Changes({})
+
+    def settle(self) -> Changes:
+        """Bring blocks and requests up to date; return what has changed since the last time."""
+        is_cleared, self._is_cleared = self._is_cleared, False
         self._settle_blocks()
         return Changes(self._settle_requests(), is_cleared)
 
@@ -141,9 +145,9 @@ class PrefixMirror:
         hashes, size = event.block_hashes, event.block_size
         if not hashes:
             return
-        extras = (
-            event.extra_keys if event.extra_keys and len(event.extra_keys) == len(hashes) else None
-        )
+        extras = event.extra_keys or None
+        if extras is not None and len(extras) != len(hashes):
+            extras = None
         parent = self._parent(event, extras[0] if extras else None)
         is_valid = size > 0 and len(event.token_ids) in (0, len(hashes) * size)
         if parent is None or not is_valid:
@@ -253,6 +257,7 @@ class PrefixMirror:
         pending = [block]
         while pending:
             block = pending.pop()
+            self._owed += 1
             block.is_reachable = True
             equal = self._by_key.get(block.key)
             if equal is None or not equal.is_reachable:
@@ -264,6 +269,7 @@ class PrefixMirror:
         pending = [block]
         while pending:
             block = pending.pop()
+            self._owed += 1
             block.is_reachable = False
             self.num_resident_tokens -= block.num_tokens
             if block.requests:
@@ -309,6 +315,7 @@ class PrefixMirror:
                 self._place(request_id, block)
             if block is not None:
                 nearest.update(dict.fromkeys(path, block))
+            self._owed += len(path)
             tokens[request_id] = 0 if block is None else block.end
         return tokens
 

@@ -53,7 +53,7 @@ class ReportReceiver:
                     stream.receive(seq, payload)
             if report.is_replay and report.is_last and not stream.has_request:
                 stream.replay_ended()
-            stream.notify_state()
+            stream.notify_state(is_idle=not report.batches)
             return encode(Reply(replay_from=stream.take_request()))
 
     def expire(self, *, now: float) -> None:

@@ -195,7 +195,7 @@ class _Link:
             self._allowance.renew()
             self._stream.is_flooding = True
             self._pause(now, seconds=self._options.pause_s)
-        self._stream.notify_state()
+        self._stream.notify_state(is_idle=ready.isdisjoint((self._dealer, self._sub)))
 
     def close(self) -> None:
         self._drop_dealer()

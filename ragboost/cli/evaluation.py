@@ -29,9 +29,6 @@ _METRIC: str | None = typer.Option(
 _ANSWERS: Path | None = typer.Option(
     None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
 )
-_PLOT: Path | None = typer.Option(
-    None, metavar="FILE", help="Write the differences to this .png or .svg; extra plot."
-)
 
 
 def eval_order(
@@ -58,7 +55,6 @@ def eval_order(
     price_out: float | None = typer.Option(None, min=0.0, help="Per million new tokens."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
     seed: int = typer.Option(0, min=0, help="Of shuffled orders and of the intervals."),
-    plot: Path | None = _PLOT,
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -73,10 +69,7 @@ def eval_order(
     from ragboost.batch.files import check_not_input
     from ragboost.evaluation.answers import AnswerFile
     from ragboost.evaluation.endpoint import ChatEndpoint
-    from ragboost.util.plots import check_plot
 
-    if plot is not None:
-        check_plot(plot)
     chosen_metric = _metric(metric, has_judge=judge is not None)
     connect = partial(ChatEndpoint, timeout_s=timeout, body=json_fields(body))
     asked = connect(endpoint, model=model, api_key=api_key(key_env), max_tokens=max_tokens)
@@ -92,7 +85,7 @@ def eval_order(
     run = make_run(endpoint=asked, answers=kept, judge=judging, system=system, seed=seed)
     estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
     _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
-    _show(run.result(metric=chosen_metric), run.failures, plot=plot, as_json=as_json)
+    _show(run.result(metric=chosen_metric), run.failures, as_json=as_json)
 
 
 def _load(path: Path, *, corpus: Path | None, limit: int | None) -> "LoadedQuestions":
@@ -138,10 +131,8 @@ def _ask(
         run.ask(concurrency=concurrency, on_progress=on_progress)
 
 
-def _show(
-    result: "OrderEvaluation", failures: Mapping[str, str], *, plot: Path | None, as_json: bool
-) -> None:
-    from ragboost.evaluation.result_table import result_table, write_plot
+def _show(result: "OrderEvaluation", failures: Mapping[str, str], *, as_json: bool) -> None:
+    from ragboost.evaluation.result_table import result_table
 
     if failures:
         first = next(iter(failures.values()))
@@ -150,8 +141,6 @@ def _show(
             f"run again to repeat them. The first: {first}",
             err=True,
         )
-    if plot is not None:
-        write_plot(result, plot)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:

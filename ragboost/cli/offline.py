@@ -12,7 +12,7 @@ from ragboost.config import EngineSettings, load_settings
 from ragboost.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
-    from ragboost.batch.summary import BatchSummary
+    from ragboost.batch.job import BatchSummary
 
 
 _CACHE_TOKENS: int | None = typer.Option(
@@ -77,7 +77,7 @@ def batch(
 def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     from ragboost.batch.display import summary_sentence, summary_table
     from ragboost.batch.files import side_path
-    from ragboost.batch.summary import rejects_sentence
+    from ragboost.batch.job import rejects_sentence
     from ragboost.requests.formats.detection import FOUND
 
     if not summary.requests:
@@ -109,11 +109,6 @@ def simulate(
         metavar="N",
         help="Size of the prefix cache in tokens, repeatable; by default several.",
     ),
-    plot: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Write hit rate against cache size to this .png or .svg; needs the extra plot.",
-    ),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -131,14 +126,10 @@ def simulate(
         forecast_sentence,
         forecast_table,
         progress_bar,
-        write_plot,
     )
     from ragboost.batch.forecast import forecast
     from ragboost.retrieval.corpus import Corpus
-    from ragboost.util.plots import check_plot
 
-    if plot is not None:
-        check_plot(plot)
     with progress_bar(progress) as on_progress:
         result = forecast(
             trace,
@@ -147,8 +138,6 @@ def simulate(
             cache_tokens=cache_tokens,
             on_progress=on_progress,
         )
-    if plot is not None:
-        write_plot(result, plot)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:

@@ -36,10 +36,6 @@ def eval_reuse(
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
     limit: int | None = typer.Option(None, min=1, help="Most cases to read."),
     device: str = _DEVICE,
-    plot: Path | None = typer.Option(
-        None,
-        help="Write score against ratio to this .png or .svg, one per task; needs the extra plot.",
-    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Measure the quality and speed of chunk reuse with your model on your prompts.
@@ -61,7 +57,6 @@ def eval_reuse(
         max_new_tokens=max_new_tokens,
         limit=limit,
         device=device,
-        plot_path=plot,
         as_json=as_json,
     )
     typer.echo(text)

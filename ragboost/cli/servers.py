@@ -75,7 +75,7 @@ def serve(
 
 def _with_found_model(settings: EngineSettings) -> EngineSettings:
     """Find the model before PyTorch is loaded, so that a wrong name is refused at once."""
-    if settings.model is None:
+    if settings.is_builtin or settings.model is None:
         return settings
     directory = find_model(settings.model)
     check_model(directory, option="engine.model")

@@ -1,7 +1,6 @@
 """Settings of every package; flags override environment, `ragboost.toml` and defaults."""
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
-from ragboost.config.hosted import PriceSettings
 from ragboost.config.library import (
     ORDER_POLICIES,
     DedupSettings,
@@ -18,6 +17,7 @@ from ragboost.config.proxy import (
     BackendSettings,
     BoostSettings,
     LogSettings,
+    PriceSettings,
     ProxySettings,
     ReplicaSettings,
     RouterSettings,

@@ -7,6 +7,8 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
 
+TINY_MODEL = "ragboost-tiny"
+
 
 class EngineSettings(Section):
     """The embedded engine."""
@@ -15,7 +17,7 @@ class EngineSettings(Section):
         None,
         description="Directory of a Hugging Face causal LM, its name on the hub, such as "
         "Qwen/Qwen3-0.6B, or that of a fetched one, such as smollm2-135m; None: a small built-in "
-        "model.",
+        "model; ragboost-tiny: a smaller one, for tests.",
     )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0 picks a free one.")
@@ -26,9 +28,6 @@ class EngineSettings(Section):
     served_model_name: str | None = Field(
         None,
         description="Name of the model in the API; None: that on the hub, or of the directory.",
-    )
-    builtin_size: Literal["small", "tiny"] = Field(
-        "small", description="Size of the built-in model; tiny is for tests."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -51,15 +50,12 @@ class EngineSettings(Section):
         description="Tokens of KV of the requests in a batch, prompts and `max_tokens` together; "
         "further requests wait, and a request that needs more by itself gets a 400.",
     )
-    max_waiting: int = Field(
-        1024, ge=0, description="Requests that may wait; further ones get a 503."
-    )
     max_step_tokens: int = Field(
         512, ge=1, description="Tokens computed in one step; longer prompts take several steps."
     )
     chunks: dict[str, Any] = Field(
         {},
-        description="Settings of chunk reuse, see below; without `fill`, `granularity`, "
+        description="Settings of chunk reuse, see below; without `fill`, "
         "`public_key` and `step_tokens`.",
     )
     graph_attention: Literal["auto", "dependency", "subgraphs", "self"] = Field(
@@ -86,7 +82,11 @@ class EngineSettings(Section):
     kv_events_replay_endpoint: str | None = Field(
         None, description="ZeroMQ address to bind for replays of past events; None: no replay."
     )
-    kv_events_topic: str = Field("", description="Topic of the event messages.")
+
+    @property
+    def is_builtin(self) -> bool:
+        """The model is one of the two that need no files."""
+        return self.model is None or str(self.model) == TINY_MODEL
 
 
 def _check_zmq_address(value: str) -> str:
@@ -102,7 +102,9 @@ class EngineHookSettings(Section):
     """Cache events of the backend's engine."""
 
     endpoint: _ZmqAddress | None = Field(
-        None, description="ZeroMQ address of the backend's KV events; None: ask the backend."
+        None,
+        description="ZeroMQ address of the backend's KV events; tcp://*:PORT waits there for an "
+        "engine that connects to tcp://HOST:PORT. None: ask the backend.",
     )
     discover: bool = Field(
         True,
@@ -110,12 +112,6 @@ class EngineHookSettings(Section):
     )
     replay_endpoint: _ZmqAddress | None = Field(
         None, description="ZeroMQ address for replays of past events, if `endpoint` is set."
-    )
-    topic: str = Field("", description="Prefix of the topics to subscribe to; empty: all.")
-    bind: bool = Field(
-        False,
-        description="Bind `endpoint` instead of connecting to it, for an engine that connects to "
-        "tcp://HOST:PORT.",
     )
     report_url: str | None = Field(
         None,

@@ -1,6 +1,5 @@
 """Settings of the index, ordering, de-duplication, hints, formats and sessions."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,6 @@ from pydantic import (
 )
 
 from ragboost.config.section import Section
-from ragboost.requests.wires.registry import ANY
 
 _PLACEHOLDERS = {
     "order_template": "{order}",
@@ -24,12 +22,6 @@ _PLACEHOLDERS = {
     "location_template": "{document}",
 }
 
-# Lists in which the order is the text.
-_ORDERED = (
-    *(*ANY.messages, *ANY.prompts, *ANY.instructions, *ANY.content, *ANY.ordered),
-    *(*ANY.result_items.values(), "documents"),
-)
-_PATH = re.compile(r"[\w-]+(\[\])?(\.[\w-]+(\[\])?)*")
 
 # Imported on demand; see `ragboost.ordering.request`.
 ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
@@ -38,15 +30,6 @@ ORDER_POLICIES: Mapping[str, str] = MappingProxyType(
         "popularity": "ragboost.ordering.popularity:RecentContexts",
     }
 )
-
-
-def _check_list(path: str) -> str:
-    last = path.rpartition(".")[2]
-    if _PATH.fullmatch(path) is None or last.endswith("[]"):
-        raise ValueError("must be the path of a list, such as tools[].function.parameters.required")
-    if last in _ORDERED:
-        raise ValueError(f"must not be {last}: its order is part of the text")
-    return path
 
 
 def _check_order_policy(name: str) -> str:
@@ -69,11 +52,6 @@ class IndexSettings(Section):
         gt=0,
         description="Seconds for which the engine caches a prefix after its last use, such as 300 "
         "for hosted APIs. Ignored while cache events are exact. None: until evicted.",
-    )
-    max_nodes: int = Field(
-        200_000,
-        ge=1,
-        description="Nodes kept, a bound on memory; the least recently used are dropped.",
     )
 
 
@@ -104,11 +82,6 @@ class OrderingSettings(Section):
         "had them together if that is worth an order hint, or always by relevance. One of "
         f"{', '.join(f'`{name}`' for name in ORDER_POLICIES)}.",
     )
-    lists: tuple[Annotated[str, AfterValidator(_check_list)], ...] = Field(
-        (),
-        description="Lists in request bodies whose order means nothing, to be sorted, as paths "
-        "with [] for each element: tools[].function.parameters.required.",
-    )
     min_saved_tokens: int = Field(
         0,
         ge=0,
@@ -134,13 +107,7 @@ class DedupSettings(Section):
     passages: bool = Field(
         False,
         description="Replace text in tool results that repeats earlier tool results by a "
-        "reference, for whole results and for passages.",
-    )
-    passage_min_bytes: int = Field(
-        512,
-        ge=64,
-        description="Shortest passage; shorter repetitions are kept. The mean is twice, the "
-        "longest eight times as long.",
+        "reference, for whole results and for passages of 512 bytes and more.",
     )
 
 
@@ -264,12 +231,6 @@ class SessionSettings(Section):
         description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
         "to conversations with a name, to those without, and to chat sessions in memory or in "
         "Redis.",
-    )
-    max_documents: int = Field(
-        10_000,
-        ge=1,
-        description="Documents remembered per session; beyond it the oldest turns are forgotten "
-        "and their documents sent again.",
     )
     stateless: bool = Field(
         True,

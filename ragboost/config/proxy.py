@@ -1,4 +1,4 @@
-"""Settings of the proxy: backends, the choice between them, the waiting room, the server."""
+"""Settings of the proxy: backends, their prices, the choice between them, the server."""
 
 from contextlib import suppress
 from ipaddress import ip_address
@@ -156,9 +156,6 @@ class ReplicaSettings(Section):
     max_concurrency: int | None = Field(
         None, ge=1, description="Completions that run on this backend at a time."
     )
-    data_parallel_size: int | None = Field(
-        None, ge=1, le=256, description="Data-parallel ranks of this backend's engine."
-    )
 
 
 class RouterSettings(Section):
@@ -168,17 +165,6 @@ class RouterSettings(Section):
         "cache_aware",
         description="cache_aware: the backend with the fewest tokens to prefill for the request "
         "and those before it, given its prefix cache; least_loaded: the same without the caches.",
-    )
-    running_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="Load of a running request, in prompt tokens to prefill. Raise it to spread "
-        "requests more evenly. None: 5 % of the prompt that is routed, at most 512.",
-    )
-    max_prefixes: int = Field(
-        50_000,
-        ge=1,
-        description="Message prefixes remembered per backend; the least recently used are dropped.",
     )
     health_interval_s: float = Field(
         2.0, gt=0, description="Seconds between two health checks of a backend."
@@ -191,14 +177,9 @@ class WaitingRoomSettings(Section):
     mode: Literal["adaptive", "off"] = Field(
         "off",
         description="adaptive: hold requests only while their backend is busy computing prompts, "
-        "as long as they would queue there, and send first what shares a cached prefix; off: send "
+        "as long as they would queue there and for 30 s at most, and send first what shares a "
+        "cached prefix; off: send "
         "at once, or in order of arrival as max_concurrency allows it.",
-    )
-    max_wait_ms: float = Field(
-        30_000.0,
-        ge=0,
-        description="adaptive: longest wait; then a request is sent, however busy the backend is, "
-        "as soon as max_concurrency allows it.",
     )
     max_waiting: int = Field(
         1024,
@@ -245,9 +226,6 @@ class ProxySettings(Section):
         description="Bytes of all bodies that are received or whose requests are running, and at "
         "least one body; further ones get a 503 with Retry-After. They need about twice the "
         "memory.",
-    )
-    max_header_bytes: int = Field(
-        64 * 1024, ge=1024, description="Largest request headers; larger ones get a 431."
     )
     header_timeout_s: float = Field(
         15.0, gt=0, description="Seconds in which a client must send the request headers."
@@ -333,3 +311,33 @@ class ProxySettings(Section):
     def has_keys(self) -> bool:
         """Clients must send an API key."""
         return bool(self.api_keys) or self.api_keys_file is not None
+
+
+class PriceSettings(Section):
+    """Prices of a model's prompt tokens; the multipliers are Anthropic's unless changed."""
+
+    model: str = Field(
+        min_length=1,
+        description="Name of the model, or its beginning; the longest that fits is used.",
+    )
+    input: float = Field(
+        gt=0, allow_inf_nan=False, description="Price of a million prompt tokens, in any currency."
+    )
+    cached_read: float = Field(
+        0.1, ge=0, le=1, description="Price of a token read from the cache, as a share of `input`."
+    )
+    write: float = Field(
+        1.25,
+        ge=1,
+        allow_inf_nan=False,
+        description="Price of a token written to the cache, as a multiple of `input`; 1: no extra.",
+    )
+    write_1h: float = Field(
+        2.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="Price of a token written for an hour, as a multiple of `input`.",
+    )
+    min_tokens: int = Field(
+        1024, ge=0, description="Shortest prefix that the API caches; shorter ones get no mark."
+    )

@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import Field
 
 from ragboost.config.engine import EngineHookSettings, EngineSettings
-from ragboost.config.hosted import PriceSettings
 from ragboost.config.library import (
     DedupSettings,
     FormatSettings,
@@ -20,6 +19,7 @@ from ragboost.config.proxy import (
     BackendSettings,
     BoostSettings,
     LogSettings,
+    PriceSettings,
     ProxySettings,
     ReplicaSettings,
     RouterSettings,
@@ -72,5 +72,4 @@ class Settings(Section):
         """The most prefix caches that there may be: each data-parallel rank has its own."""
         if self.backend.is_dynamic:
             return MAX_BACKENDS
-        default = self.backend.data_parallel_size
-        return sum(each.data_parallel_size or default for each in self.backends) or default
+        return self.backend.data_parallel_size * max(1, len(self.backends))

@@ -32,6 +32,7 @@ from ragboost.util.cache_events import Event
 logger = logging.getLogger(__name__)
 
 _OPTION = "engine.model"
+_MAX_WAITING = 1024  # requests; further ones get a 503
 _OF_OTHER_ENGINES = frozenset({"fill", "public_key", "step_tokens"})
 TUNED = "ragboost_dependency"
 """Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
@@ -53,10 +54,11 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     """Load `settings.model`, or build the built-in one. Raises `ConfigError`."""
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    if settings.model is None:
-        model: Any = builtin.build_model(settings.builtin_size)
+    if settings.is_builtin or settings.model is None:
+        kind = "small" if settings.model is None else "tiny"
+        model: Any = builtin.build_model(kind)
         tokenizer: Any = builtin.build_tokenizer()
-        name = f"ragboost-{settings.builtin_size}"
+        name = f"ragboost-{kind}"
     else:
         path = find_model(settings.model)
         model, tokenizer = _from_directory(path, settings)
@@ -115,7 +117,7 @@ def make_engine(
         chunk_filler=_chunk_filler(loaded.adapter, settings),
         graph_runner=GraphRunner(loaded.depcache) if loaded.depcache is not None else None,
     )
-    return Engine(scheduler, max_waiting=settings.max_waiting, publish=publish)
+    return Engine(scheduler, max_waiting=_MAX_WAITING, publish=publish)
 
 
 def _adapter(model: Any) -> tuple[ModelAdapter | None, str | None]:
@@ -192,7 +194,7 @@ def _device(settings: EngineSettings) -> str:
     if settings.device != "auto":
         check_device(settings.device, option="engine.device")
         return settings.device
-    return "cuda" if torch.cuda.is_available() and settings.model is not None else "cpu"
+    return "cuda" if torch.cuda.is_available() and not settings.is_builtin else "cpu"
 
 
 def _dtype(settings: EngineSettings) -> Any:

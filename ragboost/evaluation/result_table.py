@@ -1,12 +1,9 @@
-"""Show an evaluation on a terminal and as a plot."""
-
-from pathlib import Path
+"""Show an evaluation on a terminal."""
 
 from rich.box import SIMPLE
 from rich.table import Table
 
 from ragboost.evaluation.results import OrderEvaluation
-from ragboost.util.plots import line_plot
 
 
 def result_table(result: OrderEvaluation) -> Table:
@@ -33,21 +30,3 @@ def result_table(result: OrderEvaluation) -> Table:
             "" if at == 0 else f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
         )
     return table
-
-
-def write_plot(result: OrderEvaluation, path: Path) -> None:
-    """Draw the difference of each arm to the baseline with its interval."""
-    others = [(arm.arm.name, arm.differences[result.metric]) for arm in result.arms[1:]]
-    if not others:
-        return
-    line_plot(
-        path,
-        {
-            "95 %, upper end": [(at, 100 * found.high) for at, (_, found) in enumerate(others)],
-            "mean": [(at, 100 * found.mean) for at, (_, found) in enumerate(others)],
-            "95 %, lower end": [(at, 100 * found.low) for at, (_, found) in enumerate(others)],
-        },
-        x_label="arm",
-        y_label=f"{result.metric} against retriever order, points",
-        x_ticks=[name.replace("-", "\n") for name, _ in others],
-    )

@@ -2,8 +2,7 @@
 paths, write them for a model."""
 
 from ragboost.graph.load import read_triplets, triplets_from_langchain
-from ragboost.graph.prune import LexicalScorer, PathScorer, best_paths
-from ragboost.graph.retrieve import GraphRetriever, Subgraph
+from ragboost.graph.retrieve import GraphRetriever, LexicalScorer, PathScorer, Subgraph, best_paths
 from ragboost.graph.store import GraphStore
 from ragboost.graph.triplets import RelationPath, Triplet, path_segments, path_text
 

@@ -1,9 +1,8 @@
 """The context index: the document sequences that a prefix cache holds (RAGBoost section 4)."""
 
-from ragboost.index.clearings import Clearings
 from ragboost.index.context_index import ContextIndex, IndexEntry, PrefixMatch
 from ragboost.index.context_tree import Seat
-from ragboost.index.directory import Holders, PrefixDirectory
+from ragboost.index.directory import Clearings, Holders, PrefixDirectory
 from ragboost.index.eviction import EvictionForecast
 from ragboost.index.node import Node
 

@@ -10,10 +10,33 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ragboost.errors import ContextIndexError
-from ragboost.index.branch import Branch
-from ragboost.index.clearings import Clearings
-from ragboost.index.node import RetiredTree, common_length, unlink_all
+from ragboost.index.node import Branch, RetiredTree, common_length, unlink_all
 from ragboost.util.bounded_map import Generations
+
+
+class Clearings:
+    """A record has a bit per member, and the tick of its last change; ticks never fall.
+
+    Not every bit counts: a member that was cleared at that tick or later has left the record.
+    """
+
+    __slots__ = ("_ticks", "last")
+
+    def __init__(self) -> None:
+        self.last = -1  # records of later ticks count as they are
+        self._ticks: dict[int, int] = {}  # by bit
+
+    def add(self, bit: int, tick: int) -> None:
+        self._ticks[bit] = self.last = tick
+
+    def live(self, members: int, tick: int) -> int:
+        """Return the members of a record that are still in it."""
+        if tick <= self.last:
+            for bit, cleared in self._ticks.items():
+                if tick <= cleared:
+                    members &= ~bit
+        return members
+
 
 # Documents, in all and distinct, after which those of earlier sequences begin to be forgotten.
 _RECENT_PER_INDEX = 720

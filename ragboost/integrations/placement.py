@@ -1,10 +1,13 @@
-"""Put a framework's own objects into a Booster's order, each with its label and rank."""
+"""Put a framework's own objects into a Booster's order, each with its label and rank, or into the
+`ragboost` object that its OpenAI client sends to the proxy beside the messages.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ragboost.booster.booster import Booster
+from ragboost.requests.formats.ragboost_object import FIELD
 from ragboost.types import Document
 
 T = TypeVar("T")
@@ -74,3 +77,17 @@ def best(values: Sequence[T], k: int, *, identity: Callable[[T], str]) -> list[T
             seen.add(name)
             kept.append(value)
     return kept
+
+
+def ragboost_body(
+    documents: Iterable[Document | None], *, session_id: str | None = None
+) -> dict[str, Any]:
+    """Return an extra body with the `ragboost` object; documents that are None are skipped."""
+    objects: list[dict[str, Any]] = []
+    for document in documents:
+        if document is not None:
+            names = {"id": document.id, "title": document.title}
+            given = {name: value for name, value in names.items() if value is not None}
+            objects.append({**given, "text": document.text})
+    session = {} if session_id is None else {"session_id": session_id}
+    return {FIELD: {"documents": objects, **session}}

@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match, Route
@@ -91,10 +90,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
     paths = ForwardedPaths(state.settings.proxy.forwarded_paths)
     passthrough = Passthrough(state, paths=paths)
     completions = _completions(state)
-    app.direct = {
-        path: ServerErrorMiddleware(endpoint, handler=on_internal_error)
-        for path, endpoint in completions.items()
-    }
+    app.direct = completions
     app.own_routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in completions.items()),
         *SessionRoutes(state).routes(),

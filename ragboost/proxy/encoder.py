@@ -128,11 +128,7 @@ class RequestEncoder:
         def find(text: str) -> object:
             return scan(text, frames=settings.formats.frames, is_tool=True).groups
 
-        shared = share_tool_results(
-            fields[name],
-            settings=settings.dedup,
-            has_documents=find if refers else lambda _: False,
-        )
+        shared = share_tool_results(fields[name], has_documents=find if refers else lambda _: False)
         if not shared.saved_bytes:
             return fields
         self._metrics.count_passages(shared.saved_bytes)

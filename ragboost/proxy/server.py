@@ -1,6 +1,7 @@
 """Serve the proxy on a socket: uvicorn with uvloop, limits, graceful shutdown."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -37,7 +38,18 @@ def serve(settings: Settings) -> None:
     with _signals_only_stop(server):
         listener = listen(proxy)
         _log_address(settings, listener)
+        _collect_rarely()
         server.run(sockets=[listener])
+
+
+def _collect_rarely() -> None:
+    """Take garbage collections out of the requests' time: a tenth of it with Python's defaults.
+
+    Requests leave no cycles, so that few collections find anything; what was loaded stays.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 async def _check_store(settings: SessionSettings) -> None:

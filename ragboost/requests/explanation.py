@@ -27,7 +27,6 @@ from ragboost.requests.formats.detection import ADVICE
 from ragboost.requests.headers import RawHeaders, printable
 from ragboost.requests.json_body import JsonBody, MalformedBodyError
 from ragboost.requests.parsed_request import NO_DOCUMENTS, Bypass, ParsedRequest, parse_request
-from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.rewriter import Rewriting
 from ragboost.requests.wires.body import find_slots
 from ragboost.types import Document
@@ -123,10 +122,9 @@ class Explainer:
 
     def _boost(self, result: Rewriting, request: ParsedRequest, count: Count) -> Rewriting:
         """Boost a request behind one that has brought its documents in reverse order."""
-        booster, shape, found = Booster(self._settings, count_tokens=count), request.shape, None
-        if shape is not None and (found := request.found) is not None and found.documents:
-            before = prompt_prefix(request.body, shape, found)
-            booster.record(found.documents[::-1], prompt_prefix=before)
+        booster, documents = Booster(self._settings, count_tokens=count), _documents(request)
+        if documents:
+            booster.record(documents[::-1], prompt_prefix=request.prompt_prefix)
         return result.boost(booster)
 
     @cached_property

@@ -57,7 +57,6 @@ def _encode_number(value: Any) -> msgspec.Raw:
 
 
 _DECODER = msgspec.json.Decoder(float_hook=NumberLiteral)
-_FAST_DECODER = msgspec.json.Decoder()
 # Python's own parser accepts what engines accept, too: lone surrogates and NaN.
 _LENIENT = json.JSONDecoder(parse_float=NumberLiteral, parse_constant=NumberLiteral)
 _ENCODER = msgspec.json.Encoder(enc_hook=_encode_number)
@@ -190,17 +189,12 @@ class JsonBody:
 
 def decode_message(message: Any) -> Any:
     """Decode a message that is encoded, as a body is decoded; return any other as it is."""
-    if not isinstance(message, msgspec.Raw):
-        return message
-    try:
-        return _FAST_DECODER.decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return _LENIENT.decode(_text(bytes(message)))
+    return decode_json(message) if isinstance(message, msgspec.Raw) else message
 
 
-def decode_json(raw: bytes) -> Any:
-    """Decode a backend's JSON text; numbers keep their spelling, lone surrogates are accepted.
-    Return None for any other text."""
+def decode_json(raw: bytes | msgspec.Raw) -> Any:
+    """Decode a JSON text; numbers keep their spelling, lone surrogates are accepted. Return None
+    for any other text."""
     try:
         return _DECODER.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -208,7 +202,7 @@ def decode_json(raw: bytes) -> Any:
     except RecursionError:
         return None
     try:
-        return _LENIENT.decode(_text(raw))
+        return _LENIENT.decode(_text(bytes(raw)))
     except (ValueError, RecursionError):
         return None
 

@@ -126,9 +126,9 @@ class ParsedRequest:
         Documents beside them belong to the conversation only if it has a name: without one, they
         are a part of their question.
         """
-        digests, found = self.body.message_digests, self.found
-        at = found.message if found is not None and self._is_beside else None
-        if at is not None and self.session is None and found is not None:
+        digests, found, shape = self.body.message_digests, self.found, self.shape
+        is_beside = shape is not None and shape.in_message and not shape.in_place
+        if is_beside and self.session is None and found and (at := found.message) is not None:
             question = b"\n".join((digests[at], *map(str.encode, found.keys)))
             digests = [*digests[:at], question, *digests[at + 1 :]]
         return chain_links(digests, seed=self._scope)
@@ -138,7 +138,7 @@ class ParsedRequest:
         """The chain of messages behind documents that stand above them all; empty without any."""
         is_above = self.shape is not None and not self.shape.in_message
         if is_above and self.found is not None:
-            above = self.found.seed
+            above = "\n".join(self.found.keys).encode()
         else:
             above = self.body.field_bytes("documents") if self.shape is None else b""
         if not above:
@@ -160,9 +160,12 @@ class ParsedRequest:
         above = [body.field_bytes(name) for name in ANY.instructions if name in body.fields]
         return b"".join((repr(self.tenant_key).encode(), *above))
 
-    @property
-    def _is_beside(self) -> bool:
-        return self.shape is not None and self.shape.in_message and not self.shape.in_place
+    @cached_property
+    def prompt_prefix(self) -> str:
+        """Hash of the text before its documents; empty without any."""
+        if self.shape is None or self.found is None:
+            return ""
+        return prompt_prefix(self.body, self.shape, self.found, kind=self.kind)
 
     def leading(self, conversation: Conversation | None) -> Request | None:
         """Return the documents at the front of the payload, whose order is free, for planning.
@@ -176,8 +179,7 @@ class ParsedRequest:
         history = self.history(conversation, is_behind=not shape.in_message, is_boosted=True)
         if history.sent or history.repeated is not None:
             return None
-        prefix = prompt_prefix(self.body, shape, found, kind=self.kind)
-        return Request(found.query, found.documents, prompt_prefix=prefix)
+        return Request(found.query, found.documents, prompt_prefix=self.prompt_prefix)
 
     def history(
         self,

@@ -145,9 +145,10 @@ class Rewriting:
         body, found, conversation = self._body, self._found, self._conversation
         history = self._request.history(conversation, is_boosted=bypass is None)
         first = min((at for at, sent in history.sent.items() if sent.documents), default=None)
-        self.prompt_prefix = prompt_prefix(
-            body, self._shape, found, first=first, kind=self._request.kind
-        )
+        self.prompt_prefix = self._request.prompt_prefix
+        if first not in (None, found.message):
+            kind = self._request.kind
+            self.prompt_prefix = prompt_prefix(body, self._shape, found, first=first, kind=kind)
         self._put(history.sent)
         state = history.state if conversation is not None else None
         if history.repeated is not None:
@@ -216,7 +217,7 @@ class Rewriting:
             self._put(others)
             self._keep_references(history)
             return
-        self.prompt_prefix = prompt_prefix(body, self._shape, found, kind=self._request.kind)
+        self.prompt_prefix = self._request.prompt_prefix
         if stays := own is None and (numbers := found.numbering) is not None and numbers.stays:
             own = SentMessage(b"", found.keys, found.keys)
         outcome = self._keep_or_boost(own)
@@ -251,7 +252,7 @@ class Rewriting:
         earlier = list(history.sent.values())
         if history.repeated is not None:
             earlier.append(history.repeated)
-        self.prompt_prefix = prompt_prefix(body, self._shape, self._found, kind=self._request.kind)
+        self.prompt_prefix = request.prompt_prefix
         outcome = self._keep_or_boost(earlier[-1] if earlier else None)
         if isinstance(outcome, Bypass):
             self._leave(outcome, inside)
@@ -283,7 +284,7 @@ class Rewriting:
 
     def _note(self, documents: Sequence[Document]) -> str:
         """Return what the shape writes beside documents in this order."""
-        context = self._context(tuple(documents))
+        context = Context("", tuple(documents), self._found.documents, positions=(), labels=())
         return self._shape.note(self._body.fields, self._found, context)
 
     def _keep_order(self, earlier: SentMessage) -> Context:

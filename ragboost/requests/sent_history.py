@@ -77,11 +77,13 @@ class HistoryDelta(NamedTuple):
     parent: Digest | None = None  # of the history that the first was sent behind; None: unknown
 
     def forms(self) -> Iterator[MessageForm]:
-        parent, turn = self.parent, self.turn
+        form: MessageForm | None = None
         for link, message in self.sent:
-            form = MessageForm(link, message, parent, turn)
+            if form is None:
+                form = MessageForm(link, message, self.parent, self.turn)
+            else:
+                form = MessageForm(link, message, form.digest)
             yield form
-            parent, turn = form.digest, None
 
 
 _NOTHING = HistoryDelta()

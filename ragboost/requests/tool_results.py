@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from ragboost.booster.tokens import num_bytes
-from ragboost.config import DedupSettings
 from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
 from ragboost.requests.json_body import decode_message
 from ragboost.requests.wires.body import Path, put
 from ragboost.requests.wires.registry import ANY
 
+_SIZES = PassageSizes(512, 1024, 4096)  # bytes of passages; shorter repetitions are kept
 _QUOTE_CHARS = 60
 _ITEMS = {**ANY.result_items, **ANY.opaque_items}
 _TEXT_TYPES = (None, *ANY.text_types, *ANY.result_text_types)
@@ -39,7 +39,7 @@ class _Text(NamedTuple):
 def share_tool_results(
     messages: Sequence[Any],
     *,
-    settings: DedupSettings,
+    sizes: PassageSizes = _SIZES,
     has_documents: Callable[[str], object] = lambda _: False,
 ) -> SharedResults:
     """Replace passages that repeat earlier tool results by references.
@@ -53,8 +53,6 @@ def share_tool_results(
     new = list(messages)
     if len(texts) < 2:
         return SharedResults(new, 0)
-    shortest = settings.passage_min_bytes
-    sizes = PassageSizes(shortest, 2 * shortest, 8 * shortest)
     saved = 0
     rendering = _Rendering(texts)
     for text, pieces in zip(

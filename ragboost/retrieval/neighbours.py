@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragboost.errors import RequestError
-from ragboost.retrieval.bm25 import BM25Retriever
 from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.retriever import Retriever, searchable_text
+from ragboost.retrieval.retriever import BM25Retriever, Retriever, searchable_text
 from ragboost.types import Document, DocumentId
 from ragboost.util.jsonl import read_objects
 

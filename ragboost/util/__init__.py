@@ -1,1 +1,1 @@
-"""Small helpers without a room of their own: bounded maps, JSON lines, cache events, plots."""
+"""Small helpers without a room of their own: bounded maps, JSON lines, cache events."""

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from ragboost.batch import run_batch
-from ragboost.batch.display import forecast_sentence, write_plot
+from ragboost.batch.display import forecast_sentence
 from ragboost.batch.forecast import forecast
 from ragboost.config import Settings, TokenSettings
-from ragboost.errors import RequestError
 
 TEXTS = {name: f"{name} " * 100 for name in "abcdef"}
 
@@ -102,13 +101,12 @@ def test_without_ordering_nothing_changes(tmp_path: Path) -> None:
     assert all(point.plain == point.online == point.planned for point in found.points)
 
 
-def test_the_command_prints_bars_json_and_writes_a_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra plot")
+def test_the_command_prints_bars_and_json(tmp_path: Path) -> None:
     trace = write(tmp_path / "trace.jsonl", ["abc", "cba", "bca"])
     with trace.open("a", encoding="utf-8") as file:
         file.write("not JSON\n")
 
-    shown = simulate(trace, "--plot", tmp_path / "plot.svg")
+    shown = simulate(trace)
     as_json = simulate(trace, "--json", "--cache-tokens", 100)
 
     assert shown.returncode == 0, shown.stderr
@@ -116,7 +114,6 @@ def test_the_command_prints_bars_json_and_writes_a_plot(tmp_path: Path) -> None:
     assert "planned as a batch" in shown.stdout
     assert "█" in shown.stdout
     assert "1 malformed lines skipped" in shown.stdout
-    assert "<svg" in (tmp_path / "plot.svg").read_text("utf-8")
     (point,) = json.loads(as_json.stdout)["points"]
     assert point["cache_tokens"] == 100
 
@@ -127,7 +124,6 @@ def test_the_command_prints_bars_json_and_writes_a_plot(tmp_path: Path) -> None:
         (["{folder}/none.jsonl"], "cannot read"),
         (["{folder}/empty.jsonl"], "no request with documents\n"),
         (["{folder}/bad.jsonl"], "no request with documents; 2 malformed, line 2: not JSON"),
-        (["{folder}/trace.jsonl", "--plot", "{folder}/plot.pdf"], "writes .png or .svg"),
         (["{folder}/trace.jsonl", "--cache-tokens", "0"], "--cache-tokens"),
     ],
 )
@@ -143,11 +139,3 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_plot_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra plot")
-    found = forecast(write(tmp_path / "trace.jsonl", ["ab", "ba"]))
-
-    with pytest.raises(RequestError, match="cannot write"):
-        write_plot(found, tmp_path / "none" / "plot.png")

@@ -298,8 +298,10 @@ def test_withdrawn_blocks_are_no_hit_and_leave_the_mirror_exact() -> None:
     assert not mirror.is_partial
 
 
-def test_the_work_of_a_batch_is_linear_whatever_its_events_take_turns_at(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("per_batch", [1, 3, 1000])
+@pytest.mark.parametrize("is_placed", [False, True], ids=["", "requests at the end"])
+def test_the_work_of_events_is_linear_whatever_they_take_turns_at(
+    monkeypatch: pytest.MonkeyPatch, per_batch: int, is_placed: bool
 ) -> None:
     reads = 0
 
@@ -313,16 +315,25 @@ def test_the_work_of_a_batch_is_linear_whatever_its_events_take_turns_at(
 
     monkeypatch.setattr("ragboost.cache_sync.prefix_mirror.MirrorBlock", CountedBlock)
     mirror = empty()
-    size = 400
+    size = 4000
     chain = [
         stored([i], [i], parent=i - 1 if i else None, session_id=f"request {i}")
         for i in range(size)
     ]
     mirror.apply(EventBatch(ts=1.0, events=tuple(chain)))
-    turns = [removed(0), stored([0], [0], session_id="first")] * size
-    changes = mirror.apply(EventBatch(ts=1.0, events=(*turns, removed(0))))
-    assert reads < 20 * size
-    assert set(changes.resident_tokens.values()) == {0}
+    events: list[Event] = []
+    for turn in range(size // 2):
+        last = stored([size - 1], [size - 1], parent=size - 2, session_id=f"last {turn}")
+        events += [removed(0), *([last] if is_placed else []), stored([0], [0], session_id="first")]
+    events.append(removed(0))
+    known: dict[str, int] = {}
+    for at in range(0, len(events), per_batch):
+        known |= mirror.apply(
+            EventBatch(ts=1.0, events=tuple(events[at : at + per_batch]))
+        ).resident_tokens
+    known |= mirror.settle().resident_tokens
+    assert reads < 250 * len(events)
+    assert set(known.values()) == {0}
     mirror.check_integrity()
 
 

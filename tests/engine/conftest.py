@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import openai
 import pytest
@@ -20,14 +21,13 @@ __all__ = ["loads_take_no_time"]  # pytest finds the fixture by its name here
 torch.set_num_threads(1)
 
 SETTINGS = EngineSettings(
-    builtin_size="tiny",
+    model=Path("ragboost-tiny"),
     num_threads=1,
     capacity_tokens=4096,
     max_step_tokens=128,
     max_model_len=2048,
     kv_events_endpoint="tcp://127.0.0.1:*",
     kv_events_replay_endpoint="tcp://127.0.0.1:*",
-    kv_events_topic="kv@tiny",
 )
 MODEL = "ragboost-tiny"
 

@@ -20,12 +20,11 @@ from ragboost.errors import ConfigError
 from tests.engine.submitting import Request, running
 
 SETTINGS = EngineSettings(
-    builtin_size="tiny",
+    model=Path("ragboost-tiny"),
     num_threads=1,
     capacity_tokens=512,
     block_size=16,
     max_running=3,
-    max_waiting=4,
     max_step_tokens=64,
     max_model_len=1024,
 )
@@ -37,7 +36,8 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture
-def engine(loaded: LoadedModel) -> Iterator[Engine]:
+def engine(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr("ragboost.engine.loading._MAX_WAITING", 4)
     with running(loaded, SETTINGS) as engine:
         yield engine
 

@@ -24,7 +24,7 @@ def test_engine_without_torch_says_what_to_install() -> None:
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1] == (
         "ragboost.errors.MissingExtraError: torch is not installed; "
-        "it comes with: pip install '.[engine]' in its clone"
+        'it comes with: pip install "ragboost-middleware[engine]"'
     )
 
 
@@ -32,7 +32,7 @@ def test_command_line_without_torch_is_one_sentence() -> None:
     done = run(BLOCKED + "sys.argv = ['ragboost', 'engine']\nfrom ragboost.cli import main\nmain()")
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1] == (
-        "ragboost: torch is not installed; it comes with: pip install '.[engine]' in its clone"
+        'ragboost: torch is not installed; it comes with: pip install "ragboost-middleware[engine]"'
     )
     assert "Traceback" not in done.stderr
 

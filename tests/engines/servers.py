@@ -72,7 +72,7 @@ def environment(kind: Kind, **extra: str) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_SERVER_DEV_MODE": "1",  # enables /reset_prefix_cache
         "SGLANG_USE_CPU_ENGINE": "1",
-        "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
+        "RAGBOOST_ENGINE__MODEL": "ragboost-tiny",
     }
     return {**os.environ, **names, **extra}
 

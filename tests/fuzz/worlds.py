@@ -67,10 +67,7 @@ WORLDS = (
         "SQLite and passages",
         {
             "session": {"store": "sqlite"},
-            "dedup": {
-                "passages": True,
-                "passage_min_bytes": 64,
-            },
+            "dedup": {"passages": True},
         },
         keys=("key-one", "key-two"),
         has_passages=True,
@@ -78,10 +75,9 @@ WORLDS = (
     World(
         "almost no memory",
         {
-            "session": {"max_sessions": 6, "max_bytes": 20_000, "max_documents": 8},
-            "index": {"capacity_tokens": 400, "max_nodes": 40},
+            "session": {"max_sessions": 6, "max_bytes": 20_000},
+            "index": {"capacity_tokens": 400},
             "proxy": {"max_tenants": 2},
-            "router": {"max_prefixes": 10},
         },
         is_ample=False,
     ),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ragboost.index import ContextIndex, PrefixDirectory, Seat
-from ragboost.index.branch import Branch
+from ragboost.index.node import Branch
 
 TOKENS = {"a": 3, "b": 4, "c": 1, "d": 6, "e": 2}
 DOCUMENTS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=5).map(tuple)

@@ -12,23 +12,6 @@ from tests.fakes.proxy import ProxyServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 NEEDS = {"langchain.md": "langchain_openai", "llama-index.md": "llama_index.llms.openai_like"}
-BEFORE = {  # setup that the code blocks of a page assume
-    "langchain.md": """
-from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.vectorstores import InMemoryVectorStore
-
-store = InMemoryVectorStore(DeterministicFakeEmbedding(size=64))
-store.add_documents(
-    [
-        Document(page_content="The lease was signed by Maria Lopez in May."),
-        Document(page_content="The rent is 2,400 euros a month."),
-        Document(page_content="Pets need the landlord's consent."),
-    ]
-)
-""",
-    "llama-index.md": "",
-}
 
 
 @pytest.mark.usefixtures("own_loop")
@@ -43,7 +26,7 @@ def test_the_examples_of_a_page_run(
     text = (DOCS / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
-    for number, block in enumerate([BEFORE[page], *blocks]):
+    for number, block in enumerate(blocks):
         code = block.replace("http://127.0.0.1:8080", proxy.url)
         exec(compile(code, f"{page}, block {number}", "exec"), names)
 

@@ -257,7 +257,7 @@ def test_a_model_without_the_embedded_engine_is_refused() -> None:
         ({"session": {"store": "sqlite", "path": "/missing/x.db"}}, "session.path: cannot use"),
         ({"tokens": {"tokenizer": "/missing"}}, "tokens.tokenizer: /missing/?.* does not exist"),
         ({"session": {"url": "redis://10.0.0.1"}}, 'needs session.store = "redis", got .memory'),
-        ({"engine_hooks": {"bind": True}}, r"engine_hooks\.bind needs engine_hooks\.endpoint"),
+        ({"engine_hooks": {"replay_endpoint": "tcp://a:1"}}, r"needs engine_hooks\.endpoint"),
         ({"engine_hooks": {"endpoint": "tcp://127.0.0.1"}}, r"endpoint': cannot use 'tcp:"),
         ({"boost": {"share": 0.5}, "proxy": {"shadow": True}}, r"boost\.share has no effect with"),
         ({"backend": {"url": "http://a", "file": "b.json"}}, r"either backend\.url \(--backend\)"),
@@ -273,10 +273,10 @@ def test_settings_that_cannot_be_used_are_said_before_the_first_request(
 
 
 def test_kv_events_are_not_bound_to_an_address_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("", 0)) as taken:
+        endpoint = f"tcp://*:{taken.getsockname()[1]}"
         settings = Settings.model_validate(
-            {"proxy": {"port": 0}, "engine_hooks": {"endpoint": endpoint, "bind": True}}
+            {"proxy": {"port": 0}, "engine_hooks": {"endpoint": endpoint}}
         )
         with pytest.raises(ConfigError, match=r"cannot use 'tcp:.* in use"):
             serve(settings)
@@ -287,7 +287,7 @@ def test_embedded_serves_proxy_and_engine_and_reuses_their_prefix(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="needs the extra engine")
-    monkeypatch.setenv("RAGBOOST_ENGINE__BUILTIN_SIZE", "tiny")
+    monkeypatch.setenv("RAGBOOST_ENGINE__MODEL", "ragboost-tiny")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     process, url = start("--embedded")
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from ragboost.config import DedupSettings
+from ragboost.dedup.passages import PassageSizes
 from ragboost.requests.tool_results import share_tool_results
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -21,7 +21,7 @@ from tests.proxy.conversations.chats import check_extends, contents, document
 from tests.requests.tool_oracle import WIRES, Step, restore
 
 URL = "/v1/chat/completions"
-SETTINGS = DedupSettings(passages=True, passage_min_bytes=200)
+SIZES = PassageSizes(200, 400, 1600)
 WHOLE = re.compile(r"\[Same as tool result (\d+) above\.\]")
 PART = re.compile(r'\[Same text as in tool result (\d+) above, from "(.*?)" to "(.*?)", (\d+) char')
 
@@ -41,7 +41,7 @@ def tool(at: int, content: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def client(start_proxy: Callable[..., ProxyServer]) -> httpx.Client:
-    return httpx.Client(base_url=start_proxy(dedup=SETTINGS.model_dump()).url)
+    return httpx.Client(base_url=start_proxy(dedup={"passages": True}).url)
 
 
 def test_a_file_read_twice_is_sent_once(client: httpx.Client, engine: FakeEngine) -> None:
@@ -57,7 +57,7 @@ def test_a_file_read_twice_is_sent_once(client: httpx.Client, engine: FakeEngine
 
 
 def test_each_step_extends_the_last_one(client: httpx.Client, engine: FakeEngine) -> None:
-    file = source_file(2)
+    file = source_file(2, lines=240)
     edited = file.replace("def f40()", "def edited()")
     parts = [{"type": "text", "text": edited}, {"type": "text", "text": "unchanged"}]
     messages: list[Any] = [{"role": "user", "content": "do it"}]
@@ -123,7 +123,7 @@ def test_a_result_in_parts_is_not_named_as_a_whole() -> None:
     first, second = source_file(5), source_file(6)
     parts = [{"type": "text", "text": first}, {"type": "text", "text": second}]
     messages = [*tool(1, parts), *tool(2, first)]
-    shared = share_tool_results(messages, settings=SETTINGS)
+    shared = share_tool_results(messages, sizes=SIZES)
     assert PART.findall(shared.messages[-1]["content"])
     assert not WHOLE.findall(shared.messages[-1]["content"])
 
@@ -132,7 +132,7 @@ def test_a_passage_that_occurs_twice_is_kept() -> None:
     header = "".join(f"# licence line {i} of the header\n" for i in range(30))
     twice = header + source_file(7) + header
     messages = [*tool(1, twice), *tool(2, header + source_file(8))]
-    shared = share_tool_results(messages, settings=SETTINGS)
+    shared = share_tool_results(messages, sizes=SIZES)
     assert restore([m["content"] for m in shared.messages if m["role"] == "tool"]) == [
         twice,
         header + source_file(8),
@@ -161,7 +161,7 @@ def test_a_document_that_is_referred_to_begins_as_the_reference_says(
 def test_results_that_are_encoded_already_are_counted() -> None:
     encoded = Raw(b'{"role": "tool", "content": "rewritten before"}')
     messages = [encoded, *tool(2, source_file(9)), *tool(3, source_file(9))]
-    shared = share_tool_results(messages, settings=SETTINGS)
+    shared = share_tool_results(messages, sizes=SIZES)
     assert shared.messages[-1]["content"] == "[Same as tool result 2 above.]"
     assert shared.messages[0] is encoded
 
@@ -173,7 +173,7 @@ def test_odd_results_pass() -> None:
         {"type": "function_call_output", "output": None},
         *tool(5, [{"type": "image_url"}, {"type": "text"}]),
     ]
-    assert share_tool_results(messages, settings=SETTINGS) == (messages, 0)
+    assert share_tool_results(messages, sizes=SIZES) == (messages, 0)
 
 
 def test_it_is_off_by_default(proxy: ProxyServer, engine: FakeEngine) -> None:
@@ -202,7 +202,7 @@ def test_every_reference_names_a_result_that_is_kept(seeds: list[tuple[int, int]
     for at, (seed, start) in enumerate(seeds):
         lines = source_file(seed).splitlines(keepends=True)
         messages.extend(tool(at, "".join(lines[start:])))
-    shared = share_tool_results(messages, settings=SETTINGS)
+    shared = share_tool_results(messages, sizes=SIZES)
     results = [m["content"] for m in shared.messages if m["role"] == "tool"]
     for at, text in enumerate(results):
         for number in WHOLE.findall(text):
@@ -216,5 +216,5 @@ def test_every_reference_names_a_result_that_is_kept(seeds: list[tuple[int, int]
     given = [m["content"] for m in messages if m["role"] == "tool"]
     assert restore(results) == given
     for end in range(len(messages)):
-        again = share_tool_results(messages[:end], settings=SETTINGS)
+        again = share_tool_results(messages[:end], sizes=SIZES)
         assert again.messages == shared.messages[:end]

@@ -22,10 +22,9 @@ from ragboost.chunk_cache.eval.arms import (
 from ragboost.chunk_cache.eval.cases import Case, read_cases
 from ragboost.chunk_cache.eval.metrics import estimate
 from ragboost.chunk_cache.eval.prime import measure
-from ragboost.chunk_cache.eval.report import plot, table
+from ragboost.chunk_cache.eval.report import table
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.util.plots import check_plot
 from ragboost.util.text_scores import word_f1
 
 NEIGHBOURS = 4
@@ -42,11 +41,8 @@ def run(
     max_new_tokens: int,
     limit: int | None,
     device: str,
-    plot_path: Path | None,
     as_json: bool,
 ) -> str:
-    if plot_path is not None:
-        check_plot(plot_path)
     for policy in policies:
         make_policy(policy)
     check_ratios(ratios)
@@ -69,7 +65,7 @@ def run(
             by_arm.setdefault((outcome.policy, outcome.ratio), []).append((outcome, score))
     rows: list[dict[str, Any]] = []
     tables = []
-    for number, (task, by_arm) in enumerate(found.items()):
+    for task, by_arm in found.items():
         outcomes = {arm: [outcome for outcome, _ in each] for arm, each in by_arm.items()}
         summaries = [summarise(each, outcomes[FULL]) for each in outcomes.values()]
         scores = {arm: estimate([score for _, score in each]) for arm, each in by_arm.items()}
@@ -77,9 +73,6 @@ def run(
             score_error = None if math.isnan(error) else error
             rows.append({"task": task, **asdict(row), "score": mean, "score_error": score_error})
         tables.append(f"{task}, {summaries[0].num_prompts} prompts\n{table(summaries, scores)}")
-        if plot_path is not None:
-            at = plot_path if number == 0 else plot_path.with_stem(f"{plot_path.stem}-{number}")
-            plot(scores, at, title=task)
     if as_json:
         return json.dumps({"rows": rows, "self_test_error": checked.full_error})
     return "\n\n".join(tables)

@@ -1,11 +1,9 @@
-"""Show what policies do at their ratios: a text table, and a plot of scores."""
+"""Show what policies do at their ratios: a text table."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from ragboost.chunk_cache.eval.arms import FULL, REUSE, Arm, ArmSummary
+from ragboost.chunk_cache.eval.arms import Arm, ArmSummary
 from ragboost.chunk_cache.eval.metrics import Estimate
-from ragboost.util.plots import line_plot
 
 
 def table(rows: Sequence[ArmSummary], scores: Mapping[Arm, Estimate] | None = None) -> str:
@@ -34,21 +32,4 @@ def table(rows: Sequence[ArmSummary], scores: Mapping[Arm, Estimate] | None = No
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
-    )
-
-
-def plot(scores: Mapping[Arm, Estimate], path: Path, *, title: str) -> None:
-    """Plot score against recompute ratio, from full reuse at 0 to full attention at 1."""
-    ends = [(ratio, scores[policy, ratio].mean) for policy, ratio in (REUSE, FULL)]
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for (policy, ratio), score in scores.items():
-        if (policy, ratio) not in (FULL, REUSE):
-            curves.setdefault(policy, list(ends)).append((ratio, score.mean))
-    line_plot(
-        path,
-        {policy: sorted(points) for policy, points in curves.items()},
-        title=title,
-        x_label="recompute ratio",
-        y_label="score",
-        is_crowded_left=True,
     )

@@ -75,7 +75,6 @@ def _publisher(settings: EngineSettings) -> EventPublisher | None:
     return EventPublisher(
         settings.kv_events_endpoint,
         replay_endpoint=settings.kv_events_replay_endpoint,
-        topic=settings.kv_events_topic,
     )
 
 

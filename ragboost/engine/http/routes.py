@@ -84,7 +84,7 @@ async def kv_event_sources(request: Request) -> Response:
     publisher: EventPublisher | None = request.app.state.publisher
     if publisher is None:
         return JSONResponse({})
-    source = {"publisher": "zmq", "endpoint": publisher.endpoint, "topic": publisher.topic}
+    source = {"publisher": "zmq", "endpoint": publisher.endpoint}
     return JSONResponse({"0": {**source, "replay_endpoint": publisher.replay_endpoint}})
 
 

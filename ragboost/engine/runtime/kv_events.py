@@ -30,10 +30,8 @@ class EventPublisher:
         endpoint: str,
         *,
         replay_endpoint: str | None = None,
-        topic: str = "",
         max_queued: int = 10_000,
     ) -> None:
-        self.topic = topic
         self.num_dropped = 0
         self._queue: queue.Queue[tuple[int, EventBatch]] = queue.Queue(max_queued)
         self._next_seq = 0
@@ -84,19 +82,18 @@ class EventPublisher:
         return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _run(self) -> None:
-        topic = self.topic.encode()
         while not (self._stopping.is_set() and self._queue.empty()):
             if self._router is not None and self._router.poll(0):
-                self._replay(self._router, topic)
+                self._replay(self._router)
             try:
                 seq, batch = self._queue.get(timeout=_POLL_MS / 1000)
             except queue.Empty:
                 continue
             payload = encode_batch(batch)
             self._buffer.append((seq, payload))
-            self._pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
+            self._pub.send_multipart([b"", seq.to_bytes(8, "big"), payload])
 
-    def _replay(self, router: "zmq.Socket[bytes]", topic: bytes) -> None:
+    def _replay(self, router: "zmq.Socket[bytes]") -> None:
         """Answer `[identity, b"", first number]` with all batches from there on and an end mark."""
         frames = router.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
@@ -105,5 +102,5 @@ class EventPublisher:
         client, first = frames[0], int.from_bytes(frames[2], "big")
         for seq, payload in self._buffer:
             if seq >= first:
-                router.send_multipart([client, b"", topic, seq.to_bytes(8, "big"), payload])
+                router.send_multipart([client, b"", b"", seq.to_bytes(8, "big"), payload])
         router.send_multipart([client, b"", b"", _END_OF_REPLAY, b""])

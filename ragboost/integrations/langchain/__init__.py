@@ -6,11 +6,9 @@ from ragboost.errors import import_extra
 
 import_extra("langchain_core", extra="langchain")
 
-from ragboost.integrations.langchain.compressor import BoostCompressor
-from ragboost.integrations.langchain.documents import extra_body
+from ragboost.integrations.langchain.documents import DocumentPrompt, extra_body, format_documents
 from ragboost.integrations.langchain.prompt import BoostPrompt
-from ragboost.integrations.langchain.rendering import DocumentPrompt, format_documents
-from ragboost.integrations.langchain.retriever import BoostRetriever
+from ragboost.integrations.langchain.retriever import BoostCompressor, BoostRetriever
 
 if TYPE_CHECKING:
     from ragboost.integrations.langchain.middleware import BoostMiddleware as BoostMiddleware

@@ -1,14 +1,17 @@
-"""A retriever that wraps another one."""
+"""A retriever that wraps another one, and a compressor for contextual compression retrievers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
     CallbackManagerForRetrieverRun,
+    Callbacks,
 )
+from langchain_core.documents import BaseDocumentCompressor
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ragboost.booster.booster import Booster
 from ragboost.integrations.langchain.documents import as_document, boosted_documents
@@ -60,3 +63,21 @@ class BoostRetriever(BaseRetriever):
 def _identity(document: LangChainDocument) -> str:
     converted = as_document(document)
     return converted.key if converted else ""
+
+
+class BoostCompressor(BaseDocumentCompressor):
+    """Put documents into the order that reuses the prefix cache, each once.
+
+    It must run last, since reordering its documents undoes it. `format_documents` and
+    `DocumentPrompt` write them with their labels and the order hint.
+    """
+
+    # One per backend and model, shared by all chains that use them.
+    booster: Booster = Field(default_factory=Booster)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    def compress_documents(
+        self, documents: Sequence[LangChainDocument], query: str, callbacks: Callbacks | None = None
+    ) -> Sequence[LangChainDocument]:
+        return boosted_documents(self.booster, query, documents)

@@ -1,4 +1,4 @@
-"""A pre-call hook for the LiteLLM proxy: `pip install '.[litellm]'`.
+"""A pre-call hook for the LiteLLM proxy: the extra `litellm`.
 
 In its configuration: `callbacks: ["ragboost.integrations.litellm.proxy_handler_instance"]`.
 """

@@ -1,4 +1,5 @@
-"""LlamaIndex nodes in a Booster's order, with labels and the order hint in their content.
+"""LlamaIndex nodes in a Booster's order, with labels and the order hint in their content, and a
+node postprocessor, the last one of a query engine.
 
 The label becomes a line of metadata, the hint the end of the last node's template.
 """
@@ -6,11 +7,14 @@ The label becomes a line of metadata, the hint the end of the last node's templa
 from collections.abc import Sequence
 from typing import Any
 
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+import llama_index.core.instrumentation as instrument
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from ragboost.booster.booster import Booster
-from ragboost.integrations.extra_body import ragboost_body
-from ragboost.integrations.placement import PlacedDocument, named_document, place
+from ragboost.integrations.placement import PlacedDocument, named_document, place, ragboost_body
 from ragboost.types import Document
 
 KEY = "ragboost"
@@ -82,3 +86,33 @@ def _copy(placed: PlacedDocument[NodeWithScore], *, hint: str) -> NodeWithScore:
     if hint and template is not None:
         changed["text_template"] = template + "\n\n" + hint.replace("{", "{{").replace("}", "}}")
     return placed.value.model_copy(update={"node": node.model_copy(update=changed)})
+
+
+_dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]
+
+
+class BoostPostprocessor(BaseNodePostprocessor):
+    """Put nodes into the order that reuses the prefix cache, each text once.
+
+    It must be the last of `node_postprocessors`, since reordering its nodes undoes it. Emits the
+    events of a reranker.
+    """
+
+    # One per backend and model, shared by all engines that use them.
+    booster: Booster = Field(default_factory=Booster, exclude=True)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "BoostPostprocessor"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        query = query_bundle or QueryBundle("")
+        start = ReRankStartEvent(
+            query=query, nodes=nodes, top_n=len(nodes), model_name=self.class_name()
+        )
+        _dispatcher.event(start)
+        boosted = boosted_nodes(self.booster, query.query_str, nodes)
+        _dispatcher.event(ReRankEndEvent(nodes=boosted))
+        return boosted

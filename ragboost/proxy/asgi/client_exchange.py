@@ -3,14 +3,17 @@
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 from starlette.datastructures import QueryParams
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
 
 from ragboost.proxy.asgi.errors import error_response
+from ragboost.proxy.serving.guarded_protocol import ON_DISCONNECT
 from ragboost.requests.headers import (
     RawHeaders,
     decode_value,
@@ -24,6 +27,9 @@ _MAX_HELD_BYTES = 8 * 1024 * 1024
 _CONVERSATION = re.compile(r"(/(?:sessions|responses|conversations|threads)/+)[^/]+")
 
 
+Guard = Callable[[Callable[[], None]], None]
+
+
 class ClientExchange:
     """A client's request being served, its ASGI channel, its response, and what is recorded of it.
 
@@ -32,7 +38,8 @@ class ClientExchange:
         with exchange:                # when the request's body has been received
             ...                       # cancelled when the client disconnects
 
-    The cancellation is absorbed. A task reads the ASGI channel meanwhile.
+    The cancellation is absorbed. The server calls when the client disconnects; for one that does
+    not know how, a task reads the ASGI channel meanwhile.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
@@ -40,6 +47,8 @@ class ClientExchange:
         self.receive = receive
         self.send = send
         self.endpoint = endpoint
+        # Of our own server, which calls if the client disconnects, and limits the time of a body.
+        self.guard: Guard | None = scope.get("extensions", {}).get(ON_DISCONNECT)
         # Of the request; those of a body that was decoded say what it is now.
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._path = str(scope["path"])
@@ -64,9 +73,17 @@ class ClientExchange:
         self._is_ending = False  # servers report a disconnect after a complete response, too
         self._has_left = False  # the client disconnected before
 
+    @classmethod
+    def of(cls, request: Request, *, endpoint: str) -> Self:
+        """Return the exchange of a request whose body a route reads, and that starlette answers."""
+        return cls(request.scope, request.receive, _send_nothing, endpoint=endpoint)
+
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._reader = asyncio.create_task(self._read_until_disconnect())
+        if self.guard is not None:
+            self.guard(self._cancel)
+        else:
+            self._reader = asyncio.create_task(self._read_until_disconnect())
         return self
 
     def __exit__(
@@ -90,13 +107,18 @@ class ClientExchange:
         return str(self.scope["method"])
 
     @property
+    def is_unanswered(self) -> bool:
+        """No part of a response was sent."""
+        return not self.status or self._head is not None
+
+    @property
     def target(self) -> str:
         """Path and query, encoded as the client sent them, without a path where the app is mounted,
         such as Ray Serve's route prefix."""
         path: bytes = self.scope.get("raw_path") or quote(self.scope["path"]).encode()
-        mount = quote(self.scope.get("root_path", "")).encode()
-        if mount and path.startswith(mount + b"/"):
-            path = path.removeprefix(mount)
+        if root_path := self.scope.get("root_path"):
+            mount = quote(root_path).encode()
+            path = path.removeprefix(mount) if path.startswith(mount + b"/") else path
         query: bytes = self.scope["query_string"]
         # Without a slash, it could become part of the backend's address.
         if not path.startswith(b"/") and path != b"*":
@@ -174,3 +196,7 @@ class ClientExchange:
         if not self._is_ending and self._task is not None:
             self._has_left = True
             self._task.cancel()
+
+
+async def _send_nothing(_message: Message) -> None:
+    raise AssertionError("the route returns the response")

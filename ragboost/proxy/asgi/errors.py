@@ -10,6 +10,8 @@ from ragboost.errors import RequestError
 from ragboost.proxy.serving.errors import error_body
 from ragboost.requests.headers import new_request_id
 
+INTERNAL_ERROR = "internal error in RAGBoost; see its log for the traceback"
+
 
 def error_response(
     status: int,
@@ -45,4 +47,4 @@ async def on_request_error(request: Request, error: Exception) -> Response:
 
 
 async def on_internal_error(_request: Request, _error: Exception) -> Response:
-    return error_response(500, "internal error in RAGBoost; see its log for the traceback")
+    return error_response(500, INTERNAL_ERROR)

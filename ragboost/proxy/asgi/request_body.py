@@ -45,6 +45,8 @@ class RequestBodies:
         declared = get_header(exchange.headers, b"content-length")
         if declared is not None and declared.isdigit():
             self._check_size(int(declared))
+        if exchange.guard is not None:
+            return await self._receive_all(exchange)
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._receive_all(exchange)
@@ -67,7 +69,7 @@ class RequestBodies:
         """
         raw = body = await self.read(exchange)
         headers, limit = exchange.headers, self._max_bytes
-        if any(name == ENCODING for name, _ in headers):
+        if get_header(headers, ENCODING) is not None:
             if codings := codings_of(headers):
                 body = await asyncio.to_thread(_decode, raw, codings, max_bytes=limit)
             exchange.headers = [header for header in headers if header[0] != ENCODING]
@@ -76,8 +78,9 @@ class RequestBodies:
             if text is not body and b"charset" in (get_header(headers, _TYPE) or "").encode():
                 exchange.headers = with_header(exchange.headers, _TYPE, b"application/json")
             body = text
-        self._check_size(len(body))
-        self._count(exchange, max(0, len(body) - len(raw)))
+        if body is not raw:
+            self._check_size(len(body))
+            self._count(exchange, max(0, len(body) - len(raw)))
         return body
 
     def release(self, exchange: ClientExchange) -> None:

@@ -1,20 +1,17 @@
-"""Mark request bodies for the prompt caches of hosted APIs, where the caller has set no mark."""
+"""Mark request bodies for the prompt caches of hosted APIs, where the caller has set no mark.
+
+Breakpoints are chosen by expected value: what reading will save, less what writing costs.
+"""
 
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ragboost.booster.context import Context
 from ragboost.config import PriceSettings, Settings
-from ragboost.proxy.hosted.breakpoints import (
-    BreakpointChoice,
-    BreakpointPlace,
-    choose_breakpoints,
-    expected_gain,
-)
 from ragboost.proxy.hosted.prompt_blocks import PromptBlock, prompt_blocks
 from ragboost.proxy.hosted.receipts import find_price
 from ragboost.proxy.hosted.reuse_table import ReuseTable
@@ -23,6 +20,62 @@ from ragboost.requests.wires.body import Path, at_path, put
 from ragboost.requests.wires.providers import PROMPT_CACHES, MarkStyle, PromptCache
 from ragboost.requests.wires.registry import CONTENTS
 from ragboost.util.bounded_map import BoundedMap
+
+
+class BreakpointPlace(NamedTuple):
+    tokens: int  # of the prompt before it
+    gain: float  # that each of them is expected to save, in the price of an uncached token
+
+
+class BreakpointChoice(NamedTuple):
+    """The chosen places and what they are worth."""
+
+    places: tuple[int, ...]  # indices, ascending
+    value: float  # in the price of an uncached token
+
+
+def expected_gain(uses: float, in_time: float, *, read: float, write: float) -> float:
+    """Return what a cached token is expected to save, in the price of an uncached one.
+
+    Of `uses` later prompts, the share `in_time` saves the difference to the price of reading; one
+    that comes too late writes again.
+    """
+    return uses * max(0.0, in_time * (1 - read) - (1 - in_time) * (write - 1))
+
+
+def choose_breakpoints(
+    places: Sequence[BreakpointPlace], *, max_places: int, cached_tokens: int, write: float
+) -> BreakpointChoice:
+    """Choose the places with the greatest expected value; none if no choice is worth its cost.
+
+    A later prompt reads up to the last breakpoint that it shares. All tokens up to the last one are
+    written, except those that are cached: further breakpoints before it cost nothing. Places ascend
+    by `tokens`; `write` is the price of a written token as a multiple of an uncached one.
+    """
+    gains = [place.gain for place in places]
+    none: tuple[int, ...] = ()
+    # The best choice that ends at each place, and its value before the cost of writing.
+    ending: list[tuple[float, tuple[int, ...]]] = [
+        (gains[at] * place.tokens, (at,)) for at, place in enumerate(places)
+    ]
+    best = BreakpointChoice(none, 0.0)
+    for _ in range(max_places):
+        for at, (value, chosen) in enumerate(ending):
+            written = max(0, places[at].tokens - cached_tokens)
+            if (worth := value - (write - 1) * written) > best.value:
+                best = BreakpointChoice(chosen, worth)
+        ending = [
+            max(
+                (
+                    (value + gains[at] * (place.tokens - places[before].tokens), (*chosen, at))
+                    for before, (value, chosen) in enumerate(ending[:at])
+                ),
+                default=(float("-inf"), none),
+            )
+            for at, place in enumerate(places)
+        ]
+    return best
+
 
 _MAX_MARKS = 4
 _MAX_PLACES = 40  # considered; choosing takes their square

@@ -1,8 +1,8 @@
 """Put what has no order of its own into one order, so that equal requests have equal prefixes.
 
-Tools by name, the keys of their JSON, the names of required parameters, and the lists that the user
-names. Lines that an agent writes for another provider are taken out of the instructions. Touches no
-other text, no other message, and nothing at a cache breakpoint.
+Tools by name, the keys of their JSON, and the names of required parameters. Lines that an agent
+writes for another provider are taken out of the instructions. Touches no other text, no other
+message, and nothing at a cache breakpoint.
 """
 
 import re
@@ -24,27 +24,18 @@ _TOOL_PATH = re.compile(r"(\w+)\[(\d+)\]")
 class StableOrder:
     """Rewrites request bodies; equal up to order before, they are equal afterwards."""
 
-    def __init__(
-        self,
-        *,
-        sorts_tools: bool = True,
-        lists: Sequence[str] = (),
-        lines: Sequence[VolatileLine] = (),
-    ) -> None:
-        self._tools = ANY.tools if sorts_tools else ()
+    def __init__(self, *, lines: Sequence[VolatileLine] = ()) -> None:
         self._lines = lines
-        self._paths = [path.split(".") for path in lists]
 
     @classmethod
     def of(cls, settings: Settings) -> "StableOrder | None":
         """Return what the settings ask for; None for nothing."""
-        sorts_tools, lists = settings.stable == "safe", settings.ordering.lists
-        if not (sorts_tools or lists):
+        if settings.stable != "safe":
             return None
         urls = [each.url for each in settings.backends or (settings.backend,)]
         is_known = settings.backend.file is None  # the addresses in it may become any
-        lines = foreign_lines(urls) if sorts_tools and is_known else ()
-        return cls(sorts_tools=sorts_tools, lists=lists, lines=lines)
+        lines = foreign_lines(urls) if is_known else ()
+        return cls(lines=lines)
 
     def apply(self, raw: bytes) -> bytes:
         """Return the body in the stable order; the same bytes if it is in it, or no JSON object."""
@@ -53,22 +44,15 @@ class StableOrder:
         except MalformedBodyError:
             return raw  # the backend reports it
         fields = without_volatile(dict(body.fields), self._lines)
-
-        def rank(value: Any) -> bytes:
-            return body.encode_bytes(_sort_json(value))
-
-        for name in self._tools:
+        for name in ANY.tools:
             if isinstance(tools := fields.get(name), list):
                 fields[name] = _sort_list(_changed_list(tools, _sort_tool), _tool_key(body))
-        for path in self._paths:
-            name, rest = path[0], path[1:]
-            fields = _changed_field(fields, name, rest, rank)
         return body.encode(fields)
 
     def client_path(self, path: str, raw: bytes) -> str:
         """Return where a tool of the body that is sent stands in the client's body."""
         match = _TOOL_PATH.fullmatch(path)
-        if match is None or match[1] not in self._tools:
+        if match is None or match[1] not in ANY.tools:
             return path
         body = JsonBody(raw)
         tools = [_sort_tool(tool) for tool in body.fields[match[1]]]
@@ -123,19 +107,3 @@ def _changed_list(values: list[Any], change: _Change) -> list[Any]:
     new = [change(value) for value in values]
     is_same = all(a is b for a, b in zip(new, values, strict=True))
     return values if is_same else new
-
-
-def _changed_field(holder: Any, step: str, rest: Sequence[str], rank: _Change) -> Any:
-    name, is_each = step.removesuffix("[]"), step.endswith("[]")
-    value = holder.get(name) if isinstance(holder, dict) else None
-
-    def follow(inner: Any) -> Any:
-        return _changed_field(inner, rest[0], rest[1:], rank) if rest else inner
-
-    if is_each:
-        new = _changed_list(value, follow) if isinstance(value, list) else value
-    elif rest:
-        new = follow(value)
-    else:
-        new = _sort_list(value, rank) if isinstance(value, list) else value
-    return holder if new is value else {**holder, name: new}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -18,6 +18,7 @@ from ragboost.proxy.observability.collectors import (
     Read,
     StreamCollector,
 )
+from ragboost.proxy.observability.instruments import Counter, Histogram
 from ragboost.proxy.records import Answer, Placed, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest

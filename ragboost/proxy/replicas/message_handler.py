@@ -11,8 +11,7 @@ from ragboost.booster.tenants import bounded_name
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.proxy.replicas.load_board import LoadBoard
-from ragboost.proxy.replicas.messages import LoadReport, SentPrompt
-from ragboost.proxy.replicas.prompt_queue import PromptQueue
+from ragboost.proxy.replicas.messages import LoadReport, PromptQueue, SentPrompt
 from ragboost.proxy.upstream.backend import Backend
 
 _MAX_WAITING, _MAX_DOCUMENTS = 20_000, 500_000

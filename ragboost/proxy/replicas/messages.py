@@ -1,5 +1,6 @@
 """The messages between the replicas of a proxy, in msgpack; what cannot be decoded is dropped."""
 
+from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -59,3 +60,38 @@ def decode(data: bytes) -> ReplicaMessage | None:
         return _decoder.decode(data)
     except _INVALID:
         return None
+
+
+class PromptQueue:
+    """A queue bounded by prompts and by their documents; the oldest are dropped."""
+
+    def __init__(self, *, max_prompts: int, max_documents: int) -> None:
+        self._max_prompts = max_prompts
+        self._max_documents = max_documents
+        self._prompts: deque[SentPrompt] = deque()
+        self._num_documents = 0
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, prompt: SentPrompt) -> None:
+        self._prompts.append(prompt)
+        self._num_documents += len(prompt.layout.documents)
+        while len(self) > self._max_prompts or self._num_documents > self._max_documents:
+            self._pop()
+
+    def take(self, *, max_prompts: int, max_documents: int) -> tuple[SentPrompt, ...]:
+        """Remove the oldest prompts: one, whatever its size, and as many as the bounds allow."""
+        taken: list[SentPrompt] = []
+        rest = max_documents
+        while self._prompts and len(taken) < max_prompts:
+            rest -= len(self._prompts[0].layout.documents)
+            if taken and rest < 0:
+                break
+            taken.append(self._pop())
+        return tuple(taken)
+
+    def _pop(self) -> SentPrompt:
+        prompt = self._prompts.popleft()
+        self._num_documents -= len(prompt.layout.documents)
+        return prompt

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragboost.errors import RequestError
 from ragboost.proxy.asgi.client_exchange import ClientExchange
+from ragboost.proxy.asgi.errors import INTERNAL_ERROR
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.hosted.receipts import cost_of, write_receipt
@@ -44,6 +45,10 @@ class Passthrough:
         try:
             await self._answer_or_refuse(exchange)
             has_ended = True
+        except Exception:  # a bug, which the server logs
+            if exchange.is_unanswered:
+                await exchange.send_error(500, INTERNAL_ERROR)
+            raise
         finally:
             self._bodies.release(exchange)
             if not has_ended:  # a bug, or the server stops before the response ends
@@ -73,7 +78,7 @@ class Passthrough:
             exchange.outcome = "client_left"
         except asyncio.CancelledError:  # the time to finish at shutdown is over
             exchange.outcome = "internal_error"
-            if not exchange.status:
+            if exchange.is_unanswered:
                 await exchange.send_error(503, "the server is shutting down")
 
     async def _answer(self, exchange: ClientExchange) -> None:

@@ -34,7 +34,7 @@ def explain_route(state: ProxyState) -> TypedRoute:
         """
         headers = request.scope["headers"]
         team = state.keys.check(headers)
-        exchange = ClientExchange(request.scope, request.receive, request._send, endpoint="explain")
+        exchange = ClientExchange.of(request, endpoint="explain")
         try:
             body = await state.bodies.read_text(exchange)
             async with turn:

@@ -54,7 +54,7 @@ def report_route(state: ProxyState) -> TypedRoute:
     async def receive_report(request: Request) -> Response:
         """Apply a report of cache events by the in-engine hook; msgpack both ways."""
         key.check(request)
-        exchange = ClientExchange(request.scope, request.receive, request._send, endpoint="reports")
+        exchange = ClientExchange.of(request, endpoint="reports")
         try:
             answer = await state.sync.report(await state.bodies.read(exchange))
         finally:

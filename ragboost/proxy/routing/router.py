@@ -17,7 +17,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends, NoBackendError
 
 _UNHEALTHY = 1e15  # tokens; more than any queue
-# Load of a running request unless `router.running_tokens` says it: a share of the prompt to place.
+# Load of a running request: a share of the prompt to place, in tokens.
 _RUNNING_SHARE = 0.05
 _MAX_RUNNING_TOKENS = 512
 # Counts of choices are halved then, so that a backend that was away does not get all until it has
@@ -42,11 +42,8 @@ class Router:
     ) -> None:
         self.backends = backends
         self._signals = make_signals(settings, kept_s=kept_s)
-        self._running_tokens = settings.running_tokens
         # Bodies have to be examined: there is a choice, and the contents of caches count.
-        self.looks_at_caches = backends.width > 1 and any(
-            signal.reads_caches for signal in self._signals
-        )
+        self.looks_at_caches = backends.width > 1 and bool(self._signals)
         for signal in self._signals:
             backends.on_down.append(signal.forget)
             backends.on_removed.append(signal.remove)
@@ -98,7 +95,8 @@ class Router:
 
     def sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
         """Estimate how long a request of so many bytes will be as it is sent."""
-        return max([signal.sent_bytes(prefixes, num_bytes) for signal in self._signals])
+        lengths = [signal.sent_bytes(prefixes, num_bytes) for signal in self._signals]
+        return max(lengths, default=num_bytes)
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""
@@ -106,7 +104,7 @@ class Router:
         cached, affinity, kept = np.zeros(width), np.zeros(width), np.zeros(width)
         readings: list[tuple[RoutingSignal, CacheReading]] = []
         for signal in self._signals if self.looks_at_caches else ():
-            if signal.reads_caches and (reading := await signal.read(admission.request, names)):
+            if (reading := await signal.read(admission.request, names)) is not None:
                 cached = np.maximum(cached, reading.cached)
                 affinity += reading.affinity
                 kept += reading.kept
@@ -152,8 +150,6 @@ class Router:
         return self._by_number[number]
 
     def _tokens_per_running(self, prompt_tokens: int) -> float:
-        if self._running_tokens is not None:
-            return self._running_tokens
         if not prompt_tokens:  # nothing is known about it
             return _MAX_RUNNING_TOKENS
         return min(_RUNNING_SHARE * prompt_tokens, _MAX_RUNNING_TOKENS)
@@ -161,7 +157,6 @@ class Router:
     def _update_loads(self) -> None:
         while self._changed:
             backend = self._changed.pop()
-            self._running[backend.number] = backend.load.assigned + backend.elsewhere.assigned
-            self._waiting[backend.number] = sum(
-                [signal.waiting_tokens(backend) for signal in self._signals]
-            )
+            own, others = backend.load, backend.elsewhere
+            self._running[backend.number] = own.assigned + others.assigned
+            self._waiting[backend.number] = own.prefill_tokens + others.prefill_tokens

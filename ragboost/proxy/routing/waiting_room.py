@@ -44,7 +44,6 @@ class WaitingRoom:
     def __init__(self, router: Router, backends: Backends, settings: WaitingRoomSettings) -> None:
         self._router = router
         self._max_waiting = settings.max_waiting
-        self._max_wait_s = settings.max_wait_ms / 1000
         self._is_adaptive = settings.mode == "adaptive"
         # What is known about the speed of each backend; with `off` it does not matter.
         self.paces: dict[Backend, PrefillPace] = {}
@@ -97,7 +96,7 @@ class WaitingRoom:
                 self._move_away(queue)
         for queue in self._queues.values():
             if self._is_adaptive:
-                queue.release_expired(now, max_wait_s=self._max_wait_s)
+                queue.release_expired(now)
             queue.release(now)
         if len(self._queues) > 1 and len(self):
             self._share(now)
@@ -208,11 +207,7 @@ class WaitingRoom:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        max_wait_s = self._max_wait_s
-        due = min(
-            (queue.next_update(now, max_wait_s=max_wait_s) for queue in self._queues.values()),
-            default=math.inf,
-        )
+        due = min((queue.next_update(now) for queue in self._queues.values()), default=math.inf)
         if due != math.inf:
             self._timer = asyncio.get_running_loop().call_at(max(due, now), self.update)
 

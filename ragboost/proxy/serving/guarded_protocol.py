@@ -3,8 +3,8 @@
 Knows connections, bytes and time. Does not know what a request asks for.
 
 NOTE: relies on internals of uvicorn, which `tests/proxy/serving/test_uvicorn.py` names one by one:
-the attributes `cycle`, `flow`, `headers`, `parser`, `pipeline`, `scope`, `transport` and `url` of
-its protocol, and the state of a cycle, which is a request with its response.
+attributes of its protocol, such as `cycle`, `flow` and `pipeline`, how it starts the next request,
+and the state of a cycle, which is a request with its response.
 """
 
 import asyncio
@@ -18,8 +18,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from ragboost.config import ProxySettings
 from ragboost.proxy.serving.errors import error_body
 
+# In a scope's `extensions`: sets a function to call if the client disconnects before the response
+# is complete. A server that has it also limits the time of a request's body.
+ON_DISCONNECT = "ragboost.on_disconnect"
 _LINGER_S = 1.0
 _MAX_HEADERS = 256
+_MAX_HEADER_BYTES = 64 * 1024
 _MAX_HELD_BYTES = 64 * 1024  # of later requests, before the socket is no longer read
 _PIECE_BYTES = 16 * 1024  # parsed at a time: bounds the requests in uvicorn's pipeline
 
@@ -42,7 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
         state                            seconds              then
         no request, or part of a head    header_timeout_s     408 and close
-        idle after a response            keep_alive_s         close (uvicorn's own timer)
+        idle after a response            keep_alive_s         close
         part of a body                   body_timeout_s       408 and close
         the client reads no response     body_timeout_s       abort
         refused: discarding the rest     1, max_body_bytes    close, abort
@@ -65,8 +69,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal: tuple[int, str] | None = None  # behind the responses that are due
         self._is_closing = False  # whatever comes is discarded
         self._is_stopping = False  # the server is
+        self._on_disconnect: Callable[[], object] | None = None
+        # The head of a response waits for the first bytes of its body, to be written with them.
+        self._is_head_due, self._head = True, b""
         self._state = ""
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: tuple[float, Callable[[], None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # perhaps of an earlier deadline
 
     # Called by the server and the socket
 
@@ -74,25 +82,23 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._socket, self.flow = transport, _HeldFlow(transport)
         # Cycles write to this object, whose `close` lets the client read the response first.
-        self.write = transport.write
         self.transport = self  # type: ignore[assignment]
         self._update_state()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_closing = True
+        self._is_closing, self._head = True, b""
         if self._running is not None:
-            self._running.disconnected = True
-            self._running.message_event.set()
+            self._disconnect(self._running)
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        self._set_deadline(None, self._abort)
+        if self._timer is not None:
+            self._timer.cancel()
         # No cycle of references is left, so that all of it is freed now.
-        self._running = self.cycle = None  # type: ignore[assignment]
+        self._running = self.cycle = self.scope = None  # type: ignore[assignment]
+        self._timer = self._deadline = self._on_disconnect = None
         self.transport = self._socket
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         if self._is_closing or self._refusal is not None:
             self._num_discarded += len(data)
             if self._num_discarded > self.limits.max_body_bytes:
@@ -121,6 +127,21 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # Called by cycles, as their transport
 
+    def write(self, data: bytes) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._socket.writelines((head, data))
+        elif self._is_head_due:
+            self._is_head_due, self._head = False, data
+            self.loop.call_soon(self._write_head)
+        else:
+            self._socket.write(data)
+
+    def _write_head(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._socket.write(head)
+
     def is_closing(self) -> bool:
         return self._is_closing or self._socket.is_closing()
 
@@ -133,8 +154,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         if self._is_closing:
             return
+        self._write_head()
         self._is_closing, self._held, self.flow.is_full = True, b"", False
-        self._unset_keepalive_if_required()
         is_last = self._running is not None and not self._running.keep_alive
         is_open = not (self._is_stopping or self._socket.is_closing())
         if (is_last or self._refusal) and is_open and self._socket.can_write_eof():
@@ -153,18 +174,39 @@ class GuardedProtocol(HttpToolsProtocol):
         self._socket.abort()
 
     def on_response_complete(self) -> None:
+        """Start the next request; unlike uvicorn's own, with one timer for all deadlines."""
+        self.server_state.total_requests += 1
         self._running = self.pipeline[-1][0] if self.pipeline else self.cycle
-        super().on_response_complete()
-        if self._is_closing:
+        self._is_head_due, self._on_disconnect = True, None
+        if self.is_closing():
             return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
         if self._refusal is not None:
             self._refuse(*self._refusal)
             return
         self._has_begun = bool(self._held) or self.scope is not self.cycle.scope
         if self._has_begun:
-            self._unset_keepalive_if_required()
             self._parse_held()
         self._update_state()
+
+    # Called by the application
+
+    def _watch(self, callback: Callable[[], object]) -> None:
+        """Call a function if the client disconnects before the response is complete."""
+        self._on_disconnect = callback
+        if self._running is None or self._running.disconnected:
+            self.loop.call_soon(callback)
+        else:
+            self.flow.resume_reading()  # else the disconnect is not seen
+
+    def _disconnect(self, cycle: RequestResponseCycle) -> None:
+        cycle.disconnected = True
+        cycle.message_event.set()
+        callback, self._on_disconnect = self._on_disconnect, None
+        if callback is not None:
+            callback()
 
     # Parsing
 
@@ -180,7 +222,7 @@ class GuardedProtocol(HttpToolsProtocol):
             position += len(piece)
             self._num_extra += len(piece)
             self._parse(piece)
-            if self._num_extra > self.limits.max_header_bytes and self._refusal is None:
+            if self._num_extra > _MAX_HEADER_BYTES and self._refusal is None:
                 self._refuse(431, self._too_large())
         if position:
             self._held = b"" if self._is_closing or self._refusal else bytes(data[position:])
@@ -218,6 +260,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self.scope["headers"] = self.headers.copy()  # uvicorn adds the trailers to its own
+        self.scope["extensions"] = {ON_DISCONNECT: self._watch}  # type: ignore[dict-item]
         # A client that is answered before its request has arrived must not use the connection
         # again: its bytes could be read as another request.
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
@@ -254,17 +297,14 @@ class GuardedProtocol(HttpToolsProtocol):
                 num_hosts += 1
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
                 return 501, "the only supported transfer-encoding is chunked"
-        if num_bytes > self.limits.max_header_bytes or len(self.headers) > _MAX_HEADERS:
+        if num_bytes > _MAX_HEADER_BYTES or len(self.headers) > _MAX_HEADERS:
             return 431, self._too_large()
         if num_hosts > 1 or (version == "1.1" and not num_hosts):
             return 400, f"invalid HTTP request: {num_hosts} Host headers"
         return None
 
     def _too_large(self) -> str:
-        return (
-            f"the request head has more than {self.limits.max_header_bytes} bytes "
-            f"(proxy.max_header_bytes) or {_MAX_HEADERS} headers"
-        )
+        return f"the request head has more than {_MAX_HEADER_BYTES} bytes or {_MAX_HEADERS} headers"
 
     def _refuse(self, status: int, message: str) -> None:
         """Refuse the request that arrives, behind the responses that are due before."""
@@ -273,8 +313,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            self._disconnect(cycle)
             if cycle.response_started:  # the client must not take the response for complete
                 self._abort()
                 return
@@ -290,20 +329,53 @@ class GuardedProtocol(HttpToolsProtocol):
     def _update_state(self) -> None:
         if self._is_closing or self.flow.write_paused:
             return
-        state, seconds = "", None
-        if self.cycle is None or (self.cycle.response_complete and self._has_begun):
-            state, seconds = "head", self.limits.header_timeout_s
-        elif self.cycle.more_body:
-            state, seconds = "body", self.limits.body_timeout_s
-        if state != self._state:
-            self._state = state
-            message = f"the request {state} took more than {seconds:g} s" if seconds else ""
-            self._set_deadline(seconds, lambda: self._refuse(408, message))
+        cycle, state = self.cycle, ""
+        if cycle is None or cycle.response_complete:
+            state = "head" if self._has_begun else "idle"
+        elif cycle.more_body:
+            state = "body"
+        if state == self._state:
+            return
+        self._state, limits = state, self.limits
+        if state == "idle":
+            self._set_deadline(limits.keep_alive_s, self.close)
+        elif state:
+            seconds = limits.header_timeout_s if state == "head" else limits.body_timeout_s
+            self._set_deadline(seconds, self._refuse_slow)
+        else:
+            self._deadline = None
 
-    def _set_deadline(self, seconds: float | None, callback: Callable[[], None]) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, callback)
+    def _refuse_slow(self) -> None:
+        head, body = self.limits.header_timeout_s, self.limits.body_timeout_s
+        seconds = head if self._state == "head" else body
+        self._refuse(408, f"the request {self._state} took more than {seconds:g} s")
+
+    def _set_deadline(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call a function in so many seconds, unless the deadline changes before.
+
+        The timer of an earlier deadline is kept, since most of them change: a new one is set only
+        if it would be late, or when it finds that it is early.
+        """
+        due = self.loop.time() + seconds
+        self._deadline = due, callback
+        if self._timer is None or due < self._timer.when():
+            self._set_timer(due)
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_at(due, self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        due, callback = self._deadline
+        if self.loop.time() < due:
+            self._set_timer(due)
+        else:
+            self._deadline = None
+            callback()
 
 
 def guarded_protocol(limits: ProxySettings) -> type[GuardedProtocol]:

@@ -297,5 +297,5 @@ def _replica(url: str) -> ReplicaSettings:
 
 
 def _ranks(settings: BackendSettings, replica: ReplicaSettings | None) -> Sequence[int | None]:
-    size = (replica and replica.data_parallel_size) or settings.data_parallel_size
+    size = settings.data_parallel_size
     return range(size) if size > 1 else (None,)

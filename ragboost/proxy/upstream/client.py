@@ -1,14 +1,17 @@
-"""HTTP/1.1 client of one upstream server: aiohttp's connection pool and response parser.
+"""HTTP/1.1 client of one upstream server: aiohttp's connector and response parser.
 
 Sits below aiohttp's session, which would normalise targets, drop header bytes that are not UTF-8
 and follow redirects: request heads are written as they are. Knows no retries and no backends.
+
+NOTE: relies on internals of aiohttp's protocol: how it sets and drops its read timeout, and that
+its parser reads the next response of a connection.
 """
 
 import asyncio
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections import deque
 from functools import partial
 from math import inf
 from ssl import SSLError
@@ -109,7 +112,11 @@ class HttpClient:
         self._connect_timeout = ClientTimeout(connect=connect_timeout_s, ceil_threshold=inf)
         self._read_timeout_s = read_timeout_s
         self._server: ClientRequest | None = None  # the address, in aiohttp's form
-        self._connectors: Sequence[TCPConnector] = ()  # one without a pool, and the pool
+        self._connector: TCPConnector | None = None
+        # The pool, whose latest connection is used first: it is the likeliest to be open, and
+        # aiohttp's own pool would keep as many open as were ever needed. With the time of release.
+        self._idle: deque[tuple[Connection, float]] = deque()
+        self._cleaning: asyncio.TimerHandle | None = None
 
     async def request(
         self, head: bytes, body: bytes, *, is_head_request: bool, is_pooled: bool = True
@@ -137,24 +144,30 @@ class HttpClient:
             if not isinstance(error, _FAILURES):
                 raise
             raise _failure(error, self._read_timeout_s, is_reused=protocol.is_reused) from None
-        payload.on_eof(partial(_release, connection, protocol))
+        payload.on_eof(partial(self._release, connection, protocol, is_pooled=is_pooled))
         timeout_s = self._read_timeout_s
         return UpstreamResponse(connection, message, payload=payload, timeout_s=timeout_s)
 
     async def aclose(self) -> None:
-        for connector in self._connectors:
-            await connector.close()
+        while self._idle:
+            self._idle.pop()[0].close()
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+        if self._connector is not None:
+            await self._connector.close()
 
     async def _connect(self, *, is_pooled: bool) -> Connection:
+        while is_pooled and self._idle:
+            connection, _ = self._idle.pop()
+            if _is_usable(connection):
+                return connection
+            _abort(connection)
         timeout = self._connect_timeout
         try:
-            if self._server is None:  # an event loop runs from now on
+            if self._server is None or self._connector is None:  # an event loop runs from now on
                 self._server = ClientRequest("GET", URL(self._url).origin())
-                self._connectors = (_connector(force_close=True), _connector())
-            connector = self._connectors[is_pooled]
-            while not _is_usable(connection := await connector.connect(self._server, [], timeout)):
-                _abort(connection)
-            return connection
+                self._connector = _connector()
+            return await self._connector.connect(self._server, [], timeout)
         except TimeoutError:
             raise BackendTimeoutError(
                 f"no connection to the backend in {timeout.connect:g} s"
@@ -163,15 +176,41 @@ class HttpClient:
             reason = _refusal(error)
             raise BackendRefusedError(f"cannot connect to the backend: {reason}") from error
 
+    def _release(self, connection: Connection, protocol: "_Protocol", *, is_pooled: bool) -> None:
+        protocol.is_busy, protocol.is_reused = False, True
+        if not is_pooled or protocol.should_close:
+            connection.close()
+            return
+        self._idle.append((connection, asyncio.get_running_loop().time()))
+        if self._cleaning is None:
+            self._close_idle_later()
+
+    def _close_idle_later(self) -> None:
+        since = self._idle[0][1]
+        loop = asyncio.get_running_loop()
+        self._cleaning = loop.call_at(since + _KEEPALIVE_S, self._close_idle, since)
+
+    def _close_idle(self, since: float) -> None:
+        """Close the connections that were used last at this time or before."""
+        self._cleaning = None
+        while self._idle and self._idle[0][1] <= since:
+            self._idle.popleft()[0].close()
+        if self._idle:
+            self._close_idle_later()
+
 
 class _Protocol(ResponseHandler):
     """One connection, which closes when something comes that was not asked for."""
 
     is_reused = False  # an earlier request was answered on it
     is_busy = False
+    _is_awaited = False  # bytes are, within the read timeout
+    _last_read = 0.0
 
     def begin(self, *, is_head_request: bool, timeout_s: float) -> None:
         self.is_busy = True
+        if self._parser is not None and not (is_head_request or self._skip_payload):
+            return  # it reads the next response
         self.set_response_params(
             skip_payload=is_head_request,
             read_until_eof=True,
@@ -198,6 +237,34 @@ class _Protocol(ResponseHandler):
         else:
             self.abort()
 
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._read_timeout_handle is not None:
+            self._read_timeout_handle.cancel()
+
+    # One timer for all the responses of a connection; aiohttp would set one per read.
+
+    def _reschedule_timeout(self) -> None:
+        self._is_awaited, self._last_read = True, self._loop.time()
+        if self._read_timeout_handle is None and self._read_timeout:
+            self._set_read_timer(self._read_timeout)
+
+    def _drop_timeout(self) -> None:
+        self._is_awaited = False
+
+    def _set_read_timer(self, seconds: float) -> None:
+        self._read_timeout_handle = self._loop.call_later(seconds, self._on_read_timeout)
+
+    def _on_read_timeout(self) -> None:
+        self._read_timeout_handle = None
+        if not self._is_awaited:
+            return
+        left = self._last_read + (self._read_timeout or 0) - self._loop.time()
+        if left > 0:
+            self._set_read_timer(left)
+        else:
+            super()._on_read_timeout()
+
     def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
         super().set_exception(exc, *cause)
         # NOTE: aiohttp leaves who reads a body with malformed chunks waiting.
@@ -206,13 +273,9 @@ class _Protocol(ResponseHandler):
             body.set_exception(exc, *cause)
 
 
-def _connector(*, force_close: bool = False) -> TCPConnector:
+def _connector() -> TCPConnector:
     connector = TCPConnector(
-        limit=0,
-        resolver=ThreadedResolver(),
-        use_dns_cache=False,
-        force_close=force_close,
-        keepalive_timeout=None if force_close else _KEEPALIVE_S,
+        limit=0, resolver=ThreadedResolver(), use_dns_cache=False, force_close=True
     )
     connector._factory = partial(_Protocol, asyncio.get_running_loop())  # type: ignore[assignment]
     return connector
@@ -235,18 +298,11 @@ def _is_usable(connection: Connection) -> bool:
     The socket is asked, as the event loop may not have seen its end yet.
     """
     protocol = connection.protocol
-    if not isinstance(protocol, _Protocol) or not protocol.is_reused:
-        return True
-    if protocol.should_close or protocol.transport is None:
+    if protocol is None or protocol.should_close or protocol.transport is None:
         return False
     poll = select.poll()
     poll.register(protocol.transport.get_extra_info("socket").fileno(), select.POLLIN)
     return not poll.poll(0)
-
-
-def _release(connection: Connection, protocol: _Protocol) -> None:
-    protocol.is_busy, protocol.is_reused = False, True
-    connection.release()
 
 
 def _abort(connection: Connection) -> None:

@@ -13,7 +13,7 @@ from ragboost.booster.context import Context
 from ragboost.errors import RagBoostError
 from ragboost.requests.formats.numbering import Numbering
 from ragboost.requests.wires.body import Path
-from ragboost.types import KEY_OF, Document, DocumentLike, as_documents, is_blank
+from ragboost.types import KEY_OF, Document, DocumentLike, as_documents
 from ragboost.util.bounded_map import Generations
 
 _DOCUMENT_BYTES = 500  # size of an entry beside its text
@@ -80,11 +80,6 @@ class FoundDocuments:
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(map(KEY_OF, self.documents))
-
-    @property
-    def seed(self) -> bytes:
-        """Identifies documents above the messages, for the links of a conversation's history."""
-        return "\n".join(self.keys).encode()
 
 
 def order_of(documents: Sequence[Document], sent: Sequence[Document]) -> list[int]:
@@ -189,24 +184,12 @@ class DocumentPool:
 
     def all_of(self, values: Sequence[DocumentLike], *, where: str) -> tuple[Document, ...]:
         """Convert a list of values from a caller; see `as_documents`."""
-        if type(values) is not list:
-            return tuple(as_documents(values, where=where))
-        newer = self._known.newer
-        if set(map(type, values)) == {str} and all(known := tuple(map(newer.get, values))):
-            return known  # type: ignore[return-value]  # all are documents
-        found = [self._find(value) if type(value) is str else value for value in values]
-        documents = tuple(as_documents(found, where=where))
-        kept = [value for value in values if not is_blank(value)]
-        for value, document in zip(kept, documents, strict=True):
-            if document.text is value:  # a text that was not known
-                self._keep(document)
-        return documents
-
-    def _find(self, text: str) -> DocumentLike:
-        document = self._known.newer.get(text)
-        if document is None and (document := self._known.older.get(text)) is not None:
-            self._keep(document)
-        return text if document is None else document
+        if type(values) is list:
+            values = [
+                self.of(value) if type(value) is str and value and not value.isspace() else value
+                for value in values
+            ]
+        return tuple(as_documents(values, where=where))
 
     def _keep(self, document: Document) -> None:
         text = document.text

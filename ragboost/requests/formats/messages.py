@@ -108,7 +108,7 @@ class Messages:
             if num_later:
                 raise NothingToDoError(num_later)
             return None
-        layout = self._layout(body, slots, scans, places, leading)._replace(references=references)
+        layout = self._layout(body, slots, scans, places, leading, references)
         if leading is None:
             frame = places[0].group.frame
             return FoundDocuments("", (), None, (), 0, num_repeated, num_later, frame, layout)
@@ -208,14 +208,15 @@ class Messages:
         scans: Sequence[Scan],
         places: Sequence[_Place],
         leading: _Place | None,
+        references: Mapping[Path, Sequence[Edit]],
     ) -> _Layout:
         group = leading.group if leading is not None else None
         if leading is None or not isinstance(group, TextGroup) or not group.is_numbered:
-            return _Layout(leading, {})
+            return _Layout(leading, references)
         cites = _cites(slots, leading)
         numbering = numbering_of(group)
         if numbering is None or not self._maps_answers:
-            return _Layout(leading, {}, cites)
+            return _Layout(leading, references, cites)
         groups: dict[Path, list[Group]] = defaultdict(list)
         for place in places:
             groups[place.slot.path].append(place.group)
@@ -234,7 +235,7 @@ class Messages:
             stays=stays or asks_for_number(numbering, before),
             maps_answer=not has_other,
         )
-        return _Layout(leading, {}, cites, numbering, behind)
+        return _Layout(leading, references, cites, numbering, behind)
 
     def _references(
         self, leading: _Place | None, places: Sequence[_Place]

@@ -5,9 +5,10 @@ depends on the payload alone: the same history always yields the same references
 """
 
 import re
+from collections.abc import Iterator
 
 from ragboost.requests.formats.frames.labels import is_question
-from ragboost.requests.formats.groups import Edit, Group, TextGroup
+from ragboost.requests.formats.groups import DocumentBlock, Edit, Group, TextGroup
 
 _INTRO_CHARS = 200
 _QUESTION_CHARS = 400
@@ -25,43 +26,51 @@ class EarlierTexts:
 
     def __init__(self, template: str) -> None:
         self._template = template
-        self._texts: set[str] = set()
+        self._texts: dict[str, bool] = {}  # True: with a certain end, at one place at least
         self._by_quote: dict[str, str | None] = {}  # None: two texts begin like this
 
     def edits(self, group: Group) -> list[Edit]:
         """Return the edits that put references into the payload's next group."""
         edits: list[Edit] = []
-        for block in group.blocks:
-            reference = None if block.text is None else self._reference(block.text)
+        for block, is_closed in _with_ends(group):
+            reference = self._reference(block.text or "", is_closed=is_closed)
             if reference is not None:
                 edits.append(group.referred(block, reference))
         return edits
 
     def add(self, group: Group) -> None:
         """Note the documents of a group, to which the groups behind its message may refer."""
-        for block in group.blocks:
-            if block.text is not None:
-                self._add(block.text)
+        for block, is_closed in _with_ends(group):
+            if block.text is None:
+                continue
+            text = block.text.strip()
+            if text not in self._texts:
+                quote = _quote(text)
+                self._by_quote[quote] = None if quote in self._by_quote else text
+            self._texts[text] = is_closed or self._texts.get(text, False)
 
-    def _add(self, text: str) -> None:
+    def _reference(self, text: str, *, is_closed: bool) -> str | None:
+        """Return a reference to a text; None if it does not occur earlier, if it ends with its
+        message at both places, if another text begins like it, if it begins with a quotation, or if
+        the reference would not be shorter."""
         text = text.strip()
-        if text in self._texts:
-            return
-        self._texts.add(text)
-        quote = _quote(text)
-        self._by_quote[quote] = None if quote in self._by_quote else text
-
-    def _reference(self, text: str) -> str | None:
-        """Return a reference to a text; None if it does not occur earlier, if another text begins
-        like it, if it begins with a quotation, or if the reference would not be shorter."""
-        text = text.strip()
-        if text not in self._texts:
+        if text not in self._texts or not (is_closed or self._texts[text]):
             return None
         quote = _quote(text)
         if '"' in quote or self._by_quote.get(quote) is None:
             return None
         reference = self._template.replace("{document}", f'the document that begins with "{quote}"')
         return reference if len(reference) < len(text) else None
+
+
+def _with_ends(group: Group) -> Iterator[tuple[DocumentBlock, bool]]:
+    """Yield each document, and whether a mark or another document shows where it ends: a line
+    behind the last one may belong to the prompt."""
+    last, value = group.blocks[-1], group.value
+    is_open = isinstance(value, str) and last.text_end == last.end and not value[last.end :].strip()
+    is_open = is_open and "\n" in (last.text or "")
+    for block in group.blocks:
+        yield block, block is not last or not is_open
 
 
 def stands_alone(group: Group, *, is_tool: bool) -> bool:

@@ -60,7 +60,7 @@ class UnmarkedDocuments:
         for slot, result in zip(slots, scans, strict=True):
             if not slot.is_leading:
                 break
-            if isinstance(slot.value, str) and len(slot.value) >= _MIN_CHARS // 2:
+            if isinstance(slot.value, str) and "\n" in slot.value:
                 spans = self._evidence.cut(
                     slot.value,
                     tenant=tenant,
@@ -131,6 +131,6 @@ def _name(text: str, start: int, end: int) -> str:
 
 def _seems_unmarked(text: str) -> bool:
     """Return True for several lines behind words that announce documents, or very many."""
-    if len(text) < _MIN_CHARS or text.count("\n") < _MIN_LINES:
+    if len(text) < _MIN_CHARS or "\n" not in text or text.count("\n") < _MIN_LINES:
         return False
     return len(text) >= _MANY_CHARS or _ANNOUNCED.search(text[:_INTRO_CHARS]) is not None

@@ -1,6 +1,7 @@
 """Chunks are reused between requests of one engine; nothing approximate reaches exact requests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from tests.eventually import eventually
 
 STEP = 64
 SETTINGS = EngineSettings(
-    builtin_size="tiny",
+    model=Path("ragboost-tiny"),
     num_threads=1,
     capacity_tokens=2048,
     max_step_tokens=STEP,

@@ -1,14 +1,19 @@
 """A client that leaves takes its work with it, whenever it leaves."""
 
+import asyncio
+import json
 import socket
 from collections.abc import Callable
 
 import httpx
 import pytest
+from starlette.types import Message
 
-from tests.eventually import eventually
+from ragboost.proxy.app import create_app
+from ragboost.proxy.pipeline import BoostPipeline
+from tests.eventually import eventually, eventually_async
 from tests.fakes import FakeEngine
-from tests.fakes.proxy import ProxyServer
+from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.metrics import read_metric
 from tests.sockets import open_request
 
@@ -62,6 +67,51 @@ def test_leaving_while_a_large_request_is_boosted_leaves_the_tenant_usable(
     answer = httpx.post(f"{proxy.url}/v1/chat/completions", json=body)
     assert answer.status_code == 200
     assert answer.headers["x-ragboost-documents"] == "3"
+
+
+async def test_a_server_that_only_says_so_when_it_is_asked_cancels_the_backend_too(
+    engine: FakeEngine,
+) -> None:
+    """Such as uvicorn without the guard, in which Ray Serve runs the app."""
+    app, has_left = create_app(proxy_settings(engine.url)), asyncio.Event()
+    messages: list[Message] = [{"type": "http.request", "body": json.dumps(CHAT).encode()}]
+
+    async def receive() -> Message:
+        if not messages:
+            await has_left.wait()
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(_message: Message) -> None:
+        raise AssertionError("nothing was answered")
+
+    scope = {"type": "http", "method": "POST", "path": URL, "query_string": b"", "headers": []}
+    engine.misbehave(hold=True)
+    async with app.router.lifespan_context(app):
+        request = asyncio.create_task(app(scope, receive, send))
+        await eventually_async(lambda: engine.num_active, equals=1)
+        has_left.set()
+        await request
+        await eventually_async(lambda: engine.num_cancelled, equals=1)
+
+
+async def test_a_bug_is_an_error_in_openais_shape_and_raised_to_the_server(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, sent = create_app(proxy_settings(engine.url)), []
+    monkeypatch.setattr(BoostPipeline, "prepare", None)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": json.dumps(CHAT).encode()}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": URL, "query_string": b"", "headers": []}
+    async with app.router.lifespan_context(app):
+        with pytest.raises(TypeError):
+            await app(scope, receive, send)
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"])["error"]["type"] == "internal_error"
 
 
 def test_a_finished_request_is_not_taken_for_one_whose_client_left(

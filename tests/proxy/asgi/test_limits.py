@@ -42,11 +42,11 @@ def test_a_body_that_trickles_in_is_a_408(
     assert engine.requests == []
 
 
-@pytest.mark.parametrize("size", [5000, 1_000_000])
+@pytest.mark.parametrize("size", [70_000, 1_000_000])
 def test_a_large_head_is_a_431(
     engine: FakeEngine, start_proxy: Callable[..., ProxyServer], size: int
 ) -> None:
-    proxy = start_proxy(proxy={"max_header_bytes": 4096})
+    proxy = start_proxy()
     head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-large: "
     answer = exchange(proxy.port, head + b"y" * size + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 431")
@@ -68,8 +68,8 @@ def test_a_connection_on_which_nothing_comes_is_closed(
 def test_the_head_limit_counts_each_request_of_a_connection(
     start_proxy: Callable[..., ProxyServer],
 ) -> None:
-    proxy = start_proxy(proxy={"max_header_bytes": 1024})
-    with httpx.Client(base_url=proxy.url, headers={"x-some": "y" * 500}) as client:
+    proxy = start_proxy()
+    with httpx.Client(base_url=proxy.url, headers={"x-some": "y" * 40_000}) as client:
         assert [client.get("/health").status_code for _ in range(5)] == [200] * 5
 
 

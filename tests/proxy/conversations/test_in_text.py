@@ -108,7 +108,7 @@ def test_references_in_tool_results_stay_when_later_documents_come_in_another_sh
 ) -> None:
     found = {"results": [{"text": text_of("alice", i)} for i in range(3)]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": json.dumps(found)}
-    passages = {"passages": True, "passage_min_bytes": 64}
+    passages = {"passages": True}
     with (
         FakeEngine() as engine,
         ProxyServer(proxy_settings(engine.url, dedup=passages)) as proxy,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.proxy.hosted.breakpoints import BreakpointPlace, choose_breakpoints, expected_gain
+from ragboost.proxy.hosted.cache_marks import BreakpointPlace, choose_breakpoints, expected_gain
 
 PLACES = st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 20)), max_size=7)
 

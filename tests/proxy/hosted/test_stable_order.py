@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.config import BackendSettings, Settings, load_settings
-from ragboost.errors import ConfigError
+from ragboost.config import BackendSettings, Settings
 from ragboost.proxy.hosted.stable_order import StableOrder
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -29,8 +28,8 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": fields}}
 
 
-def stable(body: dict[str, Any], *lists: str) -> bytes:
-    return StableOrder(lists=lists).apply(json.dumps(body).encode())
+def stable(body: dict[str, Any]) -> bytes:
+    return StableOrder().apply(json.dumps(body).encode())
 
 
 def scrambled(value: Any) -> Any:
@@ -113,36 +112,6 @@ def test_required_parameters_are_a_set_and_other_lists_are_not() -> None:
     assert sent["input_schema"]["required"] == ["a", "b"]
     assert sent["input_schema"]["properties"]["b"]["required"] == ["x", "y"]
     assert sent["input_schema"]["properties"]["a"] == {"enum": ["z", "y"], "default": default}
-
-
-def test_named_lists_are_sorted() -> None:
-    body = {
-        "tools": [tool("t", optional=["b", "a"])],
-        "metadata": {"tags": ["z", "y"], "kept": ["z", "y"]},
-        "messages": [
-            {"role": "user", "content": [{"type": "x", "memories": [{"t": 2}, {"t": 1}]}]}
-        ],
-    }
-    sent = json.loads(
-        stable(
-            body,
-            "tools[].function.parameters.optional",
-            "metadata.tags",
-            "messages[].content[].memories",
-            "absent[].list",
-        )
-    )
-    assert sent["tools"][0]["function"]["parameters"]["optional"] == ["a", "b"]
-    assert sent["metadata"] == {"tags": ["y", "z"], "kept": ["z", "y"]}
-    assert sent["messages"][0]["content"][0]["memories"] == [{"t": 1}, {"t": 2}]
-
-
-@pytest.mark.parametrize(
-    "path", ["messages", "messages[].content", "tools[]", "a..b", "ragboost.documents"]
-)
-def test_a_list_whose_order_is_text_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"ordering\.lists"):
-        load_settings({"ordering.lists": [path]})
 
 
 @pytest.mark.parametrize("is_stable", [True, False])

@@ -2,8 +2,7 @@
 
 from ragboost.booster.tenants import TenantKey
 from ragboost.cache_sync.prompt_layout import PromptLayout
-from ragboost.proxy.replicas.messages import SentPrompt
-from ragboost.proxy.replicas.prompt_queue import PromptQueue
+from ragboost.proxy.replicas.messages import PromptQueue, SentPrompt
 
 
 def prompt(name: str, num_documents: int) -> SentPrompt:

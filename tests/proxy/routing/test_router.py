@@ -18,14 +18,18 @@ from tests.eventually import run_event_loop
 TOKENS = 400  # of a document
 
 
+@pytest.fixture(autouse=True)
+def light_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running requests hardly count."""
+    monkeypatch.setattr("ragboost.proxy.routing.router._MAX_RUNNING_TOKENS", 10)
+
+
 class Routed:
     """Requests that are routed and boosted, and never sent."""
 
     def __init__(self, *, backends: int = 3, **sections: object) -> None:
         urls = [{"url": f"http://e{number}"} for number in range(backends)]
-        settings = Settings.model_validate(
-            {"backends": urls, "router": {"running_tokens": 10}, **sections}
-        )
+        settings = Settings.model_validate({"backends": urls, **sections})
         tenants = Tenants(settings)
         self.backends = Backends.of(settings)
         self.dispatcher = Dispatcher(settings, backends=self.backends, tenants=tenants)

@@ -12,11 +12,12 @@ import httpx
 import pytest
 
 from ragboost.booster.tenants import Tenant, TenantKey, Tenants
-from ragboost.config import RouterSettings, Settings
+from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
 from ragboost.proxy.hosted.cache_marks import kept_s
 from ragboost.proxy.records import SentRequest
+from ragboost.proxy.routing import router
 from ragboost.proxy.routing.admission import Admission, MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
 from ragboost.proxy.routing.router import Router
@@ -38,9 +39,19 @@ def engines() -> Iterator[list[FakeEngine]]:
         yield [one, two, three]
 
 
+@pytest.fixture(autouse=True)
+def light_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client has its answer a moment before its request counts as over."""
+    weigh_running(monkeypatch, 10)
+
+
+def weigh_running(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Set the load of a running request, whatever its length."""
+    monkeypatch.setattr(router, "_RUNNING_SHARE", 1e9)
+    monkeypatch.setattr(router, "_MAX_RUNNING_TOKENS", tokens)
+
+
 def proxy_for(*urls: str, **sections: Any) -> ProxyServer:
-    # Small: a client has its answer a moment before its request counts as over.
-    sections["router"] = {"running_tokens": 10, **sections.get("router", {})}
     extra = sections.pop("extra", [{}] * len(urls))
     replicas = [{"url": url, "name": f"e{i}", **extra[i]} for i, url in enumerate(urls)]
     return ProxyServer(proxy_settings("http://unused", backends=replicas, **sections))
@@ -93,8 +104,11 @@ def test_equal_backends_share_the_requests_evenly(engines: list[FakeEngine]) -> 
     assert counts(engines) == [3, 3, 3]
 
 
-def test_a_hot_prefix_starves_no_replica(engines: list[FakeEngine]) -> None:
-    with proxy_for(*(engine.url for engine in engines), router={"running_tokens": 600}) as proxy:
+def test_a_hot_prefix_starves_no_replica(
+    engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weigh_running(monkeypatch, 600)
+    with proxy_for(*(engine.url for engine in engines)) as proxy:
         ask(proxy.url, 1, 2, 3)
         for engine in engines:
             engine.misbehave(hold=True)
@@ -108,9 +122,11 @@ def test_a_hot_prefix_starves_no_replica(engines: list[FakeEngine]) -> None:
     assert all(count >= 2 for count in counts(engines))
 
 
-def test_load_counts_until_the_end_of_a_stream(engines: list[FakeEngine]) -> None:
-    urls = [engine.url for engine in engines[:2]]
-    with proxy_for(*urls, router={"running_tokens": 100_000}) as proxy:
+def test_load_counts_until_the_end_of_a_stream(
+    engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weigh_running(monkeypatch, 100_000)
+    with proxy_for(*(engine.url for engine in engines[:2])) as proxy:
         home = ask(proxy.url, 1, 2).headers["x-ragboost-backend"]
         at_home = engines[int(home[1:])]
         at_home.misbehave(hold_after_chunks=1)
@@ -516,7 +532,7 @@ async def held(prefixes: PrefixAffinity, backend: str, seen: Sequence[MessagePre
 
 
 async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
-    prefixes = PrefixAffinity(RouterSettings(max_prefixes=1))  # of each of two backends
+    prefixes = PrefixAffinity(max_prefixes=1)  # of each of two backends
     seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
     send(prefixes, "b", (), num_bytes=0)
     send(prefixes, "a", seen, num_bytes=500)
@@ -533,7 +549,7 @@ async def test_prefixes_are_bounded_and_forgotten_with_their_backend() -> None:
 
 
 async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards() -> None:
-    prefixes = PrefixAffinity(RouterSettings())
+    prefixes = PrefixAffinity()
     seen = prefixes_in(b'{"messages":["%b","%b"]}' % (b"x" * 38, b"y" * 38))
     for backend in "ab":
         send(prefixes, backend, seen, num_bytes=80)
@@ -563,16 +579,16 @@ def test_a_provider_keeps_prefixes_as_long_as_its_longest_ttl(
 
 async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its_prefix() -> None:
     now = 1000.0
-    settings = Settings(backends=KEYS, router={"running_tokens": 0})  # type: ignore[arg-type]
-    router = Router(Backends.of(settings), settings.router, kept_s=300.0)
-    (affinity,) = [each for each in router._signals if isinstance(each, PrefixAffinity)]
+    settings = Settings(backends=KEYS)  # type: ignore[arg-type]
+    routes = Router(Backends.of(settings), settings.router, kept_s=300.0)
+    (affinity,) = [each for each in routes._signals if isinstance(each, PrefixAffinity)]
     affinity._clock = lambda: now
 
     async def place(messages: bytes) -> Backend:
         prefixes = prefixes_in(b'{"messages":%b}' % messages)
         request = RoutingRequest(prefixes=prefixes, prompt_tokens=100)
         admission = Admission(None, request)  # type: ignore[arg-type]
-        await router.place(admission)
+        await routes.place(admission)
         return admission.backend
 
     busy = await place(b"[1,2]")

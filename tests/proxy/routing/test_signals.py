@@ -1,4 +1,4 @@
-"""Routing signals: the list that a policy names, and how their tokens are combined."""
+"""Routing signals: how their tokens are combined."""
 
 from collections.abc import Sequence
 
@@ -6,41 +6,27 @@ import numpy as np
 import pytest
 
 from ragboost.booster.tenants import Tenants
-from ragboost.config import RouterSettings, Settings
+from ragboost.config import Settings
 from ragboost.proxy.routing.admission import RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.signals import POLICIES, make_signals
 from ragboost.proxy.routing.signals.signal import CacheReading, RoutingSignal
-from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_signal_of_a_policy_can_be_made(policy: str) -> None:
-    signals = make_signals(RouterSettings.model_validate({"policy": policy}))
-
-    assert len(signals) == len(POLICIES[policy])
-    assert all(isinstance(signal, RoutingSignal) for signal in signals)
 
 
 class Favourite(RoutingSignal):
     """Expects everything in the cache of one backend, behind a long queue."""
 
-    reads_caches = True
-
     async def read(self, request: RoutingRequest, names: Sequence[str]) -> CacheReading:
         cached = np.array([float(request.prompt_tokens) * (name == "b") for name in names])
         return CacheReading(cached, np.zeros(len(names)))
-
-    def waiting_tokens(self, backend: Backend) -> int:
-        return 400 if backend.name == "b" else 0
 
 
 @pytest.mark.parametrize(("prompt_tokens", "expected"), [(300, "a"), (500, "b")])
 async def test_a_further_signal_counts_in_tokens(prompt_tokens: int, expected: str) -> None:
     settings = Settings(backends=[{"url": "http://a"}, {"url": "http://b"}])  # type: ignore[arg-type]
     dispatcher = Dispatcher(settings, backends=Backends.of(settings), tenants=Tenants(settings))
-    dispatcher.router._signals.append(Favourite(settings.router))
+    dispatcher.router._signals.append(Favourite())
+    dispatcher.backends.all[1].add_load(prefill_tokens=400)
     admission = dispatcher.admission(RoutingRequest(prompt_tokens=prompt_tokens))
 
     await dispatcher.enter(admission)

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragboost.proxy.routing.virtual_queue import VirtualQueue
+from ragboost.proxy.routing.backend_queue import VirtualQueue
 
 
 def test_without_savings_nobody_may_be_overtaken() -> None:

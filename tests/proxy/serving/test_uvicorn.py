@@ -23,6 +23,7 @@ from tests.proxy.serving.transport import Transport
 
 OF_A_PROTOCOL = {
     *("cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "transport", "url"),
+    "server_state",
 }
 OF_A_CYCLE = {
     *("disconnected", "keep_alive", "message_event", "more_body"),
@@ -84,6 +85,8 @@ def test_what_is_overridden_is_called_by_uvicorn_with_the_same_parameters() -> N
         *dir(FlowControl),
         *vars(FlowControl(Transport())),
     }
+    start = inspect.signature(HttpToolsProtocol._start_asgi_task)
+    assert list(start.parameters) == ["self", "cycle", "app"]
     assert "on_response" in inspect.signature(RequestResponseCycle).parameters
 
 

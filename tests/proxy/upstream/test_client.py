@@ -1,4 +1,7 @@
-"""Answers as servers frame them, and connections that are used again only when that is safe."""
+"""Answers as servers frame them, and connections that are used again only when that is safe.
+
+Also run against the lowest supported aiohttp, by `scripts/check_packages.py`.
+"""
 
 import asyncio
 import gc
@@ -13,6 +16,7 @@ import uvloop
 
 from ragboost.config import BackendSettings
 from ragboost.errors import BackendConnectionError, BackendTimeoutError
+from ragboost.proxy.upstream import client
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.client import UpstreamResponse
 from tests.eventually import DEADLINE_S, run_event_loop
@@ -251,6 +255,66 @@ async def test_what_comes_unasked_behind_an_answer_is_not_taken_for_the_next() -
             await run_event_loop()
     assert len(set(ports)) == 2
     assert ports[0] == ports[1] == ports[2] != ports[3] == ports[4]
+
+
+async def test_one_connection_carries_answers_of_every_framing() -> None:
+    ok, chunked = b"content-length: 2\r\n\r\nok", b"2\r\nok\r\n0\r\nx-later: 1\r\n\r\n"
+    interim, empty = b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n", b"content-length: 9\r\n\r\n"
+    kinds = {
+        "/length": OK + ok,
+        "/chunked": OK + b"transfer-encoding: chunked\r\n\r\n" + chunked,
+        "/interim": interim + OK + ok,
+        "/empty": OK + b"content-length: 0\r\n\r\n",
+        "/204": b"HTTP/1.1 204 No Content\r\n\r\n",
+        "/304": b"HTTP/1.1 304 Not Modified\r\n" + empty,
+        "/error": b"HTTP/1.1 503 Busy\r\n" + ok,
+    }
+    ports: set[int] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            ports.add(writer.get_extra_info("peername")[1])
+            target = head.split()[1].decode().removeprefix("/base")
+            writer.write(OK + empty if head.startswith(b"HEAD") else kinds[target])
+
+    async with backend(serve) as one:
+        for before in kinds:
+            for target in kinds:
+                await body_of(await one.request("GET", before, headers=[]))
+                assert await body_of(await one.request("HEAD", target, headers=[])) == b""
+                answer = await one.request("GET", target, headers=[])
+                assert answer.status == int(kinds[target].split(b"HTTP/1.1 ")[-1][:3])
+                body = b"ok" if kinds[target].endswith((ok, chunked)) else b""
+                assert await body_of(answer) == body
+    assert len(ports) == 1
+
+
+async def test_the_connection_used_last_is_used_first_and_an_idle_one_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_KEEPALIVE_S", 3)
+    closed: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served = b""
+        while not reader.at_eof():
+            if head := await reader.read(1000):
+                served += head.split()[1][-1:]
+                writer.write(OK + b"content-length: 2\r\n\r\nok")
+        closed.put_nowait(served)
+
+    clock = LoopClock()
+    async with backend(serve) as one:
+        requests = [one.request("GET", target, headers=[]) for target in ("/a", "/b")]
+        for response in await asyncio.gather(*requests):
+            await body_of(response)
+        await clock.advance(2)
+        for target in ("/c", "/d"):
+            await body_of(await one.request("GET", target, headers=[]))
+        await clock.advance(2)
+        first = await closed.get()
+        await clock.advance(2)
+        assert sorted([len(first), len(await closed.get())]) == [1, 3]
 
 
 async def test_a_probe_neither_takes_a_connection_from_the_pool_nor_leaves_one_there() -> None:

@@ -23,7 +23,7 @@ from ragboost.requests.wires.body import has_cache_mark, may_have_cache_mark, to
 from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.registry import ANY
 from ragboost.requests.wires.volatile_lines import VOLATILE_LINES, without_lines
-from ragboost.util.bounded_map import BoundedMap, Generations
+from ragboost.util.bounded_map import BoundedMap
 
 _KEYS_PER_PROMPT = 8
 _MAX_SHARED = 4  # conversations that a key leads to: those that begin alike
@@ -73,8 +73,9 @@ class LastPrompts:
             max_entries=max_prompts, max_size=max_size
         )
         # Numbers of conversations by key, the latest last.
-        self._by_key: Generations[int, tuple[int, ...]] = Generations()
-        self._max_keys = max_prompts * _KEYS_PER_PROMPT // 2
+        self._by_key: BoundedMap[int, tuple[int, ...]] = BoundedMap(
+            max_entries=max_prompts * _KEYS_PER_PROMPT
+        )
         # The last conversation that each owner began, with the keys of its head. Most begin alike:
         # the keys lead to it only when one comes with another head.
         self._latest: BoundedMap[bytes, tuple[int, Sequence[int]]] = BoundedMap(
@@ -139,7 +140,7 @@ class LastPrompts:
     def _find(self, new: SeenPrompt, kind: EngineKind) -> tuple[int | None, Predecessor | None]:
         """Return the number of a request's conversation and its last request."""
         candidates: dict[int, SeenPrompt] = {}
-        for key in new.sought_keys(self._is_new):
+        for key in new.sought_keys():
             for number in reversed(self._numbers(key)):
                 prompt = self._last.peek(number)
                 if prompt is None or number in candidates or prompt.owner != new.owner:
@@ -187,23 +188,13 @@ class LastPrompts:
         return False
 
     def _lead(self, keys: Sequence[int], number: int) -> None:
-        by_key = self._by_key.newer
-        if self._is_new(keys):
-            by_key.update(dict.fromkeys(keys, (number,)))
-        else:
-            for key in keys:
-                numbers = self._numbers(key)
-                others = [other for other in numbers if other != number and other in self._last]
-                by_key[key] = (*others, number)[-_MAX_SHARED:]
-        if len(by_key) >= self._max_keys:
-            self._by_key.turn()
+        for key in keys:
+            numbers = self._numbers(key)
+            others = [other for other in numbers if other != number and other in self._last]
+            self._by_key.put(key, (*others, number)[-_MAX_SHARED:])
 
     def _numbers(self, key: int) -> tuple[int, ...]:
         return self._by_key.get(key) or ()
-
-    def _is_new(self, keys: Sequence[int]) -> bool:
-        newer, older = self._by_key.newer.keys(), self._by_key.older.keys()
-        return newer.isdisjoint(keys) and older.isdisjoint(keys)
 
 
 def _is_same(before: SeenPrompt, new: SeenPrompt, kind: EngineKind) -> bool:

@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.config import PriceSettings
 from ragboost.proxy.hosted.lint.causes import MENDS, Cause
-from ragboost.proxy.hosted.lint.comparison import PrefixBreak, compare, expired_break
+from ragboost.proxy.hosted.lint.comparison import (
+    PrefixBreak,
+    compare,
+    expired_break,
+    rendered_break,
+)
 from ragboost.proxy.hosted.lint.conversations import LastPrompts, Predecessor
-from ragboost.proxy.hosted.lint.rendering import rendered_break
 from ragboost.proxy.hosted.lint.seen_prompt import SeenPrompt
 from ragboost.proxy.hosted.receipts import find_price, lost_cost
 from ragboost.requests.parsed_request import ParsedRequest

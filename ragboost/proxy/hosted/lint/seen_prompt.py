@@ -2,8 +2,7 @@
 messages. Does not know other requests' prompts but by these.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -61,17 +60,16 @@ class SeenPrompt:
             self.own_keys = [sample(owner, self.decoded[at]) for at in places]
         self._samples: list[int] = []
 
-    def sought_keys(self, is_new: Callable[[Sequence[int]], bool]) -> Iterable[int]:
-        """Return the keys under which its conversation may be found, the most specific first."""
-        first, last, owner = self._first, self._last, self.owner
-        own, middle = self.own_keys, range(last - _MAX_OWN, max(first, last - MAX_SOUGHT), -1)
-        if self.name_key or not middle:
-            return () if is_new(own) else own
-        others = (sample(owner, self.decoded[at]) for at in middle)
-        if not is_new(own):
-            return chain(own[:-1], others, own[-1:])
-        keys = [*others]
-        return () if is_new(keys) else keys
+    def sought_keys(self) -> Iterator[int]:
+        """Yield the keys under which its conversation may be found, the most specific first."""
+        if self.name_key:
+            yield self.name_key
+            return
+        *latest, first = self.own_keys
+        yield from latest
+        for at in range(self._last - _MAX_OWN, max(self._first, self._last - MAX_SOUGHT), -1):
+            yield sample(self.owner, self.decoded[at])
+        yield first
 
     def has_head_of(self, other: "SeenPrompt") -> bool:
         above = slice(self.num_above)

@@ -23,8 +23,6 @@ class IndexOverlap(RoutingSignal):
     forms there, and a hot document gets a second backend when its own has too much to do.
     """
 
-    reads_caches = True
-
     async def read(self, request: RoutingRequest, names: Sequence[str]) -> CacheReading | None:
         leading, tenant = request.leading, request.tenant
         if leading is None or tenant is None:

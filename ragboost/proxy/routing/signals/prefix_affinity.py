@@ -10,7 +10,6 @@ from typing import NamedTuple
 from msgspec import Raw
 
 from ragboost.booster.tenants import number_of
-from ragboost.config import RouterSettings
 from ragboost.index import Clearings, Holders
 from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.signals.signal import (
@@ -22,6 +21,7 @@ from ragboost.proxy.upstream.backend import Backend
 from ragboost.requests.json_body import Link
 from ragboost.util.bounded_map import BoundedMap
 
+_MAX_PREFIXES = 50_000  # for each backend
 _KEPT = 10**12  # tokens; more than any queue, less than what is set against a backend that is down
 
 
@@ -41,19 +41,18 @@ class PrefixAffinity(RoutingSignal):
     whatever their load.
     """
 
-    reads_caches = True
-
     def __init__(
         self,
-        settings: RouterSettings,
         *,
         kept_s: float = 0.0,
+        max_prefixes: int = _MAX_PREFIXES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(settings, kept_s=kept_s)
+        super().__init__()
+        self._kept_s = kept_s  # for which a provider keeps the prefix of a conversation's last turn
         self._clock = clock
-        self._max_prefixes = settings.max_prefixes
-        self._sent = BoundedMap[Link, _Sent](max_entries=self._max_prefixes)
+        self._max_prefixes = max_prefixes
+        self._sent = BoundedMap[Link, _Sent](max_entries=max_prefixes)
         self._numbers: dict[str, int] = {}  # of the backends' bits
         self._tick = 0
         self._forgotten = Clearings()

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ragboost.booster.tenants import number_of
-from ragboost.config import RouterSettings
 from ragboost.index import Holders
 from ragboost.proxy.routing.admission import MessagePrefix, RoutingRequest
 from ragboost.proxy.upstream.backend import Backend
@@ -30,14 +29,10 @@ class RoutingSignal:
     """One reason to prefer a backend, in tokens, so that reasons can be compared.
 
     A request goes to the backend with the fewest tokens to compute for it and before it: its own
-    without the highest `cached` of all signals, plus the sum of their `waiting_tokens`.
+    without the highest `cached` of all signals, plus those that wait there.
     """
 
-    reads_caches = False  # `read` is worth asking, so bodies have to be examined
-
-    def __init__(self, settings: RouterSettings, *, kept_s: float = 0.0) -> None:
-        self._settings = settings
-        self._kept_s = kept_s  # for which a provider keeps the prefix of a conversation's last turn
+    def __init__(self) -> None:
         self._names: Sequence[str] | None = None
         self._columns = np.zeros(0, np.int64)
 
@@ -67,10 +62,6 @@ class RoutingSignal:
 
     def remove(self, backend: Backend) -> None:
         """Forget a backend that is none any more."""
-
-    def waiting_tokens(self, backend: Backend) -> int:
-        """Return the tokens to compute before a new request; they change only with `load`."""
-        return 0
 
 
 def spread(holders: Sequence[Holders], columns: Columns) -> Tokens:

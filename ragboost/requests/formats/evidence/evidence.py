@@ -6,13 +6,13 @@ Keeps digests of lines, per tenant, and no texts. Does not know bodies or messag
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple
 
 from ragboost.requests.formats.evidence.line_digests import Digests, TextLine, read_lines
-from ragboost.requests.formats.evidence.open_list import documents
-from ragboost.requests.formats.evidence.recurrence import MIN_OBSERVATIONS, Cut, ListModel, Run
+from ragboost.requests.formats.evidence.list_model import Cut
 from ragboost.requests.formats.evidence.traffic import Traffic
 from ragboost.requests.formats.frames.not_documents import is_dialogue, is_work
 from ragboost.util.bounded_map import BoundedMap
@@ -26,9 +26,11 @@ _MEAN_CHARS = 160  # of the documents of a list
 _NUM_HEADS = 3  # texts with one beginning, from which on this is a part of the template
 _MAX_TENANTS = 64
 _MAX_BEGINNINGS = 64  # of a tenant, and together
-_MAX_SIZE_BYTES = 1 << 20
+_MAX_SIZE_BYTES = 8 << 20
+_MAX_ALL_BYTES = 64 << 20
 _MAX_DECISIONS = 2048
 _MAX_SPANS = 16_384
+_SPAN_BYTES = 150
 _TTL_S = 86_400.0
 _PLACES = re.compile(
     r"\b(?:first|second|third|fourth|fifth|last|next|previous|\d+(?:st|nd|rd|th))\s+(?:of the\s+)?"
@@ -36,10 +38,6 @@ _PLACES = re.compile(
     r"|(?<!\n)\b(?:document|passage|paragraph|source|excerpt|chunk|article)\s+(?:no\.?\s*|number\s+|#)?\d",
     re.IGNORECASE,
 )
-
-
-_MANY_FRUITLESS = 64
-_READ_ONE_IN = 4
 
 
 class DocumentSpan(NamedTuple):
@@ -52,24 +50,17 @@ class _Tenant:
         self.traffic: BoundedMap[int, Traffic] = BoundedMap(
             max_entries=_MAX_BEGINNINGS, max_size=_MAX_SIZE_BYTES, ttl_s=_TTL_S
         )
-        self.headless = Traffic()
         self.decisions: BoundedMap[int, tuple[DocumentSpan, ...]] = BoundedMap(
             max_entries=_MAX_DECISIONS, max_size=_MAX_SPANS, ttl_s=_TTL_S
         )
-        self.num_fruitless = 0  # new texts since documents were found in one
 
-    def is_worth_reading(self) -> bool:
-        """Return False for most texts of a tenant whose texts have long shown no documents."""
-        return self.num_fruitless < _MANY_FRUITLESS or self.num_fruitless % _READ_ONE_IN == 0
+    def expire(self) -> None:
+        self.traffic.expire()
+        self.decisions.expire()
 
-    def copy_of(self, first: TextLine) -> "_Tenant":
-        """Return a copy of what is known of texts with this first line."""
-        copy = _Tenant()
-        copy.headless = self.headless.copy()
-        for name in {first.key, first.label}:
-            if (traffic := self.traffic.peek(name)) is not None:
-                copy.traffic.put(name, traffic.copy())
-        return copy
+    @property
+    def size_bytes(self) -> int:
+        return self.traffic.size + _SPAN_BYTES * self.decisions.size
 
 
 class Evidence:
@@ -80,7 +71,9 @@ class Evidence:
     """
 
     def __init__(self) -> None:
-        self._tenants: BoundedMap[str, _Tenant] = BoundedMap(max_entries=_MAX_TENANTS)
+        self._tenants: BoundedMap[str, _Tenant] = BoundedMap(
+            max_entries=_MAX_TENANTS, max_size=_MAX_ALL_BYTES
+        )
         self._lock = Lock()
 
     def cut(
@@ -103,39 +96,21 @@ class Evidence:
         """
         if not _MIN_TEXT <= len(text) <= _MAX_CHARS:
             return ()
-        if not learns:
-            return self._try(text, tenant=tenant, is_first_turn=is_first_turn, marks=marks)
+        name = hash((text, tuple(marks)))
         with self._lock:
-            known = self._tenants.get(tenant) or _Tenant()
-            self._tenants.put(tenant, known)
-            name = hash((text, tuple(marks)))
-            spans = known.decisions.get(name)
-            if spans is None:
-                spans = ()
-                if is_first_turn:
-                    if known.is_worth_reading():
-                        spans = _learn(known, text, marks)
-                    known.num_fruitless = 0 if spans else known.num_fruitless + 1
+            known = self._tenants.peek(tenant) or _Tenant()
+            known.expire()
+            if (spans := known.decisions.peek(name)) is None:
+                spans = _learn(known, text, marks, learns=learns) if is_first_turn else ()
+            if learns:
                 known.decisions.put(name, spans, size=1 + len(spans))
+                self._tenants.put(tenant, known, size=known.size_bytes)
             return spans
 
-    def _try(
-        self, text: str, *, tenant: str, is_first_turn: bool, marks: Sequence[int]
-    ) -> tuple[DocumentSpan, ...]:
-        """Return what `cut` would, and change nothing."""
-        lines = read_lines(text)
-        with self._lock:
-            known = self._tenants.peek(tenant)
-            if known is None or not lines:
-                return ()
-            spans = known.decisions.peek(hash((text, tuple(marks))))
-            if spans is not None or not is_first_turn:
-                return spans or ()
-            copy = known.copy_of(lines[0])
-        return _learn(copy, text, marks)
 
-
-def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[DocumentSpan, ...]:
+def _learn(
+    tenant: _Tenant, text: str, marks: Sequence[int], *, learns: bool
+) -> tuple[DocumentSpan, ...]:
     lines = read_lines(text)
     if not _MIN_LINES <= len(lines) <= len(text) // _MEAN_LINE:
         return ()
@@ -144,40 +119,26 @@ def _learn(tenant: _Tenant, text: str, marks: Sequence[int]) -> tuple[DocumentSp
     if len(digests.marks) < len(marks):
         return ()
     best: tuple[DocumentSpan, ...] = ()
-    for name, traffic in _all_traffic(tenant, lines):
-        traffic.add(digests)
-        if name:
+    for name, traffic in _all_traffic(tenant, lines[0]):
+        if learns:
+            cut = traffic.add(digests)
             tenant.traffic.put(name, traffic, size=traffic.size_bytes)
-        spans = _cut(traffic, text, lines)
+        else:
+            cut = deepcopy(traffic).add(digests)
+        spans = _spans(text, lines, cut) if cut is not None else ()
         if len(spans) > len(best):
             best = spans
     return best
 
 
-def _all_traffic(tenant: _Tenant, lines: Sequence[TextLine]) -> list[tuple[int, Traffic]]:
+def _all_traffic(tenant: _Tenant, first: TextLine) -> list[tuple[int, Traffic]]:
     """Return what is known of texts with this first line, with its label, and of those whose first
     line is another one each time (0)."""
-    names = {lines[0].key, lines[0].label} - {0}
-    found = [(name, tenant.traffic.get(name) or Traffic()) for name in names]
-    if all(len(traffic.latest()) < _NUM_HEADS for _, traffic in found):
-        found.append((0, tenant.headless))
+    names = {first.key, first.label} - {0}
+    found = [(name, tenant.traffic.peek(name) or Traffic()) for name in names]
+    if all(len(traffic.texts) < _NUM_HEADS for _, traffic in found):
+        found.append((0, tenant.traffic.peek(0) or Traffic()))
     return found
-
-
-def _cut(traffic: Traffic, text: str, lines: Sequence[TextLine]) -> tuple[DocumentSpan, ...]:
-    moved = traffic.moved()
-    texts = traffic.lists(moved)
-    if len(texts) <= MIN_OBSERVATIONS or texts[-1] is not traffic.latest()[-1]:
-        return ()
-    if any(each.copies for each in texts):
-        return ()
-    if len(texts[-1].marks):
-        texts = [each for each in texts if len(each.marks) > 1]
-        runs = documents(texts) if len(texts) > MIN_OBSERVATIONS else ()
-        spans = tuple([DocumentSpan(lines[first].start, lines[end - 1].end) for first, end in runs])
-        return spans if _are_worth_it(text, spans) else ()
-    cut = ListModel(texts, moved).cut()
-    return _spans(text, lines, cut, texts) if cut is not None else ()
 
 
 def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
@@ -191,19 +152,15 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
     return _PLACES.search(text[:start] + "\n" + text[end:]) is None
 
 
-def _spans(
-    text: str, lines: Sequence[TextLine], cut: Cut, texts: Sequence[Digests]
-) -> tuple[DocumentSpan, ...]:
-    has_numbers = _has_numbers(lines, cut.runs, texts)
-    if has_numbers is None or not _are_alike(lines, cut, text):
-        return ()
+def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan, ...]:
     spans = [
         DocumentSpan(
-            lines[first].text_start if has_numbers else lines[first].start, lines[end - 1].end
+            lines[first].text_start if cut.has_numbers else lines[first].start, lines[end - 1].end
         )
         for first, end in cut.runs
     ]
-    return tuple(spans) if _are_worth_it(text, spans) else ()
+    are_alike = cut.has_marks or _are_alike(lines, cut, text)
+    return tuple(spans) if are_alike and _are_worth_it(text, spans) else ()
 
 
 def _are_alike(lines: Sequence[TextLine], cut: Cut, text: str) -> bool:
@@ -226,23 +183,3 @@ def _are_alike(lines: Sequence[TextLine], cut: Cut, text: str) -> bool:
 
 def _gap(text: str) -> str:
     return text if text.strip() else "\n\n" if text.count("\n") > 1 else "\n"
-
-
-def _has_numbers(
-    lines: Sequence[TextLine], runs: Sequence[Run], texts: Sequence[Digests]
-) -> bool | None:
-    """Return True if the numbers before documents belong to places, False if to documents or if
-    there are none; None if that is not certain."""
-    numbers = [lines[first].number for first, _ in runs]
-    if max(numbers) < 0:
-        return False
-    own = {lines[first].key: lines[first].number for first, _ in runs}
-    num_other = sum(
-        own.get(key, number) != number
-        for each in texts[:-1]
-        for key, number in zip(each.keys, each.numbers, strict=True)
-    )
-    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        is_last = all(line.number != numbers[-1] + 1 for line in lines[slice(*runs[-1])])
-        return True if num_other > 1 and is_last else None
-    return None if num_other else False

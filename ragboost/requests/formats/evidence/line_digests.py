@@ -3,6 +3,7 @@
 import re
 from array import array
 from collections import Counter
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 MAX_LINES = 1024
@@ -10,7 +11,7 @@ _MAX_LABEL = 40
 _SHORT = 40  # characters; a line that long which occurs twice in a text is a copy, not a mark
 # A place in the list, in front of a line: `[3] `, `3. `, `(3) `, `- 3: `, `Document 3: `.
 _NUMBER = re.compile(
-    r"(?:[-*+•]\s+|#{1,6}\s+)?[\[(（【]?(?:[^\W\d_]{1,24} ?){0,2}\#?(\d{1,4})"
+    r"(?:[-*+•]\s+|#{1,6}\s+)?[\[(（【]?(?:[^\W\d_]{1,24}+ ?){0,2}\#?(\d{1,4})"
     r"(?:[\])]?[.:]?(?:(?<=\])|\s)|[】：、）])\s*"
 )
 # Words that announce documents which begin on their line: `Context: text`.
@@ -19,8 +20,7 @@ _ANNOUNCES = re.compile(
     r"|(?:已知信息|参考资料|上下文|背景知识)\s?[:：])\s*(?=\S)",
     re.IGNORECASE,
 )
-_LETTER = re.compile(r"[^\W_]")
-_MIN_LETTERS = 4
+_FOUR_LETTERS = re.compile(r"(?:[\W_]*+[^\W_]){4}")
 
 
 class TextLine(NamedTuple):
@@ -39,24 +39,34 @@ class Digests:
 
     __slots__ = ("copies", "keys", "labels", "marks", "numbers", "repeated", "weak")
 
-    def __init__(self, lines: list[TextLine], marks: list[int]) -> None:
-        # Lines that differ by nothing but their numbers are told apart by these.
-        counts = Counter([line.key for line in lines])
-        keys = [line.key if counts[line.key] == 1 else line.full_key for line in lines]
+    def __init__(self, lines: Sequence[TextLine], marks: Sequence[int]) -> None:
+        keys = [line.key for line in lines]
+        self.copies = False  # True if a whole line of text occurs twice, as in equal documents
+        self.repeated: Set[int] = frozenset()
+        if len(set(keys)) < len(keys):
+            counts = Counter(keys)
+            self.copies = any(
+                counts[line.key] > 1 and line.end - line.start > _SHORT for line in lines
+            )
+            # Lines that differ by nothing but their numbers are told apart by these.
+            keys = [line.key if counts[line.key] == 1 else line.full_key for line in lines]
+            self.repeated = frozenset([key for key, num in Counter(keys).items() if num > 1])
         self.keys = array("q", keys)
         self.labels = array("q", [line.label for line in lines])
         self.numbers = array("h", [line.number for line in lines])
         self.marks = array("h", marks)  # lines with which documents begin
-        repeated = [key for key, num in Counter(keys).items() if num > 1]
-        self.repeated = frozenset(repeated)
         weak = [key for key, line in zip(keys, lines, strict=True) if line.is_weak]
         self.weak = frozenset(weak)
-        # True if a whole line of text occurs twice, as in overlapping or equal documents.
-        self.copies = any(counts[line.key] > 1 and line.end - line.start > _SHORT for line in lines)
 
     @property
-    def size_bytes(self) -> int:
-        return 18 * len(self.keys) + 64 * len(self.repeated) + 600
+    def has_marks(self) -> bool:
+        return len(self.marks) > 1
+
+    def singles(self) -> set[int]:
+        """Return the digests of lines and labels that the text has exactly once."""
+        counts = Counter(self.keys)
+        counts.update(self.labels)
+        return {name for name, num in counts.items() if num == 1} - {0}
 
 
 def read_lines(text: str) -> list[TextLine]:
@@ -67,7 +77,7 @@ def read_lines(text: str) -> list[TextLine]:
     start = 0
     for raw in text.split("\n"):
         if stripped := raw.strip():
-            at = start + raw.index(stripped)
+            at = start + len(raw) - len(raw.lstrip())
             if announced := _ANNOUNCES.match(stripped):
                 lines.append(_line(announced[0].rstrip(), at))
                 at, stripped = at + announced.end(), stripped[announced.end() :]
@@ -78,14 +88,14 @@ def read_lines(text: str) -> list[TextLine]:
 
 def _line(text: str, start: int) -> TextLine:
     number, text_start = -1, start
+    full_key = key = hash(text)
     match = _NUMBER.match(text)
     if match is not None and match.end() < len(text):
         number, text_start = int(match[1]), start + match.end()
+        key = hash(text[match.end() :])
     colon = text.find(":", 1, _MAX_LABEL)
     if colon < 0:
         colon = text.find("：", 1, _MAX_LABEL)
     label = hash((text[:colon],)) if colon > 0 else 0
-    full_key = hash(text)
-    key = full_key if number < 0 else hash(text[text_start - start :])
-    is_weak = text[-1] in ":：>" or len(_LETTER.findall(text[:_MAX_LABEL])) < _MIN_LETTERS
+    is_weak = text[-1] in ":：>" or not _FOUR_LETTERS.match(text, 0, _MAX_LABEL)
     return TextLine(start, start + len(text), text_start, number, key, full_key, label, is_weak)

@@ -1,89 +1,123 @@
 """The texts that one application sent lately, and what moved between them."""
 
-from collections import deque
-
 from ragboost.requests.formats.evidence.line_digests import Digests
-from ragboost.requests.formats.evidence.moved_runs import moved_runs, swaps
+from ragboost.requests.formats.evidence.list_model import Cut, ListModel
+from ragboost.requests.formats.evidence.moved_lines import moved_lines
+from ragboost.requests.formats.evidence.open_list import OpenList
+from ragboost.requests.formats.evidence.template import MIN_OBSERVATIONS
 
-_MAX_TEXTS = 32
+_MAX_TEXTS = 32  # that are kept when there are twice as many
 _MAX_LINES = 2048
-_MAX_SWAPS = 16  # of two texts
 _MIN_SWAPS = 2
 _MIN_MOVED = 2  # lines of a text that have moved, so that it holds a list
-
-
-class _Sample:
-    __slots__ = ("digests", "moved", "swaps")
-
-    def __init__(self, digests: Digests) -> None:
-        self.digests = digests
-        self.moved: set[int] = set()  # lines that another sample has in another order
-        self.swaps: list[frozenset[int]] = []  # lines that have changed places
-
-    def copy(self) -> "_Sample":
-        copy = _Sample(self.digests)
-        copy.moved, copy.swaps = set(self.moved), list(self.swaps)
-        return copy
+_MAX_COMPARED = 8
+_TEXT_BYTES = 1000
+_LINE_BYTES = 200
+_MODEL_LINE_BYTES = 800  # of a line and its neighbours
 
 
 class Traffic:
-    """The latest texts with one beginning, at most `_MAX_TEXTS`."""
+    """The latest texts with one beginning. Each new text is compared with few others."""
 
     def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque()
+        self.texts: list[Digests] = []
+        self._holders: dict[int, int] = {}  # bit n: text n has the line
+        self._moved: set[int] = set()
+        self._num_swaps = 0
+        self._in_all_swaps: frozenset[int] = frozenset()
+        self._models: dict[bool, ListModel | OpenList] = {}  # by: only the last end is not known
         self._num_lines = 0
-
-    def copy(self) -> "Traffic":
-        copy = Traffic()
-        copy._samples.extend([sample.copy() for sample in self._samples])
-        copy._num_lines = self._num_lines
-        return copy
-
-    def add(self, digests: Digests) -> None:
-        new = _Sample(digests)
-        for old in self._samples:
-            _compare(new, old)
-        self._samples.append(new)
-        self._num_lines += len(digests.keys)
-        while len(self._samples) > _MAX_TEXTS or self._num_lines > _MAX_LINES:
-            self._num_lines -= len(self._samples.popleft().digests.keys)
 
     @property
     def size_bytes(self) -> int:
-        return sum(
-            sample.digests.size_bytes + 80 * len(sample.moved) + 300 * len(sample.swaps)
-            for sample in self._samples
-        )
+        line_bytes = _LINE_BYTES + _MODEL_LINE_BYTES * len(self._models)
+        return _TEXT_BYTES * len(self.texts) + line_bytes * len(self._holders)
 
-    def moved(self) -> set[int]:
-        """Return the lines that have changed their order among themselves.
+    def add(self, text: Digests) -> Cut | None:
+        """Learn from a text and return its documents, if they are certain."""
+        self._compare(text)
+        model = self._model(text) if self._is_list(text) else None
+        self._remember(text)
+        # Texts in which lines of text occur twice have overlapping documents.
+        if not self._is_list(text) or any(t.copies and self._is_list(t) for t in self.texts):
+            return None
+        model = model or self._build(text)
+        return model.cut() if model is not None else None
+
+    def _build(self, text: Digests) -> ListModel | OpenList | None:
+        texts = [t for t in self.texts if t.has_marks == text.has_marks and self._is_list(t)]
+        if len(texts) <= MIN_OBSERVATIONS:
+            return None
+        kind = OpenList if text.has_marks else ListModel
+        model = self._models[text.has_marks] = kind(texts, self._moved)
+        return model
+
+    def _model(self, text: Digests) -> ListModel | OpenList | None:
+        """Return the model of such texts that has learnt from this one, too, if it fits."""
+        model = self._models.get(text.has_marks)
+        fits = model is not None and model.template.fits(text, self._holders.keys())
+        return model if model is not None and fits and model.add(text) else None
+
+    def _is_list(self, text: Digests) -> bool:
+        """Return True for a text with lines that have changed their order among themselves.
 
         One pair does not count, nor one line that changed places with others: lists that are
         edited have these, too.
         """
-        swaps = [swap for sample in self._samples for swap in sample.swaps]
-        if len(swaps) < _MIN_SWAPS or frozenset.intersection(*swaps):
-            return set()
-        return set().union(*[sample.moved for sample in self._samples])
+        if self._num_swaps < _MIN_SWAPS or self._in_all_swaps:
+            return False
+        return sum(key in self._moved for key in text.keys) >= _MIN_MOVED
 
-    def lists(self, moved: set[int]) -> list[Digests]:
-        """Return the texts that hold lines which moved, the latest last."""
-        return [
-            sample.digests
-            for sample in self._samples
-            if sum(key in moved for key in sample.digests.keys) >= _MIN_MOVED
-        ]
+    def _compare(self, text: Digests) -> None:
+        """Find what has moved since earlier texts: the first ones, and those that share lines."""
+        num = len(self.texts)
+        common = (1 << num) - 1 if num <= _MAX_COMPARED else self._sharing(text)
+        for _ in range(_MAX_COMPARED):
+            if not common:
+                break
+            latest = common.bit_length() - 1
+            common ^= 1 << latest
+            moved = moved_lines(text, self.texts[latest])
+            self._moved.update(moved.keys)
+            for swap in moved.swaps:
+                self._in_all_swaps = self._in_all_swaps & swap if self._num_swaps else swap
+                self._num_swaps += 1
 
-    def latest(self) -> list[Digests]:
-        return [sample.digests for sample in self._samples]
+    def _sharing(self, text: Digests) -> int:
+        """Return the texts, as bits, that share a line which has not moved yet, and another one.
 
+        What all texts have tells nothing.
+        """
+        once = twice = unmoved = 0
+        everywhere = (1 << len(self.texts)) - 1
+        for key in text.keys:
+            holders = self._holders.get(key, everywhere)
+            if holders != everywhere:
+                twice |= once & holders
+                once |= holders
+                if key not in self._moved:
+                    unmoved |= holders
+        return twice & unmoved
 
-def _compare(new: _Sample, old: _Sample) -> None:
-    skip = new.digests.repeated | old.digests.repeated | new.digests.weak
-    runs = moved_runs(new.digests.keys, old.digests.keys, skip=skip)
-    for run in runs:
-        keys = new.digests.keys[run.at : run.at + run.length]
-        new.moved.update(keys)
-        old.moved.update(keys)
-    keys = new.digests.keys
-    new.swaps.extend([frozenset((keys[a.at], keys[b.at])) for a, b in swaps(runs)][:_MAX_SWAPS])
+    def _remember(self, text: Digests) -> None:
+        self.texts.append(text)
+        bit = 1 << len(self.texts) - 1
+        for key in text.keys:
+            self._holders[key] = self._holders.get(key, 0) | bit
+        self._num_lines += len(text.keys)
+        if len(self.texts) > 2 * _MAX_TEXTS or self._num_lines > 2 * _MAX_LINES:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget the older half."""
+        texts, self.texts = self.texts, []
+        self._holders, self._num_lines, self._models = {}, 0, {}
+        num, lines = 0, 0
+        for text in reversed(texts[-_MAX_TEXTS:]):
+            lines += len(text.keys)
+            if lines > _MAX_LINES:
+                break
+            num += 1
+        for text in texts[len(texts) - num :]:
+            self._remember(text)
+        self._moved &= self._holders.keys()

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import HiddenParts
-from ragboost.requests.formats.frames.elements import wrappers
+from ragboost.requests.formats.frames.elements import Tags, wrappers
 from ragboost.requests.formats.frames.spans import lines, strip
 
 _RULE = re.compile(r"\n(-{5,}|={5,})[ \t]*\r?(?=\n|\Z)")
@@ -18,6 +18,7 @@ _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
 _STUFF = "pieces of context to answer"
 _STUFF_END = "\n\nQuestion:"
+_MAX_INTRO = 4096
 
 
 class Container(NamedTuple):
@@ -40,18 +41,20 @@ class Surroundings:
     """The containers and rules around the lists of a text, found once, where a list may need it.
 
     Args:
+        tags: of the text.
         hidden: stretches whose lines are not looked at.
     """
 
-    def __init__(self, text: str, hidden: HiddenParts) -> None:
+    def __init__(self, text: str, tags: Tags, hidden: HiddenParts) -> None:
         self._text = text
+        self._tags = tags
         self._hidden = hidden
 
     @cached_property
     def rules(self) -> list[Rule]:
         """The lines of nothing but a rule; none if there are absurdly many."""
         text = self._text
-        if "\n-" not in text and "\n=" not in text and text[:1] not in ("-", "="):
+        if "-" not in text and "=" not in text:
             return []
         found = lines(text, _RULE, self._hidden.gaps(len(text)))
         rules = [Rule(line.start, line.end, line.match[1]) for line in found]
@@ -62,7 +65,7 @@ class Surroundings:
         """The containers, inner ones first."""
         text = self._text
         found = [*_between(text, self.rules), *_stuffed(text)]
-        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text)]
+        found += [Container(s.inner_start, s.inner_end, s.end) for s in wrappers(text, self._tags)]
         stripped = [Container(*strip(text, each.start, each.end), each.close) for each in found]
         inside = [each for each in stripped if each.start < each.end]
         return sorted(inside, key=lambda each: each.end - each.start)
@@ -81,7 +84,7 @@ def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
 
 def _stuffed(text: str) -> Iterator[Container]:
     """Yield the inside of LangChain's classic prompt: an instruction, the context, "Question:"."""
-    intro = text.find(_STUFF)
+    intro = text.find(_STUFF, 0, _MAX_INTRO)
     start = text.find("\n\n", intro) if intro >= 0 else -1
     if start >= 0 and text.count(_STUFF_END, start) == 1:
         end = text.index(_STUFF_END, start)

@@ -29,13 +29,13 @@ def find(text: str, frame: FrameSettings) -> Iterator[Candidate]:
     if frame.separator is not None:
         yield from _separated(text, frame, opener, closer, frame.separator)
         return
-    openers = [Mark(*match.span()) for match in opener.finditer(text)]
-    closers = [Mark(*match.span(), True) for match in closer.finditer(text)]
+    openers: list[Mark] = [(*match.span(), False) for match in opener.finditer(text)]
+    closers: list[Mark] = [(*match.span(), True) for match in closer.finditer(text)]
     if frame.start == frame.end:
-        openers, closers = openers[::2], [m._replace(is_closer=True) for m in openers[1::2]]
+        openers, closers = openers[::2], [(start, end, True) for start, end, _ in openers[1::2]]
     marks = sorted(openers + closers)
     check_number(marks)
-    start, end = marks[0].start, marks[-1].end
+    start, end = marks[0][0], marks[-1][1]
     try:
         spans = pair(text, marks)
         if is_tag := _OPEN_TAG.fullmatch(frame.start):

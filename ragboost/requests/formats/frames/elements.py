@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ragboost.requests.formats.documents import TooManyDocumentsError
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
 from ragboost.requests.formats.frames.not_documents import (
     are_documents,
@@ -22,13 +23,13 @@ from ragboost.requests.formats.frames.siblings import (
     pair,
     separators,
 )
-from ragboost.requests.formats.frames.spans import behind_closing_tag, check_number, strip
+from ragboost.requests.formats.frames.spans import MAX_DOCUMENTS, behind_closing_tag, strip
 from ragboost.requests.formats.groups import DocumentBlock, hint_name
 
 _MAX_TAG = 1024
 _MAX_NAME = 200
 _MAX_NAMES = 64  # tags of one text that are looked at
-_CLOSED = re.compile(r"</([^\W\d][\w.:-]{0,63})>")
+_TAG = re.compile(r"<(/?)([^\W\d][\w.:-]{0,63})(?:>|(?=\s))")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
 _NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
@@ -46,15 +47,35 @@ class _Attribute(NamedTuple):
     end: int
 
 
-def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
+Tags = Mapping[str, Sequence[Mark]]
+"""The tags of each name that is closed somewhere, in the order of the text."""
+
+
+def find_tags(text: str) -> Tags:
+    """Find the tags of a text; of one with very many names, those of the first."""
+    marks: dict[str, list[Mark]] = {}
+    closed: dict[str, None] = {}
+    for num, match in enumerate(_TAG.finditer(text) if "<" in text else ()):
+        start, end = match.span()
+        if match[1] and text[end - 1] == ">":
+            closed[match[2]] = None
+        elif match[1]:
+            continue
+        marks.setdefault(match[2], []).append((start, end, match[1] != ""))
+        if num > MAX_DOCUMENTS:
+            raise TooManyDocumentsError(num, MAX_DOCUMENTS)
+    return {name: marks[name] for name in list(closed)[:_MAX_NAMES]}
+
+
+def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
     """Find lists of elements.
 
     Args:
         hidden: stretches in which a tag is part of a string.
     """
-    for name in _closed(text):
-        marks = _marks(text, name, hidden)
-        num = sum(mark.is_closer for mark in marks)
+    for name, marks in tags.items():
+        marks = [mark for mark in marks if mark[0] not in hidden] if hidden else marks
+        num = sum([is_closer for _, _, is_closer in marks])
         if num == 0 or (num == 1 and not is_document_name(name)):
             continue
         try:
@@ -64,7 +85,7 @@ def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
         except OddMarkError as error:
             if is_document_name(name) or not is_ordered_name(name):
                 where = f"<{name}>"
-                yield Candidate(marks[0].start, marks[-1].end, where, problem=f"{where}: {error}")
+                yield Candidate(marks[0][0], marks[-1][1], where, problem=f"{where}: {error}")
             continue
         if len(spans) == 1 and is_document_name(name):
             yield Candidate(*spans[0][:2], f"<{name}>")
@@ -72,38 +93,24 @@ def find(text: str, hidden: HiddenParts) -> Iterator[Candidate]:
             texts = [text[span.inner_start : span.inner_end] for span in run]
             if not are_documents(name, texts):
                 continue
-            if any(map(_is_empty, texts)):
+            if not all(map(str.strip, texts)):
                 ends, problem = (run[0].start, run[-1].end), "an element without text"
                 yield Candidate(*ends, f"<{name}>", problem=problem)
             else:
                 yield candidate(text, f"<{name}>", run)
 
 
-def _closed(text: str) -> list[str]:
-    """Return the names of the tags that are closed somewhere."""
-    names = dict.fromkeys(_CLOSED.findall(text)) if "</" in text else ()
-    return list(names)[:_MAX_NAMES]
-
-
-def wrappers(text: str) -> Iterator[Element]:
+def wrappers(text: str, tags: Tags) -> Iterator[Element]:
     """Yield the elements that occur once, on lines of their own: they enclose a list."""
-    for name in _closed(text):
-        opener, closer = f"\n<{name}>", f"\n</{name}>"
-        end = text.rfind(closer)
-        start = 0 if text.startswith(opener[1:]) else text.find(opener) + 1
-        if end < 0 or (start == 0 and not text.startswith(opener[1:])):
+    for marks in tags.values():
+        openers = [m for m in marks if not m[2] and text[m[1] - 1] == ">"]
+        closers = [m for m in marks if m[2]]
+        begin = next((m for m in openers if text[m[0] - 1 : m[0]] in ("", "\n")), None)
+        end = closers[-1]
+        if begin is None or not begin[1] <= end[0] - 1 or text[end[0] - 1] != "\n":
             continue
-        inner = start + len(opener) - 1
-        if start < end and text.count(f"<{name}>", start) == 1 == text.count(closer[1:], start):
-            yield Element(start, end + len(closer), inner, end)
-
-
-def _marks(text: str, name: str, hidden: HiddenParts) -> list[Mark]:
-    name = re.escape(name)
-    pattern = re.compile(rf"<(?:(/){name}>|{name}(?:>|(?=\s)))")
-    marks = [Mark(*match.span(), match[1] is not None) for match in pattern.finditer(text)]
-    check_number(marks)
-    return [mark for mark in marks if mark.start not in hidden] if hidden else marks
+        if openers[-1] == begin and (len(closers) == 1 or closers[-2] < begin):
+            yield Element(begin[0], end[1], begin[1], end[0] - 1)
 
 
 def whole(text: str, span: Element) -> Element:
@@ -125,6 +132,9 @@ def _runs(text: str, spans: list[Element]) -> list[list[Element]]:
 
     Several are certain only if each one has a wrapper of its own.
     """
+    gaps = set(separators(text, [span[:2] for span in spans]))
+    if len(gaps) == 1 and is_separator(*gaps):
+        return [spans]
     runs: list[list[Element]] = []
     for span in spans:
         if runs and is_separator(text[runs[-1][-1].end : span.start]):
@@ -147,16 +157,13 @@ def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
     return before is not None and behind is not None and before[1] == behind[1]
 
 
-def _is_empty(text: str) -> bool:
-    return not text or text.isspace()
-
-
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:
     """Make a list of elements, whose openers end with a `>`."""
     attributes = [_attributes(text, span) for span in run]
     number = _number(attributes)
-    pairs = zip(run, attributes, _contents(text, run), strict=True)
-    blocks = tuple([_block(text, *each, number=number) for each in pairs])
+    inner = [strip(text, span.inner_start, span.inner_end) for span in run]
+    parts = zip(run, attributes, inner, _contents(text, inner), strict=True)
+    blocks = tuple([_block(text, *each, number=number) for each in parts])
     end = run[-1].end
     return Candidate(run[0].start, end, name, blocks, behind_closing_tag(text, end))
 
@@ -175,7 +182,7 @@ def _tag_end(text: str, at: int) -> int:
 
 def _attributes(text: str, span: Element) -> dict[str, _Attribute]:
     found: dict[str, _Attribute] = {}
-    if "=" not in text[span.start : span.inner_start]:
+    if text.find("=", span.start, span.inner_start) < 0:
         return found
     for match in _ATTRIBUTE.finditer(text, span.start, span.inner_start):
         group = 2 if match[2] is not None else 3
@@ -201,38 +208,35 @@ def _block(
     text: str,
     span: Element,
     attributes: Mapping[str, _Attribute],
+    inner: tuple[int, int],
     content: tuple[int, int],
     *,
     number: str | None,
 ) -> DocumentBlock:
-    inner = strip(text, span.inner_start, span.inner_end)[0]
-    named = [name for name in _NAMES if name != number and name in attributes]
-    name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner)
+    named = [name for name in _NAMES if name != number and name in attributes] if attributes else ()
+    name = _shown(attributes[named[0]].value) if named else _inner_name(text, inner[0])
     start, end = content
     numbers = () if number is None else (attributes[number][1:],)
     return DocumentBlock(span.start, span.end, text[start:end] or None, start, end, numbers, name)
 
 
-def _contents(text: str, run: Sequence[Element]) -> list[tuple[int, int]]:
+def _contents(text: str, inner: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return where the texts are: maybe in inner elements, if all documents have the same one.
 
     Where only some have one, it may be theirs or the frame's: the texts cannot be told apart.
     """
-    inner = [strip(text, span.inner_start, span.inner_end) for span in run]
-    tags: set[str] = set()
-    contents: list[tuple[int, int]] = []
-    for start, end in inner:
-        tag, *content = _content(text, start, end)
-        tags.add(tag)
-        contents.append((content[0], content[1]))
-    return contents if len(tags) == 1 else [(start, start) for start, _ in inner]
+    found = [_content(text, *ends) for ends in inner]
+    tags = {tag for tag, _, _ in found}
+    return [(start, end if len(tags) == 1 else start) for _, start, end in found]
 
 
 def _content(text: str, start: int, end: int) -> tuple[str, int, int]:
     """Return the tag of the inner element that holds the text, behind those with its names, and
     where the text is; without a tag if there is none."""
     whole = ("", start, end)
-    match = _CHILDREN.match(text, start, end) if text.startswith("<", start) else None
+    if not text.startswith("<", start):
+        return whole
+    match = _CHILDREN.match(text, start, end)
     if match is None or not (match[1] or match[3] in _CONTENTS):
         return whole
     closer = f"</{match[3]}>"

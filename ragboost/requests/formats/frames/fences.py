@@ -18,7 +18,7 @@ _MAX_FENCES = 10_000
 
 def fences(text: str) -> list[LineMatch]:
     """Return the lines that open or close a code block; none if there are absurdly many."""
-    if "`" not in text and "\n~" not in text:
+    if "`" not in text and "~" not in text:
         return []
     found = list(lines(text, _FENCE))
     return found if len(found) <= _MAX_FENCES else []

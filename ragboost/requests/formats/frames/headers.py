@@ -14,8 +14,7 @@ from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
-_KEY = re.compile(r"^([^\W\d]\w{0,40}):(?=[ \t\r\n])(.*)$", re.MULTILINE)
-_FIRST_KEY = re.compile(r"\n[^\W\d]\w{0,40}:(?=[ \t\r\n])")
+_KEY = re.compile(r"\n([^\W\d]\w{0,40}):(?=[ \t\r\n])([^\n]*)")
 _SINGLE_KEYS = ("source", "title", "url", "id", "name")  # others could be prose without a `_`
 _TEXT_KEYS = ("content", "text", "page_content", "passage", "document", "body", "snippet")
 _MIN_CHARS = 24
@@ -39,11 +38,9 @@ def find(
     Args:
         is_closed: the text ends with the last document.
     """
-    if next(lines(text, _FIRST_KEY, hidden.gaps(len(text))), None) is None:
-        return
     whole = (Container(*strip(text, 0, len(text)), len(text)),) if is_closed else ()
     for where in (*around.containers, *whole):
-        if where.start in hidden or _KEY.match(text, where.start) is None:
+        if where.start in hidden:
             continue
         headers = [h for h in _headers(text, where) if h.start not in hidden]
         headers = _siblings(text, headers, where)
@@ -57,14 +54,17 @@ def _headers(text: str, where: Container) -> list[_Header]:
     """Return the runs of `key: value` lines that end with a text's key or above a blank line."""
     found: list[_Header] = []
     start, end, keys = where.start, where.start, list[str]()
-    for match in _KEY.finditer(text, where.start, where.end):
-        if match.start() != end or not keys:
-            start, keys = match.start(), []
+    for line in lines(text, _KEY, [where[:2]]):
+        match = line.match
+        if line.start != end or not keys:
+            if not found and line.start > where.start:
+                return []
+            start, keys = line.start, []
         keys.append(match[1])
-        end = match.end() + 1
+        end = line.end + 1
         is_text = match[1].lower() in _TEXT_KEYS and len(keys) > 1
         if is_text or text[end : end + 1] == "\n" or text.startswith("\r\n", end):
-            found.append(_Header(start, match.start(2) if is_text else end, tuple(keys)))
+            found.append(_Header(start, match.start(2) - 1 if is_text else end, tuple(keys)))
             keys = []
             check_number(found)
     return found

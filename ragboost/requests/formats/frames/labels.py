@@ -6,26 +6,32 @@ alone behind a separator which no other document contains; else the list is open
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
-from ragboost.requests.formats.frames.containers import Container, Rule, Surroundings
+from ragboost.requests.formats.frames.containers import Rule, Surroundings
 from ragboost.requests.formats.frames.elements import is_count
 from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_ordered_name
 from ragboost.requests.formats.frames.siblings import common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
-_LABEL = re.compile(
-    r"\n(?P<before>[ \t]{0,3}(?:\#{1,6}[ \t]+)?(?:\*\*)?[\[【(（<「《]{0,2}"
-    r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?)"
-    r"(?P<n>\d{1,6})"
-    r"(?P<after>[\])】）」》>:：、*]{1,4}|(?=[ \t]*\r?(?:\n|\Z)))"
+_BEFORE = re.compile(
+    r"[ \t]{0,3}(?:\#{1,6}[ \t]{1,8})?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?"
 )
+_MAX_BEFORE = 112  # characters that it can match
+_BEHIND = r"\])】）」》>:：、*"
+_MAX_BEHIND = 4
+_LINE_END = r"(?=[ \t]*\r?(?:\n|\Z))"
+# Labels count from 0 or 1. A search for one fixed character is many times faster.
+_FIRST = {n: re.compile(rf"{n}(?:([{_BEHIND}]{{1,{_MAX_BEHIND}}})|{_LINE_END})") for n in "01"}
 _ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
-_ID_LABEL = re.compile(r"\n(?P<before>\[Doc_)(?P<n>[\w.:~-]{1,48})(?P<after>\])")
+_ID_START = re.compile(re.escape(_ID_PREFIX))
+_ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")
 _IS_CLEAR = re.compile(r"[^\W\d_]|[\[【「《]")  # else it is `1.` or `(1)`, as steps are
-_MAX_FAMILIES = 64
+_MAX_KINDS = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRANCHES = ("├──", "└──")  # RAGFlow's title and other fields
 _MAX_TITLE = 120
@@ -41,6 +47,7 @@ _ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:�
 _QUESTION_WORDS = frozenset(_QUESTIONS.split())
 
 
+_ONE_STEP = re.compile(r"1[.)][ \t]")
 _STEP = re.compile(r"\n[ \t]{0,3}\(?(?P<n>\d{1,4})[.)][ \t]+(?=\S)")
 
 
@@ -71,8 +78,6 @@ def find(
     if hidden:
         yield from _crossed(text, families, hidden)
     families = {key: labels for key, labels in families.items() if len(labels) > 1}
-    if len(families) > _MAX_FAMILIES:
-        return
     pairs = {
         key: closers
         for key, labels in families.items()
@@ -86,8 +91,9 @@ def find(
         if is_counted and (before, after) in pairs:
             yield _paired(text, labels, pairs[before, after], frame)
         elif is_counted or (before == _ID_PREFIX and len(set(names)) == len(names)):
-            where = _container(labels, around.containers)
-            end, close = where[1:] if where is not None else (-1, -1)
+            first, last = labels[0].start, labels[-1].end
+            holders = [c[1:] for c in around.containers if c.start <= first and last <= c.end]
+            end, close = holders[0] if holders else (-1, -1)
             if is_closed and end < 0:
                 end = close = strip(text, 0, len(text))[1]
             yield _listed(
@@ -109,6 +115,8 @@ def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[
 
     They may be steps as well as documents: traffic tells.
     """
+    if _ONE_STEP.search(text) is None:
+        return (), ()
     found = list(lines(text, _STEP, hidden.gaps(len(text))))
     if len(found) < 2 or not is_count([each.match["n"] for each in found]):
         return (), ()
@@ -117,22 +125,46 @@ def steps(text: str, hidden: HiddenParts) -> tuple[tuple[int, ...], tuple[tuple[
 
 
 def _families(text: str, hidden: HiddenParts) -> dict[tuple[str, str], list[_Label]]:
-    families: dict[tuple[str, str], list[_Label]] = {}
+    """Return the labels of each kind, in the order of their first ones."""
     begin = text.find(_EXAMPLE_END) if text.startswith(_EXAMPLE) else 0
-    for pattern in (_LABEL, _ID_LABEL) if _ID_PREFIX in text else (_LABEL,):
-        num = 0
+    patterns = {(before, after): _pattern(before, after) for before, after in _kinds(text, hidden)}
+    if "_" in text and _ID_START.search(text) is not None:
+        patterns[_ID_PREFIX, "]"] = _ID_LABEL
+    families: dict[tuple[str, str], list[_Label]] = {}
+    for kind, pattern in patterns.items():
+        labels = families[kind] = []
         for at, end, match in lines(text, pattern, hidden.gaps(len(text))):
-            before, after = match["before"], match["after"]
-            if at < begin:
-                continue
-            if pattern is _LABEL and (before == _ID_PREFIX or not _IS_CLEAR.search(before)):
-                continue
-            labels = families.setdefault((before, after), [])
-            start, stop = match.span("n")
-            labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
-            num += 1
-        check_number(range(num))
-    return families
+            if at >= begin:
+                start, stop = match.span("n")
+                labels.append(_Label(at, end, (start - 1, stop - 1), match["n"]))
+        check_number(labels)
+    found = [item for item in families.items() if item[1]]
+    return dict(sorted(found, key=lambda item: item[1][0].start))
+
+
+def _kinds(text: str, hidden: HiddenParts) -> set[tuple[str, str]]:
+    """Return what stands before and behind the number of each label with a 0 or 1; none of absurdly
+    many."""
+    kinds: set[tuple[str, str]] = set()
+    gaps = [*hidden.gaps(len(text))]
+    for match in chain.from_iterable(
+        [_FIRST[n].finditer(text, *gap) for n in "01" for gap in gaps]
+    ):
+        at = match.start()
+        start = text.rfind("\n", max(0, at - _MAX_BEFORE), at) + 1
+        if start == 0 and at > _MAX_BEFORE:
+            continue
+        if _BEFORE.fullmatch(text, start, at) and _IS_CLEAR.search(text, start, at):
+            kinds.add((text[start:at], match[1] or ""))
+    kinds = {kind for kind in kinds if kind[0] != _ID_PREFIX}
+    return kinds if len(kinds) <= _MAX_KINDS else set()
+
+
+def _pattern(before: str, after: str) -> re.Pattern[str]:
+    behind = re.escape(after) if after else _LINE_END
+    if 0 < len(after) < _MAX_BEHIND:
+        behind += f"(?![{_BEHIND}])"
+    return re.compile(rf"\n{re.escape(before)}(?P<n>\d{{1,6}}){behind}")
 
 
 def _crossed(
@@ -140,7 +172,7 @@ def _crossed(
 ) -> Iterator[Candidate]:
     """Find lists whose next label is hidden, as if an element began in one of their documents and
     ended in another."""
-    for (before, after), labels in list(families.items())[:_MAX_FAMILIES]:
+    for (before, after), labels in families.items():
         names = {label.name for label in labels}
         first = int(labels[0].name) if labels[0].name in ("0", "1") else -1
         if first < 0 or is_ordered_name(before):
@@ -190,13 +222,6 @@ def _paired(
     return Candidate(labels[0].start, end, frame, tuple(blocks), end)
 
 
-def _container(labels: Sequence[_Label], containers: Sequence[Container]) -> Container | None:
-    for each in containers:
-        if each.start <= labels[0].start and labels[-1].end <= each.end:
-            return each
-    return None
-
-
 def _listed(
     text: str,
     labels: Sequence[_Label],
@@ -217,7 +242,10 @@ def _listed(
         may_ask: a question may follow the last document.
     """
     starts = [label.start for label in labels]
-    gaps = [_gap(text, label.end, start) for label, start in zip(labels, starts[1:], strict=False)]
+    gaps = [
+        text[strip(text, label.end, start)[1] : start]
+        for label, start in zip(labels, starts[1:], strict=False)
+    ]
     rule = _ruled(text, starts, rules) if rules else None
     separator = common_separator(gaps)
     if rule is not None:
@@ -247,12 +275,6 @@ def _listed(
         for label, (start, stop) in zip(labels, bodies, strict=True)
     ]
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
-
-
-def _gap(text: str, start: int, stop: int) -> str:
-    """Return the white space before a label."""
-    end = strip(text, start, stop)[1]
-    return text[max(start, end) : stop]
 
 
 def _ruled(text: str, starts: Sequence[int], found: Sequence[Rule]) -> tuple[int, int, str] | None:
@@ -317,19 +339,17 @@ def _has_question_label(line: str) -> bool:
 
 def _num_header(text: str, labels: Sequence[_Label], bodies: Sequence[tuple[int, int]]) -> int:
     """Return how many lines of a title or of fields all documents have above their texts."""
-    num = min(_num_branches(text[slice(*body)]) for body in bodies)
+    num = min(_num_branches(text, *body) for body in bodies)
     if num or not text.startswith("#", labels[0].start):
         return num
     titles = [text.find("\n", *body) - body[0] for body in bodies]
     return int(all(0 < size <= _MAX_TITLE for size in titles))
 
 
-def _num_branches(body: str) -> int:
+def _num_branches(text: str, start: int, stop: int) -> int:
     num = 0
-    for line in body.splitlines():
-        if not line.startswith(_BRANCHES):
-            break
-        num += 1
+    while text.startswith(_BRANCHES, start) and (end := text.find("\n", start, stop)) >= 0:
+        start, num = end + 1, num + 1
     return num
 
 

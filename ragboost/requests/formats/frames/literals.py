@@ -22,7 +22,7 @@ _BLANK = " \t\r\n"
 _DECODER = json.JSONDecoder()
 _MAX_ATTEMPTS = 8  # literals of one text that may turn out to be none
 _OTHER = re.compile(r"[^\W_](?![^<>]{0,100}>)")  # a word outside of tags
-_BEGIN = re.compile(r"\n[ \t]*[\[{](?=[\s\"\[{\]}])")
+_BEGIN = re.compile(r"\n[ \t]*+[\[{](?=[\s\"\[{\]}])")
 _REPR = re.compile(r"Document\((?=\w+=)")
 # Python prints a line end in a string as \\n.
 _REPR_PART = re.compile(r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|[()\n]""")
@@ -43,6 +43,8 @@ def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
         is_tool: the text is a tool's result: what begins like JSON is JSON, even if it is damaged.
     """
     yield from _reprs(text)
+    if "{" not in text and "[" not in text:
+        return
     at, num_failed, series = 0, 0, list[_Value]()
     lined = "\n" + text
     while num_failed < _MAX_ATTEMPTS and (match := _BEGIN.search(lined, at)):
@@ -170,7 +172,7 @@ def _skip(text: str, at: int) -> int:
 
 def _reprs(text: str) -> Iterator[Candidate]:
     """Find LangChain documents as Python prints them: `[Document(page_content='...'), ...]`."""
-    if "page_content=" not in text:
+    if "=" not in text or "page_content=" not in text:
         return
     blocks: list[DocumentBlock] = []
     behind = 0

@@ -72,10 +72,11 @@ def _candidates(
     text: str, code: Sequence[LineMatch], is_tool: bool, may_ask: bool
 ) -> list[Candidate]:
     strings = list(literals.find(text, is_tool=is_tool))
-    tagged = list(elements.find(text, HiddenParts(strings)))
+    tags = elements.find_tags(text)
+    tagged = elements.find(text, tags, HiddenParts(strings))
     explicit = [*strings, *tagged, *fences.find(text, code)]
     hidden = HiddenParts([each for each in explicit if not each.problem])
-    around = Surroundings(text, hidden)
+    around = Surroundings(text, tags, hidden)
     return [
         *explicit,
         *labels.find(text, hidden, around, is_closed=is_tool, may_ask=may_ask),

@@ -13,10 +13,8 @@ _MAX_EXAMPLE = 16  # characters of an element in a sentence that shows one
 _QUOTES = frozenset("`'\"“”‘’")
 
 
-class Mark(NamedTuple):
-    start: int
-    end: int  # of an opener without attributes; else its `>` is found later
-    is_closer: bool = False
+Mark = tuple[int, int, bool]
+"""Start and end of a mark, and True for a closer. The `>` behind attributes is found later."""
 
 
 class Element(NamedTuple):
@@ -42,21 +40,20 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
         OddMarkError: an opener without a closer, or a closer without an opener.
     """
     spans: list[Element] = []
-    depth, opener = 0, marks[0]
-    for at, mark in enumerate(marks):
-        start, end, is_closer = mark
+    depth, opener, inner_start = 0, 0, 0
+    for at, (start, end, is_closer) in enumerate(marks):
         if start and text[start - 1] in _QUOTES and text[end : end + 1] in _QUOTES:
             continue
         if not is_closer:
             if depth == 0:
                 if not _begins(text, marks, at):
                     continue
-                opener = mark
+                opener, inner_start = start, end
             depth += 1
         elif depth:
             depth -= 1
             if depth == 0:
-                spans.append(Element(opener.start, end, opener.end, start))
+                spans.append(Element(opener, end, inner_start, start))
         elif spans:
             raise OddMarkError("a closing mark without an opening one")
     if depth:
@@ -67,17 +64,17 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
 def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
     """Return True for an opener that begins a line or follows a mark, or that is closed at once
     behind more than an example, as in "between <doc> and </doc>"."""
-    mark = marks[at]
-    if text[mark.start - 1 : mark.start] in ("", "\n", ">"):
+    start, end, _ = marks[at]
+    if text[start - 1 : start] in ("", "\n", ">"):
         return True
-    line = text[max(0, text.rfind("\n", 0, mark.start) + 1, mark.start - 100) : mark.start]
+    line = text[max(0, text.rfind("\n", 0, start) + 1, start - 100) : start]
     if not (line := line.rstrip()) or line.endswith(">"):
         return True
-    behind = marks[at + 1] if at + 1 < len(marks) else None
-    if behind is None or not behind.is_closer:
+    close, _, is_closer = marks[at + 1] if at + 1 < len(marks) else (0, 0, False)
+    if not is_closer:
         return False
-    inner = text[mark.end : behind.start]
-    if text[mark.end - 1] != ">" and ">" in inner:  # behind the attributes
+    inner = text[end:close]
+    if text[end - 1] != ">" and ">" in inner:  # behind the attributes
         inner = inner.partition(">")[2]
     return len(inner.strip()) > _MAX_EXAMPLE
 

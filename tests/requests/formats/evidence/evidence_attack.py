@@ -119,24 +119,33 @@ CORPORA: dict[str, Callable[[random.Random], Documents]] = {
 
 
 def documents_world(
-    rng: random.Random, kind: str, joins: Sequence[str] = (*JOINS, "blank lines", "line ends")
+    rng: random.Random,
+    kind: str,
+    joins: Sequence[str] = (*JOINS, "blank lines", "line ends"),
+    *,
+    num: int = 0,
 ) -> World:
+    """Make prompts of one application.
+
+    Args:
+        num: of prompts; 0: some.
+    """
     documents = list(enumerate(CORPORA[kind](rng)))
     join = JOINS[rng.choice(joins)]
     templates = _templates(rng)
-    num = rng.randint(2, min(6, len(documents)))
+    most = rng.randint(2, min(6, len(documents)))
     varies = rng.random() < 0.4
     noise = rng.choice((0, 0, 0.3))
     prompts = []
     questions = [sentence(rng)[:-1] + "?" for _ in range(rng.choice((3, 50)))]
-    for _ in range(rng.randint(8, 24)):
-        size = rng.randint(2, min(7, len(documents))) if varies else num
+    for _ in range(num or rng.randint(8, 24)):
+        size = rng.randint(2, min(7, len(documents))) if varies else most
         chosen = _retrieve(rng, documents, size)
         template = rng.choice(templates)
         if rng.random() < noise:
             template = _with_paragraph(rng, template)
         prompts.append(write(chosen, join, template, rng.choice(questions)))
-    return World(f"{kind}, {len(templates)} templates, {num}, {varies=}, {noise=}", prompts)
+    return World(f"{kind}, {len(templates)} templates, {most}, {varies=}, {noise=}", prompts)
 
 
 def _retrieve(
@@ -263,6 +272,18 @@ def _edited(rng: random.Random, order: list[int]) -> list[int]:
     elif action == "move":
         order.insert(0, order.pop(rng.randrange(len(order))))
     return order
+
+
+def long_world(rng: random.Random) -> World:
+    """Make an application's traffic over time: templates, corpora and ways to join them change."""
+    parts = [
+        documents_world(rng, rng.choice(list(CORPORA)), num=rng.randint(40, 90))
+        for _ in range(rng.randint(1, 3))
+    ]
+    prompts = [prompt for part in parts for prompt in part.prompts]
+    if rng.random() < 0.5:  # as if they came from several users at once
+        rng.shuffle(prompts)
+    return World(" + ".join(part.name for part in parts), prompts)
 
 
 def worlds(rng: random.Random) -> Iterator[World]:

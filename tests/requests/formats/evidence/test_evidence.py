@@ -2,13 +2,25 @@
 
 import random
 from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.requests.formats.evidence.evidence import DocumentSpan, Evidence
-from tests.requests.formats.evidence.evidence_attack import CORPORA, documents_world, torn, worlds
+from ragboost.requests.formats.evidence.line_digests import Digests, read_lines
+from ragboost.requests.formats.evidence.list_model import ListModel
+from ragboost.requests.formats.evidence.moved_lines import moved_lines
+from ragboost.requests.formats.evidence.traffic import Traffic
+from tests.requests.formats.evidence.evidence_attack import (
+    CORPORA,
+    documents_world,
+    interrupted_world,
+    long_world,
+    torn,
+    worlds,
+)
 from tests.requests.formats.evidence.evidence_worlds import (
     JOINS,
     TEMPLATES,
@@ -103,6 +115,38 @@ def test_nothing_is_torn_where_documents_begin_with_marks(kind: str) -> None:
         assert torn(world, has_marks=True) == [], world.name
 
 
+@pytest.mark.parametrize("has_marks", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_torn_in_long_traffic_whose_templates_and_documents_change(
+    seed: int, has_marks: bool
+) -> None:
+    for n in range(3):
+        world = long_world(random.Random(f"{seed}.{n}"))
+        assert torn(world, has_marks=has_marks) == [], world.name
+
+
+def test_a_heading_among_documents_with_marks_stays_in_its_place() -> None:
+    for seed in range(40):
+        assert torn(interrupted_world(random.Random(seed)), has_marks=True) == [], seed
+
+
+@pytest.mark.parametrize("end", ["", "\n\nAnswer:"])
+@pytest.mark.parametrize("num", [8, 11, 40])
+def test_the_tail_of_a_new_template_is_no_document(num: int, end: str) -> None:
+    """It stands behind the documents in every text that has it, but not in the earlier ones."""
+    old = Template("Question: {q}\n\n", end)
+    new = Template(old.head, f"\n\nContext:\n\n{'You are an assistant for tenants. ' * 6}{end}")
+    for seed in range(40):
+        rng, evidence = random.Random(seed), Evidence()
+        questions = [sentence(rng)[:-1] + "?" for _ in range(3)]
+        for template, size, count in ((old, 9, num), (new, 6, 6)):
+            documents = list(enumerate(corpus(rng, size, most=1)))
+            for _ in range(count):
+                chosen = rng.sample(documents, 4)
+                prompt = write(chosen, BLANK_LINES, template, rng.choice(questions))
+                assert problem(prompt, cut(evidence, prompt.text)) == ""
+
+
 def test_a_last_document_without_a_certain_end_stays_while_the_others_move() -> None:
     evidence, rng = Evidence(), random.Random(1)
     *earlier, last = prompts(1, join=JOINS["[1]"], most=3)
@@ -161,6 +205,80 @@ def test_a_text_with_equal_documents_is_left_alone() -> None:
     assert not cut(evidence, text)
 
 
+def test_documents_are_found_again_long_after_a_text_with_equal_ones() -> None:
+    evidence, num_cut = Evidence(), 0
+    first, *later = prompts(3, 120)
+    for prompt in later[:8]:
+        cut(evidence, prompt.text)
+    document = first.text[slice(*first.documents[0])]
+    assert not cut(evidence, f"{first.text[: first.documents[-1].end]}\n\n{document}")
+    for prompt in later[8:]:
+        num_cut += bool(cut(evidence, prompt.text))
+    assert num_cut > 30
+
+
+def test_trying_a_text_says_what_learning_from_it_would_and_changes_nothing() -> None:
+    evidence = Evidence()
+    for prompt in prompts(4):
+        tried = evidence.cut(prompt.text, tenant="a", is_first_turn=True, learns=False)
+        again = evidence.cut(prompt.text, tenant="a", is_first_turn=True, learns=False)
+        assert tried == again == cut(evidence, prompt.text)
+    assert evidence.cut(prompt.text, tenant="b", is_first_turn=True, learns=False) == ()
+    assert len(evidence._tenants) == 1
+
+
+def test_a_text_that_came_before_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence, texts = Evidence(), [prompt.text for prompt in prompts(1)]
+    spans = [cut(evidence, text) for text in texts]
+    monkeypatch.setattr("ragboost.requests.formats.evidence.evidence.read_lines", None)
+    assert [cut(evidence, text) for text in texts] == spans
+
+
+def test_texts_that_share_only_their_template_are_compared_with_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(
+        "ragboost.requests.formats.evidence.traffic.moved_lines",
+        lambda *texts: calls.append(texts) or moved_lines(*texts),
+    )
+    evidence = Evidence()
+    for seed in range(40):
+        assert cut(evidence, prompts(seed, 1, most=3)[0].text) == ()
+        if seed == 10:
+            calls.clear()  # the first ones are compared with all those before them
+    assert calls == []
+
+
+def test_the_model_of_a_template_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(
+        "ragboost.requests.formats.evidence.traffic.ListModel",
+        lambda *texts: calls.append(texts) or ListModel(*texts),
+    )
+    evidence = Evidence()
+    found = [len(cut(evidence, prompt.text)) for prompt in prompts(1, 120, most=3)]
+    assert found[-80:] == [4] * 80
+    assert len(calls) <= 16
+
+
+def test_a_text_with_other_lines_at_its_ends_shows_all_its_moved_lines() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        words = [f"line {n} of the text, which is long enough" for n in range(9)]
+        texts = ["\n".join(rng.sample(words, rng.randint(2, 9))) for _ in range(2)]
+        first, second = (Digests(read_lines(text), []) for text in texts)
+        places = {key: at for at, key in enumerate(second.keys)}
+        common = [key for key in first.keys if key in places]
+        inverted = {
+            key
+            for (i, a), (j, b) in combinations(enumerate(common), 2)
+            if places[a] > places[b]
+            for key in (a, b)
+        }
+        assert set(moved_lines(first, second).keys) == inverted
+
+
 def test_a_question_about_places_leaves_the_documents_in_place() -> None:
     evidence, *texts = Evidence(), *[prompt.text for prompt in prompts(1)]
     for text in texts[:-1]:
@@ -199,7 +317,17 @@ def test_memory_is_bounded_however_many_beginnings_and_tenants_there_are() -> No
     assert len(evidence._tenants) <= 64
     traffic = evidence._tenants.peek("a").traffic
     assert len(traffic) <= 64
-    assert traffic.size <= 1 << 20
+    assert traffic.size <= 8 << 20
+    assert evidence._tenants.size <= 64 << 20
+
+
+def test_memory_of_one_beginning_is_bounded_however_many_lines_come() -> None:
+    traffic, rng = Traffic(), random.Random(1)
+    for _ in range(150):
+        lines = [f"line {rng.random()} of a text" for _ in range(rng.choice((4, 4, 900)))]
+        traffic.add(Digests(read_lines("\n".join(lines)), []))
+        assert len(traffic.texts) <= 64
+        assert traffic.size_bytes <= 2 << 20
 
 
 PARAGRAPHS = st.sampled_from(

@@ -39,3 +39,7 @@ def test_other_fences_are_left_alone(text: str) -> None:
 def test_a_list_inside_a_fence_is_code() -> None:
     for listed in (elements("document")([LEASE, RENT]), f"[Document 1] {LEASE}\n\n[Document 2] b"):
         assert scan(f"Fix this:\n```xml\n{listed}\n```\nIt does not parse.").groups == ()
+
+
+def test_a_fence_that_begins_the_text_opens_a_code_block() -> None:
+    assert scan("~~~\n" + elements("doc")([LEASE, RENT]) + "\n~~~").groups == ()

@@ -177,3 +177,15 @@ def test_a_field_with_which_a_document_begins_is_no_header() -> None:
     documents = [f"├── Title: {RENT}\n{LEASE}", RENT]
     text = "".join(write(text, at) for at, text in enumerate(documents)) + "------\n"
     assert texts_of(scan_prompt(text)) == [documents]
+
+
+def test_a_document_of_nothing_but_a_title_is_a_document() -> None:
+    documents = [f"├── Title: {LEASE} {at}" for at in range(3)]
+    listed = numbered("ID: {}\n", first=0)(documents)
+    assert texts_of(scan(listed, is_tool=True)) == [documents]
+
+
+def test_a_label_that_goes_on_with_another_mark_is_another_label() -> None:
+    found = scan_prompt(prompt(f"[1] {LEASE}\n\n[2] {RENT}\n\n[3]: {PETS}"))
+    assert not found.groups
+    assert len(found.marks) == 2

@@ -151,3 +151,16 @@ def test_a_document_that_is_an_element_is_never_replaced() -> None:
     value = prompt(elements("document")([RENT, f"<context>\n{LEASE}\n</context>", PETS]))
     [group] = scan(value).groups
     assert [block.text for block in group.blocks] == [None] * 3
+
+
+def test_a_sentence_behind_the_last_document_of_results_stays_with_each() -> None:
+    """Nothing shows that it is no part of the document."""
+    lease, rent, pets = (text * 6 for text in (LEASE, RENT, PETS))
+    tail = "\nAnswer from the above."
+    contents = [numbered("[{}]")([first, lease]) + tail for first in (rent, pets)]
+    assert results_sent(tool_turns(*contents)) == contents
+    other = numbered("[{}]")([lease, pets])
+    assert "refer to the document" not in results_sent(tool_turns(contents[0], other))[1]
+    first, second = results_sent(tool_turns(other, numbered("[{}]")([rent, lease])))
+    assert first == other
+    assert second.startswith(f"[1] {rent}\n\n[2] Please refer to the document that begins with")
