@@ -279,13 +279,9 @@ class ChunkScheduler:
             asked.reason = plan
 
     def _find_sibling(self, tracked: _Tracked) -> _Tracked | None:
-        reply_to = tracked.asked.reply_to
-        if not reply_to:
-            return None
-        for other in self._tracked.values():
-            if other.asked.reply_to == reply_to and other.asked.request_id in self._worker.outcomes:
-                return other
-        return None
+        reply_to, filled = tracked.asked.reply_to, self._worker.outcomes
+        others = [self._tracked[request_id] for request_id in filled.keys() & self._tracked.keys()]
+        return next((one for one in others if reply_to and one.asked.reply_to == reply_to), None)
 
     def _order(self, tracked: _Tracked, plan: PromptPlan) -> None:
         request_id = tracked.asked.request_id
