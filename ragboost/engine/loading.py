@@ -13,7 +13,7 @@ from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.eviction.next_use import NextUse
+from ragboost.chunk_cache.eviction.lru import NextUse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import check_model, find_model, model_name
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _OPTION = "engine.model"
 _MAX_WAITING = 1024  # requests; further ones get a 503
-_OF_OTHER_ENGINES = frozenset({"fill", "granularity", "public_key", "step_tokens"})
+_OF_OTHER_ENGINES = frozenset({"fill", "public_key", "step_tokens"})
 TUNED = "ragboost_dependency"
 """Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
 
@@ -188,7 +188,7 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
         return None
     chunks.check_model(adapter)
     try:
-        store = chunks.make_store(adapter.device)
+        store = chunks.make_store()
         reuse = ChunkReuse(adapter, store, backend=chunks.backend)
     except (ChunkCacheError, OSError) as error:
         raise ConfigError(f"engine.chunks: {error}") from error
