@@ -46,6 +46,7 @@ _QUESTIONS = (
     "问题 問題 用户问题 提问 問い 質問 질문 "
 )
 _ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:：]")
+_ENDS = ("?", "？", "؟")
 _QUESTION_WORDS = frozenset(_QUESTIONS.split())
 
 
@@ -321,15 +322,24 @@ def _question(
     head = text[: labels[0].start]
     if len(tail) > _MAX_TAIL or is_question(head):
         return -1
-    return blanks[0].start() if is_question(tail) else -1
+    return blanks[0].start() if _stands_alone(tail) else -1
 
 
 def is_question(text: str) -> bool:
     """Return True for a text that ends with a question mark or says that it is a question."""
     text = text.strip()
-    if text.endswith(("?", "？", "؟")):
+    if text.endswith(_ENDS):
         return True
     return any(_has_question_label(line) for line in text.splitlines()[-12:])
+
+
+def _stands_alone(tail: str) -> bool:
+    """Return True for a question that nothing precedes or answers: a paragraph of the last document
+    may stand right above the question's line, or be a question with its answer."""
+    first, line_end, _ = tail.partition("\n")
+    if not line_end:
+        return is_question(tail)
+    return _has_question_label(first) and tail.endswith((*_ENDS, ":", "：", "**"))
 
 
 def _has_question_label(line: str) -> bool:

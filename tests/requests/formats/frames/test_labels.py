@@ -67,6 +67,19 @@ def test_labels_that_close_prove_where_a_document_ends(opener: str, closer: str)
 
 
 @pytest.mark.parametrize(
+    "tail",
+    [
+        f"\n\n{NOISE}\nQuery: who signed?\nAnswer:",
+        f"\n\n{NOISE}\nWho signed?",
+        f"\n\nQuestion: may music be heard?\nAnswer: {NOISE}",
+    ],
+)
+def test_a_paragraph_of_the_last_document_is_no_part_of_a_question(tail: str) -> None:
+    text = f"Read this.\n\n{numbered('Document {}:')([LEASE, RENT, PETS])}{tail}"
+    assert texts_of(scan_prompt(text)) == []
+
+
+@pytest.mark.parametrize(
     "container",
     [
         "<context>\n{}\n</context>\nWhich?",
