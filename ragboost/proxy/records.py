@@ -4,7 +4,6 @@ Each record is made once, by the room that knows it, and never changed. What els
 request it keeps under its own name: routing in its `Admission`, cache sync in its `TrackedRequest`.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ragboost.booster.context import Context
@@ -71,8 +70,7 @@ class Savings(NamedTuple):
 NO_SAVINGS = Savings()
 
 
-@dataclass(frozen=True, slots=True)
-class SentRequest:
+class SentRequest(NamedTuple):
     """A request as its backend gets it, and what was done to it."""
 
     body: bytes
@@ -156,8 +154,7 @@ class PreparedRequest(NamedTuple):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The end of a request."""
 
     endpoint: str  # that the client asked

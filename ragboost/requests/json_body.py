@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any, Self
 
 import msgspec
-import numpy as np
 
 from ragboost.errors import json_type
 from ragboost.requests.wires.body import message_field
@@ -260,8 +259,8 @@ def _dump(value: Any) -> str:
 
 
 def _num_openers(raw: bytes) -> int:
-    """Count the characters `{` and `[`, which differ in one bit; ten times faster than `count`."""
-    return int(np.count_nonzero(np.frombuffer(raw, np.uint8) | 0x20 == ord("{")))
+    """Count the characters `{` and `[`; several times faster than `count`."""
+    return len(raw) - len(raw.translate(None, b"{["))
 
 
 def _check_depth(value: Any) -> None:

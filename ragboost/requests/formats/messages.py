@@ -25,7 +25,7 @@ from ragboost.requests.formats.documents import (
     UnknownShapeError,
     order_of,
 )
-from ragboost.requests.formats.frames import Scan, scan
+from ragboost.requests.formats.frames import Scan, may_hold_list, scan
 from ragboost.requests.formats.groups import EVIDENCE, Edit, Group, TextGroup, splice
 from ragboost.requests.formats.notes import may_cite, note
 from ragboost.requests.formats.numbering import (
@@ -90,7 +90,10 @@ class Messages:
     ) -> FoundDocuments | None:
         if not self._settings.formats.in_text:
             return None
-        slots, scans = self._scanned(body)
+        slots = find_slots(body)
+        if not any(map(self._may_hold, slots)):
+            return None
+        scans = self._scanned(slots)
         places = _places(slots, scans, has_positions=_has_positions(slots))
         num = sum(len(place.group.blocks) for place in places)
         if num > self._settings.formats.max_documents:
@@ -163,19 +166,21 @@ class Messages:
         template = self._settings.hints.order_template if has_order else None
         return note(group, order, cites=layout.cites, template=template)
 
-    def _scanned(self, body: Mapping[str, Any]) -> tuple[list[Slot], list[Scan]]:
-        slots = find_slots(body)
+    def _may_hold(self, slot: Slot) -> bool:
+        value, frames = slot.value, self._settings.formats.frames
+        return bool(frames) or type(value) is not str or may_hold_list(value, is_tool=slot.is_tool)
+
+    def _scanned(self, slots: Sequence[Slot]) -> list[Scan]:
         texts = [slot.value for slot in slots if isinstance(slot.value, str)]
         if sum(map(len, texts)) > _MAX_LINES:
             _check_lines(texts)
         askers = _askers(slots)
-        scans = [
+        return [
             self._scan(slot.value, is_tool=slot.is_tool, may_ask=slot.place in askers)
             if isinstance(slot.value, str)
             else Scan()
             for slot in slots
         ]
-        return slots, scans
 
     def _scan(self, text: str, *, is_tool: bool, may_ask: bool) -> Scan:
         frames, key = self._settings.formats.frames, 0

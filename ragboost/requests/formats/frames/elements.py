@@ -55,15 +55,19 @@ def find_tags(text: str) -> Tags:
     """Find the tags of a text; of one with very many names, those of the first."""
     marks: dict[str, list[Mark]] = {}
     closed: dict[str, None] = {}
-    for num, match in enumerate(_TAG.finditer(text) if "<" in text else ()):
-        start, end = match.span()
-        if match[1] and text[end - 1] == ">":
-            closed[match[2]] = None
-        elif match[1]:
-            continue
-        marks.setdefault(match[2], []).append((start, end, match[1] != ""))
-        if num > MAX_DOCUMENTS:
-            raise TooManyDocumentsError(num, MAX_DOCUMENTS)
+    num, start = 0, text.find("<")
+    while start >= 0:  # `find` is many times faster than the expression's own search
+        if match := _TAG.match(text, start):
+            end, num = match.end(), num + 1
+            slash, name = match.groups()
+            if not slash:
+                marks.setdefault(name, []).append((start, end, False))
+            elif text[end - 1] == ">":
+                closed[name] = None
+                marks.setdefault(name, []).append((start, end, True))
+            if num > MAX_DOCUMENTS:
+                raise TooManyDocumentsError(num, MAX_DOCUMENTS)
+        start = text.find("<", start + 1)
     return {name: marks[name] for name in list(closed)[:_MAX_NAMES]}
 
 

@@ -29,6 +29,11 @@ class Scan(NamedTuple):
     problem: str = ""  # why a list is left alone; empty if none is
 
 
+def may_hold_list(text: str, *, is_tool: bool) -> bool:
+    """Return False for a plain question: one line without elements."""
+    return is_tool or "\n" in text or ("<" in text and "</" in text)
+
+
 def scan(
     text: str, *, frames: Sequence[FrameSettings] = (), is_tool: bool = False, may_ask: bool = False
 ) -> Scan:
@@ -39,8 +44,8 @@ def scan(
         is_tool: the text is a tool's result, so that it holds nothing else.
         may_ask: the user's question may follow the documents.
     """
-    if not (is_tool or "\n" in text or ("<" in text and "</" in text) or frames):
-        return Scan()  # a question
+    if not (frames or may_hold_list(text, is_tool=is_tool)):
+        return Scan()
     code = fences.fences(text)
     own = [each for frame in frames for each in custom.find(text, frame)]
     chosen = (
