@@ -108,7 +108,7 @@ class Overlaps:
         self._tokens[row] = self._tokens[:, row] = 0
         self._holds[row] = False
         columns = self._columns_of.pop(row)
-        is_held = self._holds[:, columns].any(axis=0)
+        is_held = np.any(self._holds[:, columns], axis=0).tolist()
         for document, column, held in zip(context.documents, columns, is_held, strict=True):
             if not held:
                 del self._columns[document]
