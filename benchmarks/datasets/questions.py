@@ -68,7 +68,7 @@ def _retrieved(raw: list[RawQuestion], pools: Pools, *, k: int) -> Iterator[dict
         documents = question.documents
         if not documents:
             if question.pool not in retrievers:
-                from ragboost.retrieval.retriever import BM25Retriever
+                from ragboost.integrations.retrieval.retriever import BM25Retriever
 
                 retrievers[question.pool] = BM25Retriever(pools.documents(question.pool))
             documents = tuple(retrievers[question.pool].retrieve(question.text, k))

@@ -58,14 +58,11 @@ _WORD = re.compile(r"\w+")
 
 
 class BM25Retriever:
-    """Retriever over the words of title and text; documents without a word of the query score 0.
-
-    Raises:
-        MissingExtraError: the extra `retrieval` is not installed.
-    """
+    """Retriever over the words of title and text; documents without a word of the query score 0."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        bm25s = import_extra("bm25s", extra="retrieval")
+        import bm25s
+
         self._documents = documents
         self._model = None
         words = [_words(searchable_text(document)) for document in documents]

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ragboost.errors import RequestError
-from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.neighbours import by_retriever, find_neighbours
-from ragboost.retrieval.retriever import BM25Retriever
+from ragboost.integrations.retrieval.corpus import Corpus
+from ragboost.integrations.retrieval.neighbours import by_retriever, find_neighbours
+from ragboost.integrations.retrieval.retriever import BM25Retriever
 from ragboost.types import Document
 
 

@@ -1,6 +1,6 @@
 """Thin retrievers behind one protocol, for the command line, the demo and the benchmarks."""
 
-from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.retriever import BM25Retriever, DenseRetriever, Retriever
+from ragboost.integrations.retrieval.corpus import Corpus
+from ragboost.integrations.retrieval.retriever import BM25Retriever, DenseRetriever, Retriever
 
 __all__ = ["BM25Retriever", "Corpus", "DenseRetriever", "Retriever"]

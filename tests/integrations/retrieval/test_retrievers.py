@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from ragboost.errors import RequestError
-from ragboost.retrieval import BM25Retriever, DenseRetriever, Retriever
+from ragboost.integrations.retrieval import BM25Retriever, DenseRetriever, Retriever
 from ragboost.types import Document
 
 pytest.importorskip("bm25s", reason="needs the extra retrieval")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragboost.errors import RequestError
-from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.retriever import BM25Retriever, Retriever, searchable_text
+from ragboost.integrations.retrieval.corpus import Corpus
+from ragboost.integrations.retrieval.retriever import BM25Retriever, Retriever, searchable_text
 from ragboost.types import Document, DocumentId
 from ragboost.util.jsonl import read_objects
 
