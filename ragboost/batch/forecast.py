@@ -13,7 +13,7 @@ from ragboost.batch.lines import LineParser
 from ragboost.batch.plan import plan_file, predict
 from ragboost.batch.requests import BatchRequests, Progress, read_requests
 from ragboost.batch.simulate import simulate
-from ragboost.config import OrderingSettings, Settings
+from ragboost.config import Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
 from ragboost.integrations.retrieval.corpus import Corpus
@@ -74,7 +74,7 @@ def forecast(
         move("replaying", done, len(sizes))
         plain = predict(requests, None, cache_tokens=size, block_size=None)
         planned = predict(requests, plan, cache_tokens=size, block_size=None)
-        online = _online(requests, settings.ordering, size)
+        online = _online(requests, settings, size)
         points.append(ForecastPoint(size, plain.hit_rate, online, planned.hit_rate))
     move("replaying", len(sizes), len(sizes))
     return Forecast(
@@ -93,8 +93,9 @@ def _sizes(smallest: int, largest: int) -> list[int]:
     return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
 
 
-def _online(requests: BatchRequests, settings: OrderingSettings, size: int | None) -> float:
-    policy = make_order_policy(settings)
+def _online(requests: BatchRequests, settings: Settings, size: int | None) -> float:
+    ordering = settings.ordering
+    policy = make_order_policy(ordering, is_hinted=settings.hints.order)
     index = ContextIndex(capacity_tokens=size)
     orders: list[Sequence[Hashable]] = []
     for position, head in enumerate(requests.heads):
@@ -102,7 +103,7 @@ def _online(requests: BatchRequests, settings: OrderingSettings, size: int | Non
         elements = [(head, document) for document in sent]
         if head >= 0 and len(set(elements)) == len(elements):
             tokens = [requests.tokens[document] for document in sent]
-            order = order_documents(index, elements, tokens, settings=settings, policy=policy)
+            order = order_documents(index, elements, tokens, settings=ordering, policy=policy)
             elements = [elements[i] for i in order.permutation]
             index.insert(elements, order.tokens)
             policy.add(elements)

@@ -75,7 +75,9 @@ class Booster(StoredConversations, UsageReports):
             capacity_tokens=self.settings.index.capacity_tokens,
             seat=seat,
         )
-        self._policy = make_order_policy(self.settings.ordering) if policy is None else policy
+        if policy is None:
+            policy = make_order_policy(self.settings.ordering, is_hinted=self.settings.hints.order)
+        self._policy = policy
         self.rents = RentLedger()
         self._planner = LivePlanner(self.index, self.settings.ordering, self._policy)
         self.usage = UsageTotals()

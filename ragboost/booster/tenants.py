@@ -88,7 +88,7 @@ class Tenant:
         self._directory: PrefixDirectory | None = None
         if numbers is not None:
             self._directory = PrefixDirectory()
-        self._policy = make_order_policy(settings.ordering)
+        self._policy = make_order_policy(settings.ordering, is_hinted=settings.hints.order)
         self._boosters: dict[str, Booster] = {}
         self._forgotten: list[Booster] = []  # not yet out of the directory
         self._originals: dict[str, Booster] = {}

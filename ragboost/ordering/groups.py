@@ -3,14 +3,15 @@
 Knows documents as keys with lengths, and asks for the cached prefixes of sets of them.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Optional
 
 import numpy as np
 
 from ragboost.index import PrefixMatch
-from ragboost.ordering.overlaps import Documents, Tokens, WaitingContext
+from ragboost.ordering.overlaps import Columns, Documents, Shared, WaitingContext, shared_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +19,7 @@ class Group:
     """A request, or two groups that share their common documents first."""
 
     documents: Documents  # that all its requests share, in the relevance order of one of them
+    columns: Columns  # of these documents
     prefix: Documents  # the longest cached prefix within these
     cached_tokens: int  # of the prefix
     number: int  # of a single request its position; merged groups count on from there
@@ -44,35 +46,34 @@ class Groups:
     """The groups of a window, one per row; a merged group takes the row of its first part.
 
     Args:
-        shared: tokens that each pair of requests shares: (n, n).
         search: finds the longest cached prefix within documents of these lengths.
     """
 
     def __init__(
         self,
         contexts: Sequence[WaitingContext],
-        tokens: Mapping[Hashable, int],
-        shared: Tokens,
+        shared: Shared,
         *,
         search: Callable[[Documents, Sequence[int]], PrefixMatch],
     ) -> None:
-        self._tokens = tokens
         self._search = search
-        self._sets = [frozenset(context.documents) for context in contexts]
+        self._lengths = shared.lengths
         self.leaves = [
-            Group(context.documents, *search(*context)[:2], position)
-            for position, context in enumerate(contexts)
+            Group(context.documents, columns, *search(*context)[:2], position)
+            for position, (context, columns) in enumerate(
+                zip(contexts, shared.columns, strict=True)
+            )
         ]
         self._groups = list(self.leaves)
         self._num_groups = len(self.leaves)
         self._alive = np.ones(len(contexts), dtype=bool)
-        self._shared = shared  # at most so many tokens; exact between requests
+        self._shared, self._holds = shared.tokens, shared.holds  # of the groups, by row
         self._cached = np.array([group.cached_tokens for group in self.leaves], dtype=np.int64)
         # Gains of merging row and column, row < column, or upper bounds: the cached prefix of the
         # common documents is no longer than that of either group.
-        self._gains = np.triu(shared - np.maximum.outer(self._cached, self._cached), 1)
+        self._gains = np.triu(self._shared - np.maximum.outer(self._cached, self._cached), 1)
         self._is_exact = np.minimum.outer(self._cached, self._cached) == 0
-        self._merged: list[dict[int, Group]] = [{} for _ in contexts]  # by row and column
+        self._measured: dict[tuple[int, int], Group] = {}  # by row and column
         self._partner = self._gains.argmax(axis=1)  # of each row, the first with the greatest gain
         self._best = self._gains.max(axis=1)
 
@@ -96,10 +97,8 @@ class Groups:
     def _measure(self, a: int, b: int) -> None:
         """Replace an upper bound by the gain."""
         merged = self._intersect(a, b)
-        length = sum(self._lengths(merged.documents))
-        self._shared[a, b] = self._shared[b, a] = length
         cached = merged.cached_tokens - int(self._cached[a]) - int(self._cached[b])
-        self._gains[a, b] = length + cached
+        self._gains[a, b] = int(self._shared[a, b]) + cached
         self._is_exact[a, b] = True
         row = self._gains[a]
         self._partner[a] = partner = row.argmax()
@@ -107,18 +106,20 @@ class Groups:
 
     def _intersect(self, a: int, b: int) -> Group:
         """Return the group that two would be."""
-        if (merged := self._merged[a].get(b)) is None:
-            first, second = self._groups[a], self._groups[b]
-            parts = (first, second) if first.number < second.number else (second, first)
-            common = self._sets[a] & self._sets[b]
-            documents = [document for document in parts[0].documents if document in common]
-            prefix, cached = self._cached_prefix(documents, parts)
-            merged = Group(documents, prefix, cached, number=-1, parts=parts)
-            self._merged[a][b] = merged
+        first, second = (a, b) if self._groups[a].number < self._groups[b].number else (b, a)
+        parts = (self._groups[first], self._groups[second])
+        merged = self._measured.get((a, b))
+        if merged is None or merged.parts != parts:
+            is_common = self._holds[second].take(parts[0].columns)
+            documents = list(compress(parts[0].documents, is_common.tolist()))
+            columns = parts[0].columns[is_common]
+            prefix, cached = self._cached_prefix(documents, columns, parts)
+            merged = Group(documents, columns, prefix, cached, number=-1, parts=parts)
+            self._measured[a, b] = merged
         return merged
 
     def _cached_prefix(
-        self, documents: Documents, parts: tuple[Group, Group]
+        self, documents: Documents, columns: Columns, parts: tuple[Group, Group]
     ) -> tuple[Documents, int]:
         shorter = min(parts, key=lambda part: part.cached_tokens)
         if not shorter.cached_tokens:
@@ -127,36 +128,28 @@ class Groups:
         for part in parts:
             if part.cached_tokens == shorter.cached_tokens and common.issuperset(part.prefix):
                 return part.prefix, part.cached_tokens  # there is no longer one
-        match = self._search(documents, self._lengths(documents))
+        match = self._search(documents, self._lengths[columns].tolist())
         return match.documents, min(match.cached_tokens, shorter.cached_tokens)
 
     def _join(self, a: int, b: int) -> None:
         merged = self._intersect(a, b)
         for part in merged.parts:
             part.parent = merged
-        self._num_groups += 1
-        merged.number = self._num_groups
+        merged.number = self._num_groups = self._num_groups + 1
         self._groups[a] = merged
-        self._merged[a].clear()
-        for row in self._merged[:a]:
-            row.pop(a, None)
-        cached = merged.cached_tokens
-        self._sets[a] = frozenset(merged.documents)
-        self._cached[a] = cached
         self._alive[b] = False
-        self._is_exact[a] = self._is_exact[:, a] = False
-        shared, gains = self._shared, self._gains
-        shared[a] = shared[:, a] = np.minimum(shared[a], shared[b])
-        bounds = (shared[a] - np.maximum(self._cached, cached)) * self._alive
+        self._holds[a] &= self._holds[b]
+        self._cached[a] = merged.cached_tokens
+        shared = shared_tokens(self._holds, merged.columns, self._lengths)
+        self._shared[a] = self._shared[:, a] = shared
+        self._is_exact[a] = self._is_exact[:, a] = np.minimum(self._cached, self._cached[a]) == 0
+        bounds = (shared - np.maximum(self._cached, self._cached[a])) * self._alive
+        gains, partner, best = self._gains, self._partner, self._best
         gains[b] = gains[:, b] = 0
         gains[a, a + 1 :] = bounds[a + 1 :]
         gains[:a, a] = bounds[:a]
-        partner, best = self._partner, self._best
         is_stale = (partner == a) | (partner == b) | (gains[:, a] >= best)
         is_stale[[a, b]] = True
         rows = np.flatnonzero(is_stale)
         partner[rows] = columns = gains[rows].argmax(axis=1)
         best[rows] = gains[rows, columns]
-
-    def _lengths(self, documents: Documents) -> list[int]:
-        return [self._tokens[document] for document in documents]

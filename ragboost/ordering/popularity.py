@@ -18,7 +18,7 @@ _PRIOR_CONTEXTS = 8.0
 _BEST_RANK = 0.85
 _RANK_DECAY = 0.95
 _COMPARED = 24  # documents at each step
-_MIN_GAIN = 120  # tokens per document of the request: twenty times its label in the order hint
+_MIN_RETURN = 5  # what an order must save recent contexts, in prices of its hint
 
 
 class RecentContexts(OrderPolicy):
@@ -61,7 +61,7 @@ class RecentContexts(OrderPolicy):
     ) -> list[Hashable]:
         """Sort documents by expected saving behind a prefix; see the module.
 
-        Keeps their relevance order unless the contexts would save `_MIN_GAIN` more with the other.
+        Keeps their relevance order unless the other saves the contexts enough to pay for its hint.
         Takes time in proportion to their number: of more than `_COMPARED`, only so many are
         compared for each place, by what they saved when a sixteenth more contexts followed; all are
         compared whenever half of the contexts no longer follow.
@@ -70,7 +70,7 @@ class RecentContexts(OrderPolicy):
         if not contexts.num:
             return list(documents)  # nothing is known
         by_relevance = self._candidates(documents, tokens)
-        least = _MIN_GAIN * (len(prefix) + len(documents))
+        least = _MIN_RETURN * self.hint_tokens * (len(prefix) + len(documents))
         saved_by_relevance = contexts.saved_tokens(by_relevance)
         ordered, saved = self._by_savings(contexts, by_relevance)
         return ordered if saved - saved_by_relevance >= least else list(documents)

@@ -15,6 +15,9 @@ from ragboost.index import ContextIndex
 class OrderPolicy:
     """An order of the documents that no cached prefix determines: here that of relevance."""
 
+    hint_tokens = 6.0
+    """Price of an order hint per document of the request; 0 if none is sent. Measured 4.6 to 8."""
+
     def add(self, documents: Iterable[Hashable]) -> None:
         """Learn from the documents of a request that is sent."""
 
@@ -128,8 +131,10 @@ def _measured(
     return order._replace(cached_tokens=index.cached_prefix(order.documents).cached_tokens)
 
 
-def make_order_policy(settings: OrderingSettings) -> OrderPolicy:
-    """Create the policy that `ordering.tail` names."""
+def make_order_policy(settings: OrderingSettings, *, is_hinted: bool = True) -> OrderPolicy:
+    """Create the policy that `ordering.tail` names; `is_hinted`: order hints are sent."""
     module, _, kind = ORDER_POLICIES[settings.tail].partition(":")
     policy: OrderPolicy = getattr(import_module(module), kind)()
+    if not is_hinted:
+        policy.hint_tokens = 0.0
     return policy

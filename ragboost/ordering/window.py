@@ -62,9 +62,9 @@ class RequestWindow:
             policy: orders documents within a group; None: relevance order.
         """
         waiting = [WaitingContext.of(context, tokens) for context in contexts]
-        overlaps = self._overlaps.update(waiting)
+        shared = self._overlaps.update(waiting)
         self._matches.begin()
-        groups = Groups(waiting, tokens, overlaps, search=self._matches.search)
+        groups = Groups(waiting, shared, search=self._matches.search)
         groups.merge()
         self._matches.end()
         leaf = groups.longest_cached().first_leaf()

@@ -38,7 +38,7 @@ def test_every_request_is_in_one_group_and_no_two_groups_would_gain_by_merging(
     for context in cached:
         index.insert(context, lengths(context))
     waiting = [WaitingContext.of(context, TOKENS) for context in window]
-    groups = Groups(waiting, TOKENS, Overlaps().update(waiting), search=index.search)
+    groups = Groups(waiting, Overlaps().update(waiting), search=index.search)
 
     groups.merge()
 

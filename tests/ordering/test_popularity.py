@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.ordering import RecentContexts
+from ragboost.config import OrderingSettings
+from ragboost.ordering import RecentContexts, make_order_policy
 
 TOKENS = {"a": 300, "b": 400, "c": 100, "d": 600, "e": 200}
 LONG = dict.fromkeys("abcde", 10_000)  # any order that contexts confirm is worth its hint
-MIN_GAIN = 120  # tokens for each document of the request
+MIN_GAIN = 5 * 6  # tokens for each document of the request: five times its place in the hint
 SETS = st.lists(st.sampled_from(sorted(TOKENS)), unique=True, max_size=5)
 
 
@@ -67,8 +68,16 @@ def test_what_is_known_of_a_few_short_documents_is_not_worth_an_order_hint() -> 
     for _ in range(6):
         recent.add("bc")
 
-    assert recent.order("abc", dict.fromkeys("abc", 29)) == ["a", "b", "c"], "saves 348 tokens"
-    assert recent.order("abc", dict.fromkeys("abc", 30)) == ["b", "c", "a"], "saves 360 tokens"
+    assert recent.order("abc", dict.fromkeys("abc", 7)) == ["a", "b", "c"], "saves 84 tokens"
+    assert recent.order("abc", dict.fromkeys("abc", 8)) == ["b", "c", "a"], "saves 96 tokens"
+
+
+def test_any_saving_is_worth_an_order_of_which_no_hint_is_sent() -> None:
+    recent = make_order_policy(OrderingSettings(), is_hinted=False)
+    for _ in range(6):
+        recent.add("bc")
+
+    assert recent.order("abc", dict.fromkeys("abc", 1)) == ["b", "c", "a"]
 
 
 def test_a_short_document_that_all_of_them_hold_precedes_a_long_one_that_half_of_them_hold() -> (

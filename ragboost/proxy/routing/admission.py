@@ -70,6 +70,13 @@ class AdmissionControl(Protocol):
     def update(self) -> None: ...
 
 
+class Awaits(NamedTuple):
+    """Cached tokens of a request that its backend still computed for another one."""
+
+    tokens: int = 0
+    other: "Admission | None" = None
+
+
 class Admission:
     """One request's place in a backend's queue, from its assignment to the end of its response.
 
@@ -82,6 +89,8 @@ class Admission:
     ) -> None:
         self.request = request
         self.planned: Order | None = None  # the order of its documents, if it was planned
+        self.awaits = Awaits()  # when it was sent, until its response begins
+        self.begun_at: float | None = None
         self.is_running = False  # it has been sent, or is about to be
         self.is_prefilling = False  # it is running, and its response has not begun
         self.release = "at_once"  # how it left the waiting room: see `Placed`
@@ -178,7 +187,7 @@ class Admission:
 
     def close(self) -> None:
         if not self._is_closed:
-            self._is_closed = True
+            self._is_closed, self.awaits = True, Awaits()
             self._remove_load()
 
     def _add_load(self, backend: Backend) -> None:

@@ -3,7 +3,8 @@
 What reordering costs a request is bounded by a virtual queue in which nobody would overtake it: its
 place there is the tokens that would be computed before it in order of arrival, or, where several
 teams wait, in equal shares. What sharing saves beyond what it would save there is a lead that may
-be spent on overtaking.
+be spent on overtaking; a prefix that is still being computed for another request has saved nothing
+until its time shows that it was found.
 """
 
 import asyncio
@@ -11,7 +12,8 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from ragboost.proxy.routing.admission import Admission
+from ragboost.ordering import Order
+from ragboost.proxy.routing.admission import Admission, Awaits
 from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.upstream.backend import Backend
 
@@ -77,6 +79,7 @@ class VirtualQueue:
         return lead
 
 
+_COMPUTED_BEHIND = 0.9  # of its own time, since what it awaited was computed
 _MAX_WAIT_S = 30.0  # then a request is sent, however busy the backend is
 
 Plan = Callable[["BackendQueue"], Coroutine[Any, Any, None]]
@@ -185,10 +188,13 @@ class BackendQueue:
             self.let_go(queued, now, how="max_wait")
 
     def let_go(self, queued: QueuedRequest, now: float, *, how: str) -> None:
+        admission = queued.admission
+        admission.awaits = awaits = self.awaits(admission)
+        self.places.sent(awaits.tokens)
         if self._remove(queued):
             self.places.leave(queued.place)
-        queued.admission.release = how
-        self.send(queued.admission, now)
+        admission.release = how
+        self.send(admission, now)
         if not queued.released.done():
             queued.released.set_result(None)
 
@@ -219,6 +225,35 @@ class BackendQueue:
         for queued in list(self.waiting):
             self.let_go(queued, queued.released.get_loop().time(), how="max_wait")
 
+    def awaits(self, admission: Admission) -> Awaits:
+        """Return which cached tokens of a request are still being computed for others.
+
+        A backend that computes prompts side by side may compute them again.
+        """
+        planned, tenant = admission.planned, admission.request.tenant
+        awaits = Awaits()
+        if planned is None or self.pace is None:
+            return awaits
+        for other in self.pace.outstanding():
+            if other.planned is not None and other.request.tenant is tenant:
+                held = other.planned.cached_tokens - other.awaits.tokens
+                tokens = planned.cached_tokens - held
+                if tokens > awaits.tokens and _common_tokens(planned, other.planned) > held:
+                    awaits = Awaits(tokens, other)
+        return awaits
+
+    def begun(self, admission: Admission, now: float, *, is_stream: bool) -> None:
+        """Note that a response has begun; what it awaited was cached if there was time for it."""
+        if self.pace is None:
+            return
+        tokens, other = admission.awaits
+        admission.awaits, admission.begun_at = Awaits(), now
+        if other is not None and other.begun_at is not None:
+            own_s = self.pace.own_s(admission.uncached_tokens)
+            if now - other.begun_at >= _COMPUTED_BEHIND * own_s:
+                self.places.sent(-tokens)
+        self.pace.begun(admission, now, is_stream=is_stream)
+
     def _remove(self, queued: QueuedRequest) -> bool:
         if queued not in self.waiting:
             return False
@@ -238,6 +273,18 @@ class BackendQueue:
                     queued.released.set_exception(error)
             return
         self._update()
+
+
+def _common_tokens(order: Order, other: Order) -> int:
+    """Return the tokens of the documents with which both begin."""
+    common = 0
+    for document, tokens, theirs in zip(
+        order.documents, order.tokens, other.documents, strict=False
+    ):
+        if document != theirs:
+            break
+        common += tokens
+    return common
 
 
 def _priority(queued: QueuedRequest) -> int:

@@ -43,6 +43,10 @@ class PrefillPace:
             return None
         return self._own.mean_y / self._own.mean_x
 
+    def own_s(self, tokens: int) -> float:
+        """Return the seconds in which a prompt of so many tokens is computed alone."""
+        return self._own.at(tokens)
+
     def outstanding(self) -> Collection[Admission]:
         return self._sent.keys()
 

@@ -119,8 +119,13 @@ async def test_a_busy_backend_keeps_two_prompts_and_the_others_wait() -> None:
     assert len(made.room) == 0
 
 
-async def release_order(*contexts: tuple[int, ...]) -> tuple[list[int], list[Admission]]:
-    """Return in which order requests that arrive at a busy backend are sent, and these requests."""
+async def release_order(
+    *contexts: tuple[int, ...], together: int = 0
+) -> tuple[list[int], list[Admission]]:
+    """Return in which order requests that arrive at a busy backend are sent, and these requests.
+
+    So many at the front have their first bytes at the same time: computed side by side.
+    """
     clock, made = LoopClock(), Room()
     await made.learn(clock)
     busy = [await made.enter() for _ in range(2)]
@@ -131,6 +136,10 @@ async def release_order(*contexts: tuple[int, ...]) -> tuple[list[int], list[Adm
     while running:
         await clock.advance(1.0)
         made.done(running.pop(0))
+        while running and running[0] in [
+            task.result() for task in tasks[1:together] if task.done()
+        ]:
+            made.done(running.pop(0))
         await run_event_loop()
         for i, task in enumerate(tasks):
             if task.done() and i not in order:
@@ -140,12 +149,25 @@ async def release_order(*contexts: tuple[int, ...]) -> tuple[list[int], list[Adm
     return order, [task.result() for task in tasks]
 
 
-async def test_what_sharing_saves_is_spent_on_sending_others_that_share() -> None:
-    order, sent = await release_order((3, 1, 2), (4, 2, 1), (7, 8, 9), (9, 10, 11), (5, 1, 2))
+SHARING = (
+    *((3, 1, 2), (4, 2, 1), (7, 8, 9), (10, 11, 12), (13, 14, 15), (16, 17, 18)),
+    *((19, 20, 21), (5, 1, 2)),
+)
 
-    assert sorted(order) == [0, 1, 2, 3, 4]
-    assert order.index(4) < order.index(3)
-    assert sent[4].release == "planned"
+
+async def test_what_sharing_has_saved_is_spent_on_sending_others_that_share() -> None:
+    order, sent = await release_order(*SHARING)
+
+    assert sorted(order) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert order.index(7) < order.index(5)
+    assert sent[7].release == "planned"
+
+
+async def test_a_prefix_that_is_computed_side_by_side_has_saved_nothing() -> None:
+    order, sent = await release_order(*SHARING, together=2)
+
+    assert sent[1].cached_tokens > 0, "it was sent while its prefix was computed"
+    assert order == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 async def test_what_the_order_of_arrival_would_save_as_well_is_not_spent() -> None:
