@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
-from ragboost.requests.wires.providers import PROMPT_CACHES, MarkStyle
 
 
 def _check_url(value: str) -> str:
@@ -126,12 +125,6 @@ class BackendSettings(Section):
         description="Data-parallel ranks of the engine. With more than one, each has a context "
         "index of its own and requests name their rank in the header x-data-parallel-rank, which "
         "vLLM and SGLang follow.",
-    )
-    cache_marks: MarkStyle = Field(
-        "none",
-        description="Cache marks for hosted APIs, on requests that have none. "
-        + "; ".join(f"{cache.style}: {cache.about}" for cache in PROMPT_CACHES)
-        + ". Not for vLLM or SGLang.",
     )
     reuse_chunks: bool | None = Field(
         None,
@@ -337,7 +330,4 @@ class PriceSettings(Section):
         ge=1,
         allow_inf_nan=False,
         description="Price of a token written for an hour, as a multiple of `input`.",
-    )
-    min_tokens: int = Field(
-        1024, ge=0, description="Shortest prefix that the API caches; shorter ones get no mark."
     )

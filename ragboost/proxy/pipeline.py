@@ -252,7 +252,6 @@ class BoostPipeline:
             is_read=is_read,
             seen=seen,
             tracked=tracked,
-            is_hosted=not has_id,
         )
         return await asyncio.to_thread(encode) if parsed.is_large else encode()
 

@@ -98,10 +98,7 @@ _NOT_SERVED = ("SQLite and passages", "other hints", "no references", "named con
 SERVED_WORLDS = (
     *(world for world in WORLDS if world.name not in _NOT_SERVED),
     World("sessions in Redis, tenants", {"session": {"store": "redis"}}, keys=("one", "two")),
-    World(
-        "hosted, stable",
-        {"backend": {"cache_marks": "openai"}, "stable": "safe", "proxy": {"receipts": True}},
-    ),
+    World("stable, receipts", {"stable": "safe", "proxy": {"receipts": True}}),
     World("no evidence", {"formats": {"evidence": False}}),
     World("hold-out", {"boost": {"share": 0.5}}, dedups=False),
 )
