@@ -11,7 +11,7 @@ WORKERS ?= 2
 # Language models: smollm2-135m (0.5 GB on disk), qwen-0.5b (2.5 GB), qwen-1.5b (7 GB).
 MODELS ?= smollm2-135m
 # For the demonstration and the tests, which do without a model that cannot be had.
-FETCH  := $(BIN)/python -m scripts.fetch_model smollm2-135m --patience 60 >/dev/null 2>&1 || true
+FETCH  := $(BIN)/python -m scripts.fetch_model smollm2-135m --patience 60 || true
 export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 # uv installs in seconds what takes pip minutes, and looks where pip is told to look. pip is asked if uv fails.
@@ -26,7 +26,7 @@ endif
 ifdef PIP_EXTRA_INDEX_URL
 export UV_INDEX ?= $(PIP_EXTRA_INDEX_URL)
 endif
-install_into_venv = $(UV) pip install -q --python $(BIN)/python $(1) || $(BIN)/python -m pip install -q $(1)
+install_into_venv = $(UV) pip install --python $(BIN)/python $(1) || $(BIN)/python -m pip install $(1)
 
 .PHONY: help install demo models demo-cluster test test-all nightly lint format typecheck docs reference reference-check packages test-processes audit clean engines test-engines test-integrations
 
@@ -38,13 +38,17 @@ install: $(STAMP)    ## create .venv and install RAGBoost with everything the de
 $(STAMP): pyproject.toml requirements-dev.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit("RAGBoost needs Python 3.11 or later, got %d.%d: run make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@echo "Installing into $(VENV) (some minutes the first time) ..."
+	@echo "Installing into $(VENV), about 2 GB on disk, once; a minute or more, by your connection:"
+	@echo "1 of 3: uv, which installs the rest"
 	@$(BIN)/python -m pip install -q -c requirements-dev.txt uv
+	@echo "2 of 3: $(TORCH)"
 	@$(call install_into_venv,'$(TORCH)')
+	@echo "3 of 3: RAGBoost, and what the demo and the tests need"
 	@$(call install_into_venv,-c requirements-dev.txt -e '.[dev]')
 	@touch $@
 
 demo: install        ## replay a RAG workload through the embedded engine, plain and boosted, and show what was saved
+	@echo "The language model that answers (0.1 GB to load, 0.5 GB on disk, once; a minute at most):"
 	@$(FETCH)
 	@$(BIN)/ragboost demo $(ARGS)
 

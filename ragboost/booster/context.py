@@ -50,12 +50,6 @@ class Context:
     index_entry: IndexEntry | None = field(default=None, repr=False, compare=False)
 
     @property
-    def dropped(self) -> tuple[Document, ...]:
-        """The retrieved documents that are not sent again."""
-        places = zip(self.retrieved, self.positions, strict=True)
-        return tuple([document for document, position in places if position < 0])
-
-    @property
     def bought_tokens(self) -> int:
         """Tokens of the documents that are computed exactly though they might have been reused."""
         return self.index_entry.bought_tokens if self.index_entry is not None else 0

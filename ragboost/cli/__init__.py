@@ -13,6 +13,7 @@ from ragboost.cli.bench import app as bench
 from ragboost.cli.chunks import app as chunks
 from ragboost.cli.evaluation import eval_order
 from ragboost.cli.offline import batch, demo, simulate
+from ragboost.cli.options import Command, CommandGroup
 from ragboost.cli.reuse import calibrate, eval_reuse, precompute
 from ragboost.cli.servers import doctor, engine, serve
 from ragboost.errors import RagBoostError
@@ -34,8 +35,8 @@ _REUSE = "Chunk reuse, with your own model"
 app = typer.Typer(
     name="ragboost",
     help=_HELP,
+    cls=CommandGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -69,6 +70,7 @@ def _joined(text: str) -> str:
 
 for _group in (app, bench, chunks):
     for _command in _group.registered_commands:
+        _command.cls = Command
         _command.help = _joined((_command.callback and _command.callback.__doc__) or "")
 
 

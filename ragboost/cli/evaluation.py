@@ -1,6 +1,7 @@
 """The command `eval-order`: what order, hints and de-duplication do to a model's answers."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,16 @@ def _ask(
     cost = estimate()
     typer.echo(cost.sentence(), err=True)
     if (cost.num_missing or cost.num_verdicts) and not is_sure:
-        typer.confirm("Ask?", abort=True, err=True)
+        try:
+            is_sure = typer.confirm("Ask?", err=True)
+        except typer.Abort:
+            if sys.stdin.isatty():
+                raise
+            raise RequestError(
+                "no terminal on which to confirm: --yes (-y) sends the requests without asking"
+            ) from None
+        if not is_sure:
+            raise typer.Abort
     with progress_bar(progress) as on_progress:
         run.ask(concurrency=concurrency, on_progress=on_progress)
 

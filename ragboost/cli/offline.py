@@ -1,6 +1,7 @@
 """The commands `batch`, `simulate` and `demo`."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,17 @@ from rich.console import Console
 
 from ragboost.cli.options import AS_JSON, CORPUS, PROGRESS
 from ragboost.config import EngineSettings, load_settings
-from ragboost.errors import ConfigError, import_extra
+from ragboost.errors import ConfigError
 
 if TYPE_CHECKING:
     from ragboost.batch.job import BatchSummary
 
+
+_SIMULATED = (
+    "Simulated: the orders are real, the engine's prefix cache is a model, and there are no times. "
+    "pip install 'ragboost-middleware\\[engine]' runs the same through a real engine."
+)
+_NEXT = "Next, for your own server: ragboost serve --backend http://127.0.0.1:8000"
 
 _CACHE_TOKENS: int | None = typer.Option(
     None,
@@ -90,7 +97,8 @@ def _show(summary: "BatchSummary", output: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary.as_json()))
     else:
-        Console().print(summary_table(summary))
+        if summary.before.prompt_tokens:
+            Console().print(summary_table(summary))
         typer.echo(summary_sentence(summary))
         if FOUND in summary.detections:
             typer.echo(summary.detections_sentence())
@@ -160,28 +168,30 @@ def demo(
 
     The text is the documentation in Python's standard library; everything runs on this machine,
     in a minute or two. If the model smollm2-135m was fetched, it answers a few questions, plain and
-    boosted.
+    boosted. Without PyTorch (the extra engine), the prefix cache is simulated, which takes seconds.
     """
-    import_extra("torch", extra="engine")
     from ragboost.evaluation.demo import run_demo
     from ragboost.evaluation.demo.answers import ANSWERING, Answers, answer_table, ask_model
     from ragboost.evaluation.demo.comparison import table
+    from ragboost.evaluation.demo.picture import picture
     from ragboost.evaluation.demo.replay import MODEL
 
-    console = Console(stderr=True)
-    result = run_demo(
+    console, is_simulated = Console(stderr=True), find_spec("torch") is None
+    workload, result = run_demo(
         sessions=sessions,
         conversations=conversations,
         turns=turns,
         k=k,
         capacity_tokens=capacity_tokens,
         seed=seed,
+        is_simulated=is_simulated,
         console=console,
     )
     answers: list[Answers] = []
     try:
-        model = EngineSettings(model=ANSWERING, served_model_name=MODEL)
-        answers = ask_model(model, console=console)
+        if not is_simulated:
+            model = EngineSettings(model=ANSWERING, served_model_name=MODEL)
+            answers = ask_model(model, console=console)
     except ConfigError as error:
         console.print(f"no answers of a language model are shown: {error}", soft_wrap=True)
     if as_json:
@@ -196,3 +206,7 @@ def demo(
         console.print(table(title, result[part]))
     if answers:
         console.print(answer_table(f"Answers of {ANSWERING}", answers))
+    console.print(picture(workload.sessions))
+    if is_simulated:
+        console.print(_SIMULATED, soft_wrap=True)
+    console.print(_NEXT, soft_wrap=True)

@@ -6,10 +6,31 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from ragboost.config import Settings, field_paths
 from ragboost.config.model_directory import check_model
 from ragboost.errors import ConfigError, RequestError
+
+
+class _FlagHelp:
+    """Shows flags as flags: `--json`, not `--json <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_FlagHelp, TyperCommand):
+    """A command of `ragboost`."""
+
+
+class CommandGroup(_FlagHelp, TyperGroup):
+    """A group of commands."""
+
 
 AS_JSON: bool = typer.Option(False, "--json", help="Print one JSON object.")
 PROGRESS: bool | None = typer.Option(

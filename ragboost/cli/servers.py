@@ -1,6 +1,7 @@
 """The commands `serve`, `engine` and `doctor`."""
 
 import json
+import logging
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,11 +13,14 @@ from ragboost.config import EngineSettings, Settings, load_settings, settings_fi
 from ragboost.config.model_directory import check_model, find_model
 from ragboost.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _BACKEND = (
     "Base URL of a backend, without /v1; give it once per backend; by default "
     "http://127.0.0.1:8000."
 )
 _EMBEDDED_DRAIN_S = 3  # the engine, which the answers come from, ends as well
+_EMBEDDED_HEALTH_S = 30.0  # its engine shares the process: busy, it answers late, and lives
 # Options of `serve` that are no settings of the proxy.
 _OTHERS = ("backend", "embedded", "model", "config", "log_level")
 
@@ -65,11 +69,17 @@ def serve(
         return
 
     engine_settings = _with_found_model(settings.engine)
+    logger.info("embedded engine: loading PyTorch (some seconds)")
 
     from ragboost.engine import create_engine_app, with_events
     from ragboost.proxy.serving import serve_in_thread
 
-    with serve_in_thread(create_engine_app(with_events(engine_settings))) as url:
+    name, reuses = engine_settings.model or "the built-in model", bool(engine_settings.chunks)
+    reuse = "on, testing it" if reuses else "off ([engine.chunks] switches it on)"
+    logger.info("embedded engine: loading %s; chunk reuse is %s", name, reuse)
+    app = create_engine_app(with_events(engine_settings), reuses_chunks=reuses)
+    with serve_in_thread(app) as url:
+        logger.info("embedded engine: ready")
         serve_proxy(_in_front_of_engine(settings, url))
 
 
@@ -85,11 +95,13 @@ def _with_found_model(settings: EngineSettings) -> EngineSettings:
 def _in_front_of_engine(settings: Settings, url: str) -> Settings:
     capacity = settings.index.capacity_tokens or settings.engine.capacity_tokens
     drain_s = min(settings.proxy.drain_s, _EMBEDDED_DRAIN_S)
+    interval_s = max(settings.router.health_interval_s, _EMBEDDED_HEALTH_S)
     return settings.model_copy(
         update={
             "backend": settings.backend.model_copy(update={"url": url, "dns": False, "file": None}),
             "backends": (),
             "proxy": settings.proxy.model_copy(update={"drain_s": drain_s}),
+            "router": settings.router.model_copy(update={"health_interval_s": interval_s}),
             "index": settings.index.model_copy(update={"capacity_tokens": capacity}),
         }
     )

@@ -50,8 +50,12 @@ class LoadedModel:
     reuse_refusal: str | None = None  # why chunks cannot be reused; None: they can
 
 
-def load_model(settings: EngineSettings) -> LoadedModel:
-    """Load `settings.model`, or build the built-in one. Raises `ConfigError`."""
+def load_model(settings: EngineSettings, *, reuses_chunks: bool = True) -> LoadedModel:
+    """Load `settings.model`, or build the built-in one. Raises `ConfigError`.
+
+    Args:
+        reuses_chunks: False: spare the self-test of chunk reuse, unless graphs need it.
+    """
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     if settings.is_builtin or settings.model is None:
@@ -64,7 +68,10 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         model, tokenizer = _from_directory(path, settings)
         name = model_name(path)
     model = model.to(_device(settings))
-    adapter, refusal = _adapter(model)
+    adapter: ModelAdapter | None = None
+    refusal: str | None = "engine.chunks is not set"
+    if reuses_chunks or settings.graph_attention != "auto" or _tuned_for(model) is not None:
+        adapter, refusal = _adapter(model)
     runner = ModelRunner(model, max_length=settings.max_model_len)
     if adapter is not None:
         adapter.install()  # after the runner has set its own attention for ordinary forwards
@@ -132,22 +139,26 @@ def _adapter(model: Any) -> tuple[ModelAdapter | None, str | None]:
     return adapter, None
 
 
+def _tuned_for(model: Any) -> str | None:
+    return getattr(model.config.get_text_config(), TUNED, None)
+
+
 def _graph_attention(
     model: Any, settings: EngineSettings, adapter: ModelAdapter | None, refusal: str | None
 ) -> tuple[GraphAttention, str | None, DepCache | None]:
     """Return how graphs are attended to, why not by dependency attention, and what computes it."""
     config = model.config.get_text_config()
-    tuned, requested = getattr(config, TUNED, None), settings.graph_attention
+    tuned, requested = _tuned_for(model), settings.graph_attention
     mode: GraphAttention = "dependency" if requested == "auto" else requested
     reason = None if mode == "dependency" else f"engine.graph_attention is {mode}"
-    if mode != "self" and (refusal is not None or has_window(config)):
-        mode, reason = "self", refusal or "the model has sliding windows"
-    elif requested == "auto" and tuned is None:
+    if requested == "auto" and tuned is None:
         mode = "self"
         reason = (
             "the model was not tuned for it; scripts/finetune_dependency.py does that, and "
             "engine.graph_attention = dependency does without"
         )
+    elif mode != "self" and (refusal is not None or has_window(config)):
+        mode, reason = "self", refusal or "the model has sliding windows"
     if adapter is None or mode == "self":
         return "self", reason, None
     # An untuned model expects written-out subgraphs at consecutive positions.

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,6 +25,15 @@ from ragboost.proxy.routes.sessions import SessionRoutes
 from ragboost.proxy.routes.status import StatusRoutes
 from ragboost.proxy.state import ProxyState
 from ragboost.requests.wires.registry import WIRES
+
+_HOME = {
+    "name": "RAGBoost",
+    "version": __version__,
+    "clients": "/v1",
+    "dashboard": "/dashboard",
+    "metrics": "/metrics",
+    "ready": "/ready",
+}
 
 
 class ProxyApp(FastAPI):
@@ -101,7 +110,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
     ]
     app.router.routes += [
         *app.own_routes,
-        Route("/", _Home(passthrough)),
+        Route("/", _Home(dashboard, passthrough)),
         Route("/{path:path}", passthrough),
     ]
     app.router.default = passthrough  # no route's path matches line breaks
@@ -118,14 +127,17 @@ def _completions(state: ProxyState) -> dict[str, Completions]:
 
 
 class _Home:
-    """`GET /`: leads browsers to the dashboard, and forwards what others send."""
+    """`GET /`: the dashboard for browsers, and where everything is for others."""
 
-    def __init__(self, passthrough: ASGIApp) -> None:
-        self._passthrough = passthrough
+    def __init__(self, dashboard: Dashboard, passthrough: ASGIApp) -> None:
+        self._dashboard, self._passthrough = dashboard, passthrough
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        accepted = dict(scope["headers"]).get(b"accept", b"") if scope["method"] == "GET" else b""
-        app = RedirectResponse("dashboard") if b"text/html" in accepted else self._passthrough
+        app: ASGIApp = self._passthrough
+        if scope["method"] in ("GET", "HEAD"):
+            is_browser = b"text/html" in dict(scope["headers"]).get(b"accept", b"")
+            app = await self._dashboard.page() if is_browser else JSONResponse(_HOME)
+            app.headers["vary"] = "accept"
         await app(scope, receive, send)
 
 

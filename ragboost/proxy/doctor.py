@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ragboost.cache_sync.discovery import EventSource, configured_source, discover
 from ragboost.cache_sync.tracked_request import SESSION_FIELD, SESSION_HEADER
 from ragboost.config import Settings
-from ragboost.errors import BackendError, ConfigError
+from ragboost.errors import BackendError, BackendTimeoutError, ConfigError
 from ragboost.proxy.event_probe import probe_events
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.backends import Backends
@@ -160,7 +160,7 @@ class _Examination:
             fix = "start the backend, or give its address: --backend URL"
         else:
             fix = "give the base URL of an OpenAI-compatible server: --backend URL"
-        found = answer if status == 0 else f"GET /v1/models returned {status}"
+        found = answer if status == 0 else f"GET /v1/models {_told(status, answer)}"
         self._add("reachable", "failed", f"{self._backend.url}: {found}", fix=fix)
         return False
 
@@ -211,7 +211,7 @@ class _Examination:
             status, answer = await self._chat(text + question)
             if status != 200 or not isinstance(answer, dict):
                 fix = "see the backend's log"
-                found = f"a chat request to {self._model} returned {status}{_error_message(answer)}"
+                found = f"a chat request to {self._model}: {_told(status, answer)}"
                 self._add("completion", "failed", found, fix=fix)
                 return False
             usage = answer.get("usage") or {}
@@ -290,7 +290,7 @@ class _Examination:
         if status == 200 and isinstance(answer, dict) and "tokens" in answer:
             self._add("tokenizer", "ok", "POST /tokenize works")
         else:
-            self._add("tokenizer", "advice", f"POST /tokenize returned {status}")
+            self._add("tokenizer", "advice", f"POST /tokenize {_told(status, answer)}")
 
     async def _events(self) -> None:
         sources: Sequence[EventSource] = [] if self._source is None else [self._source]
@@ -355,6 +355,8 @@ class _Examination:
             status, data = await self._backend.ask(
                 path, body=raw, headers=headers, timeout_s=_TIMEOUT_S
             )
+        except BackendTimeoutError:
+            return 0, f"no answer within {_TIMEOUT_S:g} s"
         except BackendError as error:
             return 0, str(error)
         text = data.decode("utf-8", "replace")
@@ -362,6 +364,11 @@ class _Examination:
             return status, json.loads(text)
         except ValueError:
             return status, text
+
+
+def _told(status: int, answer: Any) -> str:
+    """Return what a backend answered, or why it did not."""
+    return f"returned {status}{_error_message(answer)}" if status else str(answer)
 
 
 def _error_message(answer: Any) -> str:

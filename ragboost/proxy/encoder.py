@@ -15,7 +15,7 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
-from ragboost.proxy.records import Observation, SentRequest
+from ragboost.proxy.records import NO_SAVINGS, Observation, Savings, SentRequest
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.mapped_answer import continued_text
 from ragboost.requests.chunk_positions import add_chunks
@@ -59,7 +59,9 @@ class RequestEncoder:
         headers = request_headers(parsed.headers, is_read=is_read or context is not None)
         if new_id is not None:
             headers = with_header(headers, SESSION_HEADER, new_id.name.encode())
-        dropped = context.dropped if context is not None else ()
+        savings = NO_SAVINGS
+        if context is not None:
+            savings = Savings.of(context, tenant.tokens, order_gain=result.order_gain)
         num_left = parsed.detection.num_documents if parsed.found is None else 0
         return SentRequest(
             body,
@@ -72,7 +74,7 @@ class RequestEncoder:
             is_usage_added=is_usage_added,
             num_documents=result.num_documents or num_left,  # they stay where they are
             num_dropped=result.num_dropped + result.num_blank,
-            dropped_tokens=sum(tenant.tokens.count_documents(dropped)) if dropped else 0,
+            savings=savings,
             citations=result.citations,
             continued=continued_text(result.fields) if result.citations is not None else "",
         )

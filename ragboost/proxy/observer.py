@@ -39,6 +39,7 @@ class RequestObserver:
         self._is_recorded = proxy.record is not None
         self._is_shadow = proxy.shadow
         self._num_compared = 0  # requests whose orders were, or might have been
+        self._compared_tokens = self._gained_tokens = 0  # of the documents of those that were
 
     async def observe(self, request: ParsedRequest, *, is_whole: bool) -> Observation:
         """Learn from a request, and return what is seen.
@@ -54,26 +55,32 @@ class RequestObserver:
             record = describe(request, self._tenants.get(request.tenant_key).tokens)
         return Observation(cache_break, record)
 
-    def compare_orders(self, result: Rewriting, tenant: Tenant, backend: str) -> None:
-        """Compare the order of a boosted request with the client's, in models of the same prefix
-        cache; of a conversation only the first turn. The caller has locked the tenant.
+    def order_gain(self, result: Rewriting, tenant: Tenant, backend: str) -> float:
+        """Return how many more tokens of a boosted request's documents are cached in its order than
+        in the client's, in models of the same prefix cache; of a conversation only the first turn
+        is ordered. The caller has locked the tenant.
 
         Of the first requests it takes all, then those whose first document is sampled by its key:
         in the client's order only requests with the same first document share a prefix, so that
-        such a sample finds what all requests would. Its cache is as much smaller. In shadow mode it
-        takes all.
+        such a sample finds what all requests would. Its cache is as much smaller. Others are taken
+        to gain the same share of their tokens. In shadow mode it takes all.
         """
         context = result.context
         if context is None or context.turn > 1 or not context.retrieved:
-            return
+            return 0.0
         is_all = self._is_shadow or self._num_compared < _ALL
         self._num_compared += 1
         if not (is_all or context.retrieved[0].key.startswith(_SAMPLED)):
-            return
+            tokens = sum(tenant.tokens.count_documents(context.retrieved))
+            return tokens * self._gained_tokens / max(1, self._compared_tokens)
         original = tenant.original(backend, share=1 if is_all else _SAMPLE)
         with suppress(RagBoostError):  # a broken model of what was not sent harms nobody
             sent = original.record(context.retrieved, prompt_prefix=result.prompt_prefix)
-            self._metrics.count_orders(context, sent)
+            gain = context.predicted_cached_tokens - sent.cached_tokens
+            self._compared_tokens += sum(sent.tokens)
+            self._gained_tokens += gain
+            return gain
+        return 0.0
 
     async def _compare(self, comparison: PromptComparison, model: str) -> CacheBreak | None:
         max_bytes = _MAX_BYTES if comparison.template is None else 0  # rendering takes longer
@@ -98,13 +105,17 @@ def with_arm(request: ParsedRequest, *, share: float) -> ParsedRequest:
     """
     if share >= 1 or request.found is None or not request.is_boost_wanted:
         return request
+    is_boosted = int.from_bytes(conversation_digest(request)[:8], "big") < share * 2**64
+    return replace(request, is_boost_wanted=is_boosted, arm="boosted" if is_boosted else "held_out")
+
+
+def conversation_digest(request: ParsedRequest) -> bytes:
+    """Return a digest that all requests of a conversation have, and hardly any other."""
     names = [request.session] if request.session is not None else request.tenant_key
     parts = [name.encode("utf-8", "surrogatepass") for name in names]
     if request.session is None:
         parts += _beginning(request)
-    digest = hashlib.sha256(b"\0".join(parts)).digest()
-    is_boosted = int.from_bytes(digest[:8], "big") < share * 2**64
-    return replace(request, is_boost_wanted=is_boosted, arm="boosted" if is_boosted else "held_out")
+    return hashlib.sha256(b"\0".join(parts)).digest()
 
 
 def _beginning(request: ParsedRequest) -> list[bytes]:

@@ -277,7 +277,7 @@ class BoostPipeline:
                 return result.render(Bypass("held_out" if self._shadow is None else "shadow"))
             booster = tenant.booster(placed.backend.name)
             result.boost(booster, planned=placed.planned, recompute_ratio=ratio)
-            self.observer.compare_orders(result, tenant, placed.backend.name)
+            result.order_gain = self.observer.order_gain(result, tenant, placed.backend.name)
             return result
 
         result = await asyncio.to_thread(rewrite) if in_thread else rewrite()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ragboost.booster.context import Context
+from ragboost.booster.tokens import TokenCounter, num_bytes
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.ordering import Order
 from ragboost.proxy.hosted.lint.live import CacheBreak
@@ -44,6 +45,32 @@ NO_OBSERVATION = Observation()
 NO_DELTA = HistoryDelta()
 
 
+class Savings(NamedTuple):
+    """Prompt tokens that a backend did not compute because of RAGBoost, against the request as its
+    client sent it; the first and the last are estimates."""
+
+    order: float = 0.0  # negative if the client's order would have had more cached
+    deduplication: float = 0.0
+    reuse: float = 0.0  # of chunks
+    hints: float = 0.0  # computed in addition
+
+    @classmethod
+    def of(cls, context: Context, tokens: TokenCounter, *, order_gain: float) -> "Savings":
+        """Return the savings that a boosted request's documents promise, without reuse."""
+        sent, retrieved = context.documents, context.retrieved
+        dropped, hints = 0, sum([num_bytes(hint.text) for hint in context.hints])
+        if len(retrieved) != len(sent):
+            dropped = sum(tokens.count_documents(retrieved)) - sum(tokens.count_documents(sent))
+        return cls(order_gain, float(dropped), hints=hints * tokens.tokens_per_byte)
+
+    @property
+    def net(self) -> float:
+        return self.order + self.deduplication + self.reuse - self.hints
+
+
+NO_SAVINGS = Savings()
+
+
 @dataclass(frozen=True, slots=True)
 class SentRequest:
     """A request as its backend gets it, and what was done to it."""
@@ -58,13 +85,29 @@ class SentRequest:
     is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
     num_documents: int = 0  # in this turn's part of the payload
     num_dropped: int = 0  # given, and not there
-    dropped_tokens: int = 0  # of documents that the payload has already and that are not sent
+    savings: Savings = NO_SAVINGS  # predicted
     citations: CitationMap | None = None  # of the answer; None: it stays as it is
     continued: str = ""  # the text that the answer continues, if it is mapped
 
     @property
     def bought_tokens(self) -> int:
         return self.context.bought_tokens if self.context is not None else 0
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens of documents that the payload has already, so that they are not sent."""
+        return int(self.savings.deduplication)
+
+    def saved(self, usage: Usage | None) -> Savings:
+        """Return what was saved, as far as the backend's report confirms the prediction: one that
+        has fewer cached tokens than predicted has evicted some, in any order."""
+        predicted = self.context.predicted_cached_tokens if self.context is not None else 0
+        if usage is None:
+            return self.savings
+        cached, order = usage.cached_tokens, self.savings.order
+        if cached is not None and cached < predicted:
+            order *= cached / predicted
+        return self.savings._replace(order=order, reuse=float(usage.reused_tokens or 0))
 
     def mapper(self) -> AnswerMapper | None:
         """Return what maps the citations of one answer."""

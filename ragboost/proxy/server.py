@@ -85,10 +85,9 @@ def _check_exposure(proxy: ProxySettings) -> None:
 
 def _log_address(settings: Settings, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    netloc = f"[{host}]" if ":" in host else host
     urls = [public_url(replica.url) for replica in settings.backends or (settings.backend,)]
     where = settings.backend.file or ", ".join(urls)
-    logger.info("listening on http://%s:%d, backend %s", netloc, port, where)
+    logger.info("listening on http://%s:%d, backend %s", _netloc(host), port, where)
 
 
 def listen(settings: ProxySettings) -> socket.socket:
@@ -126,7 +125,22 @@ def make_server(app: ASGIApp, settings: ProxySettings) -> uvicorn.Server:
         timeout_graceful_shutdown=settings.drain_s,
         backlog=_BACKLOG,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say last where clients and people go."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            url = f"http://{_netloc(host)}:{port}"
+            logger.info("clients: %s/v1", url)
+            logger.info("dashboard: %s/dashboard", url)
+
+
+def _netloc(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from ragboost.booster.tenants import Tenant
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import RequestObserver
-from ragboost.proxy.records import Placed
+from ragboost.proxy.records import Placed, Savings
 from ragboost.requests.history import History
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.rewriter import Rewriting
@@ -35,10 +35,10 @@ class ShadowTrial:
             result = Rewriting(request, conversation, label_template=self._label_template)
             result.boost(tenant.booster(backend), planned=placed.planned)
             if (context := result.context) is not None:
-                kept = sum(tenant.tokens.count_documents(context.documents))
-                retrieved = sum(tenant.tokens.count_documents(context.retrieved))
-                self._metrics.count_shadow(context, dropped_tokens=retrieved - kept)
-                self._observer.compare_orders(result, tenant, backend)
+                gain = self._observer.order_gain(result, tenant, backend)
+                self._metrics.count_context(context)
+                savings = Savings.of(context, tenant.tokens, order_gain=gain)
+                self._metrics.count_savings(savings)
             return result
 
         result = await asyncio.to_thread(work) if in_thread else work()

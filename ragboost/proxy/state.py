@@ -13,6 +13,7 @@ from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.request_body import RequestBodies
 from ragboost.proxy.cache_learning import CacheLearning
+from ragboost.proxy.observability.hold_out import HoldOut
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
@@ -39,6 +40,7 @@ class ProxyState:
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
     kinds: EngineKinds  # finds out what the backends are
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
+    hold_out: HoldOut  # what it saves, by the hold-out of boost.share
     recent: RecentRequests  # the last completions, for the dashboard
     observers: Sequence[Observer]  # of completions that have ended
     dispatcher: Dispatcher  # assigns requests to backends
@@ -55,7 +57,7 @@ class ProxyState:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         backends, tenants = Backends.of(settings), Tenants(settings)
-        metrics = Metrics(settings.prices)
+        metrics = Metrics(settings.prices, is_shadow=settings.proxy.shadow)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
@@ -81,7 +83,7 @@ class ProxyState:
             kinds=kinds,
             dispatcher=dispatcher,
         )
-        recent, learning = RecentRequests(), CacheLearning(sync, metrics)
+        recent, learning, hold_out = RecentRequests(), CacheLearning(sync, metrics), HoldOut()
         log = _request_log(settings.proxy, metrics)
         logs = [log] if log is not None else []
         return cls(
@@ -92,8 +94,9 @@ class ProxyState:
             chunk_reuse,
             kinds,
             pipeline,
+            hold_out,
             recent,
-            [*logs, recent, metrics, learning],
+            [*logs, recent, metrics, learning, hold_out],
             dispatcher,
             make_store(settings.session, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),

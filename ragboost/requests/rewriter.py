@@ -49,12 +49,12 @@ class Rewriting:
         self.context: Context | None = None  # of the boosted documents; None if none were boosted
         self.num_documents = 0  # in this turn's part of the payload
         self.num_dropped = 0  # given, but not there, because the payload has them already
-        # The reason for which nothing was boosted; None if something was, and where an earlier
-        # request's result is sent again.
+        # Why nothing was boosted; None also where an earlier request's result is sent again.
         self.bypass: Bypass | None = None
         self.delta = HistoryDelta()  # what the request adds to its conversation
         self.citations: CitationMap | None = None  # of the answer; None: it stays as it is
         self.prompt_prefix = ""  # hash of the text before the documents
+        self.order_gain = 0.0  # cached tokens beyond those of the client's order, estimated
         self.bytes_before = 0  # of the messages before the documents
         self.bytes_after = 0  # of the messages after the one that holds the documents
         self._request = request

@@ -1,6 +1,5 @@
-"""Thin retrievers behind one protocol, for the command line, the demo and the benchmarks."""
+"""Documents of a corpus, as the command line reads them."""
 
 from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.retriever import BM25Retriever, DenseRetriever, Retriever
 
-__all__ = ["BM25Retriever", "Corpus", "DenseRetriever", "Retriever"]
+__all__ = ["Corpus"]

@@ -203,3 +203,10 @@ def test_the_users_own_settings_are_measured(
         done = run(questions, server.url, "--yes", "--json", "--arm", "boosted")
 
     assert json.loads(done.stdout)["arms"]["boosted"]["changed"] == 0
+
+
+def test_without_a_terminal_the_flag_that_answers_is_named(questions: Path) -> None:
+    with FakeEngine() as engine:
+        done = run(questions, engine.url)
+        assert "--yes" in str(done.exception)
+        assert engine.requests == []

@@ -65,10 +65,10 @@ def test_a_detection_is_the_same_wherever_it_is_said(
     )
     assert read_metric(url, "ragboost_detections_total", detection=name, frame=frame) == 2
     data = httpx.get(f"{url}/dashboard/data").json()
-    assert [(o["detection"], o["frame"], o["requests"]) for o in data["detections"]] == [
-        (name, frame, 2)
+    assert [(o["reason"], o["requests"], bool(o["advice"])) for o in data["not_boosted"]] == [
+        (name, 2, True) for _ in range(name != "found")
     ]
-    assert bool(data["detections"][0]["advice"]) == (name != "found")
+    assert bool(data["recent"][0]["advice"]) == (name != "found")
     assert (data["recent"][0]["detection"], data["recent"][0]["frame"] or "") == (name, frame)
     lines = [r for r in caplog.records if r.name.endswith("detection_log")]
     assert len(lines) == 1

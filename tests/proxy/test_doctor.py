@@ -12,6 +12,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from ragboost.config import BackendSettings, Settings
+from ragboost.proxy.doctor import examine
+from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.chunk_reuse import explain_refusal
 from tests.fakes import FakeEngine
 from tests.fakes.events import EventPublisher
@@ -201,6 +204,21 @@ def test_an_api_that_refuses_a_request_is_quoted() -> None:
         code, found = doctor("--backend", api.url)
     assert (code, found["completion"]["status"]) == (1, "failed")
     assert "returned 400: no such parameter" in found["completion"]["message"]
+
+
+async def test_a_slow_engine_is_given_its_time_and_then_named(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Backend.ask
+
+    async def slow(backend: Backend, path: str, **options: Any) -> tuple[int, bytes]:
+        waits = options["timeout_s"] if options["body"] is None else 0.0
+        return await ask(backend, path, **{**options, "timeout_s": waits})
+
+    monkeypatch.setattr(Backend, "ask", slow)
+    findings = await examine(Settings(backend=BackendSettings(url=engine.url)))
+    found = next(finding for finding in findings if finding.check == "completion")
+    assert found.message == "a chat request to fake-model: no answer within 60 s"
 
 
 def test_a_ragboost_proxy_says_that_it_is_one(proxy: ProxyServer) -> None:

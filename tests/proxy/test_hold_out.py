@@ -72,7 +72,7 @@ def test_the_arms_are_forwarded_and_counted(
     assert (figures["count"], figures["cost"] > 0, figures["p50_ms"] > 0) == (2, True, True)
     assert figures["prompt_tokens"] == data["totals"]["prompt_tokens"]
     assert figures["cached_tokens"] == data["totals"]["cached_tokens"]
-    assert read_metric(proxy.url, "ragboost_arm_prompt_tokens_total", arm=arm) > 0
+    assert read_metric(proxy.url, "ragboost_prompt_tokens_total", arm=arm) > 0
 
 
 def test_a_held_out_conversation_stays_as_it_was_sent(

@@ -156,8 +156,8 @@ def test_a_backend_that_is_not_there_is_said_at_the_start(start: Start, unused_p
     process, _ = start("--backend", f"http://127.0.0.1:{unused_port}")
 
     assert process.stderr is not None
-    line = process.stderr.readline()
-    assert f"at http://127.0.0.1:{unused_port} is unhealthy" in line
+    lines = list(islice(process.stderr, 3))  # behind the addresses of clients and dashboard
+    assert f"at http://127.0.0.1:{unused_port} is unhealthy" in lines[-1]
 
 
 def test_several_backends_are_several_flags(start: Start, engine: FakeEngine) -> None:
@@ -208,7 +208,7 @@ def test_the_log_has_times_a_level_and_if_wanted_an_object_per_event(
     file.write_text(f'[backend]\nurl = "{backend}"\n[log]\nformat = "json"\n')
     start = ("--config", str(file))
 
-    first, second, third = map(json.loads, first_lines(3, *start))
+    first, second, clients, page, problem = map(json.loads, first_lines(5, *start))
     (warning,) = first_lines(1, *start, "--log-level", "warning")
     file.write_text(f'[backend]\nurl = "{backend}"\n')
     (text,) = first_lines(1, *start)
@@ -216,7 +216,9 @@ def test_the_log_has_times_a_level_and_if_wanted_an_object_per_event(
     assert (first["message"], first["level"]) == (f"settings from {file}", "INFO")
     assert datetime.fromisoformat(first["time"]).tzinfo is not None
     assert second["message"].endswith(f"backend {backend}")
-    assert third["message"].startswith(f"backend 127.0.0.1:{unused_port} at http://")
+    assert re.fullmatch(r"clients: http://127\.0\.0\.1:\d+/v1", clients["message"])
+    assert re.fullmatch(r"dashboard: http://127\.0\.0\.1:\d+/dashboard", page["message"])
+    assert problem["message"].startswith(f"backend 127.0.0.1:{unused_port} at http://")
     assert json.loads(warning)["level"] == "WARNING"
     assert re.match(
         r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00 INFO ragboost.cli.logs: settings from", text

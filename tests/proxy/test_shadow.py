@@ -12,7 +12,7 @@ from tests.proxy.routing.test_routing import ask, documents
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "why?"}]}
 Start = Callable[..., ProxyServer]
-DROPPED = "ragboost_shadow_dropped_prompt_tokens_total"
+SAVED = "ragboost_shadow_saved_prompt_tokens_total"
 
 
 def test_the_original_is_forwarded_and_savings_are_counted(
@@ -26,9 +26,13 @@ def test_the_original_is_forwarded_and_savings_are_counted(
         answer = httpx.post(f"{proxy.url}/v1/chat/completions", content=raw)
         assert answer.headers["x-ragboost-bypass"] == "shadow"
         assert engine.requests[-1].body == raw
-    cached = "ragboost_compared_cached_prompt_tokens_total"
-    assert read_metric(proxy.url, cached, order="sent") == 0
-    assert read_metric(proxy.url, cached, order="boosted") > 1000
+    assert read_metric(proxy.url, SAVED, by="order") > 1000
+    assert read_metric(proxy.url, "ragboost_shadow_extra_prompt_tokens_total", by="order") == 0
+    assert read_metric(proxy.url, "ragboost_saved_prompt_tokens_total") == 0  # nothing was
+    data = httpx.get(f"{proxy.url}/dashboard/data").json()
+    assert data["is_shadow"]
+    assert data["totals"]["saved_tokens"] > 1000
+    assert data["totals"]["engine_cached_tokens"] == data["totals"]["cached_tokens"]
 
 
 def test_a_ragboost_object_is_rendered_in_the_order_given(
@@ -46,7 +50,7 @@ def test_a_ragboost_object_is_rendered_in_the_order_given(
         "Document 1 tells"
     )
     assert "ragboost" not in engine.completions[-1].json
-    assert read_metric(proxy.url, DROPPED) > 400
+    assert read_metric(proxy.url, SAVED, by="deduplication") > 400
 
 
 def test_repeated_documents_of_a_named_conversation_are_counted(
@@ -60,7 +64,7 @@ def test_repeated_documents_of_a_named_conversation_are_counted(
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert "Document 1 tells" in after[-1]["content"]
-    assert read_metric(proxy.url, DROPPED) > 400
+    assert read_metric(proxy.url, SAVED, by="deduplication") > 400
 
 
 def test_documents_in_messages_are_left_alone(engine: FakeEngine, start_proxy: Start) -> None:
@@ -86,4 +90,4 @@ def test_repeated_documents_of_a_chat_session_are_counted(
     before, after = (received.json["messages"] for received in engine.completions)
     assert after[0] == before[0]
     assert "Document 1 tells" in after[-1]["content"]
-    assert read_metric(proxy.url, DROPPED) > 400
+    assert read_metric(proxy.url, SAVED, by="deduplication") > 400

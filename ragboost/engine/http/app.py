@@ -20,11 +20,13 @@ from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError, error_object
 
 
-def create_engine_app(settings: EngineSettings | None = None) -> Starlette:
+def create_engine_app(
+    settings: EngineSettings | None = None, *, reuses_chunks: bool = True
+) -> Starlette:
     """Load the model and build its OpenAI-compatible server, which can be run once; its lifespan is
     that of the engine's thread. Has `state.engine` and `state.loaded`. Raises `ConfigError`."""
     settings = settings or EngineSettings()
-    loaded = load_model(settings)
+    loaded = load_model(settings, reuses_chunks=reuses_chunks)
     publisher = _publisher(settings)
     engine = make_engine(loaded, settings, publish=publisher.publish if publisher else None)
     service = CompletionService(

@@ -1,7 +1,6 @@
 """Ask a real language model a few questions, plain and boosted: some that a model of 135 million
 parameters answers in the retriever's order."""
 
-import asyncio
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from rich.table import Table
 
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import find_model
-from ragboost.evaluation.demo.run import replay_both, serve_demo
+from ragboost.evaluation.demo.run import ask_both
 from ragboost.evaluation.demo.workload import Workload, WorkloadTurn
 from ragboost.types import Document
 
@@ -50,12 +49,7 @@ def ask_model(engine: EngineSettings, *, console: Console) -> list[Answers]:
         WorkloadTurn(f"Question: {question}", tuple(_DOCUMENTS[name] for name in names))
         for question, names in _QUESTIONS
     ]
-    with serve_demo(engine, boosted=False) as plain, serve_demo(engine, boosted=True) as boosted:
-        answers = asyncio.run(
-            replay_both(
-                Workload(turns, []), plain, boosted, max_tokens=_MAX_TOKENS, console=console
-            )
-        )
+    answers = ask_both(Workload(turns, []), engine, max_tokens=_MAX_TOKENS, console=console)
     pairs = zip(_QUESTIONS, answers[0].sessions, answers[1].sessions, strict=True)
     return [
         Answers(

@@ -65,6 +65,8 @@ def table(title: str, part: dict[str, Any]) -> Table:
     for name in ("plain", "boosted", "better by"):
         shown.add_column(name, justify="right")
     for label, name, form in _ROWS:
+        if name.startswith("ttft") and not part["plain"][name]:
+            continue  # simulated
         ratio = part["ratio"].get(name)
         shown.add_row(
             label,

@@ -11,6 +11,12 @@ from ragboost.evaluation.endpoint import ChatEndpoint
 from ragboost.evaluation.streamed_answer import StreamedAnswer
 
 MODEL = "demo"
+# Documents in retriever order, each as often as it was retrieved.
+PLAIN = Settings(
+    ordering=OrderingSettings(enabled=False),
+    dedup=DedupSettings(enabled=False),
+    hints=HintSettings(order=False, location=False),
+)
 
 Message = dict[str, str]
 
@@ -51,9 +57,4 @@ def _fields(turn: WorkloadTurn, boosted: bool, **session: str) -> dict[str, Any]
 
 def _plain_prompt(turn: WorkloadTurn) -> str:
     """Return RAGBoost's prompt text with all documents in retriever order."""
-    plain = Settings(
-        ordering=OrderingSettings(enabled=False),
-        dedup=DedupSettings(enabled=False),
-        hints=HintSettings(order=False, location=False),
-    )
-    return Booster(plain).boost(turn.question, turn.documents).render()
+    return Booster(PLAIN).boost(turn.question, turn.documents).render()

@@ -1,8 +1,9 @@
 """Run the demo: corpus, retrieval, embedded engines and proxies on loopback, two replays."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -12,10 +13,10 @@ from ragboost.config import BackendSettings, EngineSettings, FormatSettings, Ind
 from ragboost.evaluation.demo.comparison import summarize
 from ragboost.evaluation.demo.corpus import standard_library
 from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers, replay
+from ragboost.evaluation.demo.simulated import simulate_replay
 from ragboost.evaluation.demo.workload import Workload, make_workload
 from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.proxy.serving import serve_in_thread
-from ragboost.retrieval import BM25Retriever
 
 _ANSWER_TOKENS = 8
 
@@ -29,34 +30,49 @@ def run_demo(
     capacity_tokens: int = 65_536,
     seed: int = 1,
     engine: EngineSettings | None = None,
+    is_simulated: bool = False,
     console: Console | None = None,
-) -> dict[str, Any]:
+) -> tuple[Workload, dict[str, Any]]:
     """Replay a workload through proxy and engine, plain and boosted, each with its own; requests
-    alternate, so that other load slows both alike. Return `summarize`'s result."""
+    alternate, so that other load slows both alike. Return it, and `summarize`'s result.
+
+    Args:
+        is_simulated: without engines and proxies, see `demo.simulated`.
+    """
     console = console or Console(stderr=True)
     documents = standard_library()
     console.print(f"corpus: {len(documents):,} documentation strings of Python's standard library")
     drawn = {"sessions": sessions, "conversations": conversations, "turns": turns, "k": k}
-    workload = make_workload(documents, BM25Retriever(documents), **drawn, seed=seed)
+    workload = make_workload(documents, **drawn, seed=seed)
     console.print(
         f"workload: {sessions} sessions, {conversations} conversations of {turns} turns, "
         f"{k} documents each, found by BM25"
     )
-    settings = (engine or EngineSettings()).model_copy(
-        update={"capacity_tokens": capacity_tokens, "served_model_name": MODEL}
-    )
-    with (
-        serve_demo(settings, boosted=False) as plain_url,
-        serve_demo(settings, boosted=True) as url,
-    ):
-        console.print(f"two engines, each with a prefix cache of {capacity_tokens:,} tokens")
-        plain, boosted = asyncio.run(
-            replay_both(workload, plain_url, url, max_tokens=_ANSWER_TOKENS, console=console)
+    if is_simulated:
+        console.print(f"two simulated prefix caches of {capacity_tokens:,} tokens: no engine")
+        simulated = partial(simulate_replay, workload, capacity_tokens=capacity_tokens)
+        replays = simulated(boosted=False), simulated(boosted=True)
+        plain, boosted = asyncio.run(replay_both(workload, *replays, console=console))
+    else:
+        settings = (engine or EngineSettings()).model_copy(
+            update={"capacity_tokens": capacity_tokens, "served_model_name": MODEL}
         )
-    return {
-        "workload": {**drawn, "capacity_tokens": capacity_tokens, "seed": seed},
-        **summarize(plain, boosted),
-    }
+        plain, boosted = ask_both(workload, settings, max_tokens=_ANSWER_TOKENS, console=console)
+    figures = {"workload": {**drawn, "capacity_tokens": capacity_tokens, "seed": seed}}
+    return workload, {**figures, **summarize(plain, boosted), "is_simulated": is_simulated}
+
+
+def ask_both(
+    workload: Workload, engine: EngineSettings, *, max_tokens: int, console: Console
+) -> tuple[WorkloadAnswers, WorkloadAnswers]:
+    """Replay a workload on two engines, one of them behind a proxy that boosts."""
+    console.print("loading PyTorch and two engines on loopback (some seconds) ...")
+    with serve_demo(engine, boosted=False) as plain, serve_demo(engine, boosted=True) as url:
+        size = f"{engine.capacity_tokens:,}"
+        console.print(f"two engines, each with a prefix cache of {size} tokens")
+        ask = partial(replay, workload, max_tokens=max_tokens)
+        replays = ask(plain, boosted=False), ask(url, boosted=True)
+        return asyncio.run(replay_both(workload, *replays, console=console))
 
 
 @contextmanager
@@ -65,7 +81,8 @@ def serve_demo(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
     from ragboost.engine import create_engine_app, with_events
     from ragboost.proxy.app import create_app
 
-    with serve_in_thread(create_engine_app(with_events(engine))) as url:
+    app = create_engine_app(with_events(engine), reuses_chunks=False)
+    with serve_in_thread(app) as url:
         settings = Settings(
             backend=BackendSettings(url=url),
             index=IndexSettings(capacity_tokens=engine.capacity_tokens),
@@ -76,20 +93,33 @@ def serve_demo(engine: EngineSettings, *, boosted: bool) -> Iterator[str]:
 
 
 async def replay_both(
-    workload: Workload, plain: str, boosted: str, *, max_tokens: int, console: Console
+    workload: Workload,
+    plain: AsyncGenerator[StreamedAnswer],
+    boosted: AsyncGenerator[StreamedAnswer],
+    *,
+    console: Console,
 ) -> tuple[WorkloadAnswers, WorkloadAnswers]:
-    columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn())
+    """Ask one after the other, with a bar that shows what was saved so far."""
+    saved_so_far = TextColumn("{task.fields[saved]}")
+    columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn(), saved_so_far)
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     answers: list[list[StreamedAnswer]] = [[], []]
-    async with (
-        aclosing(replay(workload, plain, boosted=False, max_tokens=max_tokens)) as plain_answers,
-        aclosing(replay(workload, boosted, boosted=True, max_tokens=max_tokens)) as boosted_answers,
-    ):
+    saved, computed = 0, 0
+    async with aclosing(plain), aclosing(boosted):
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-            for _ in progress.track(range(total)):
-                answers[0].append(await anext(plain_answers))
-                answers[1].append(await anext(boosted_answers))
+            task = progress.add_task("", total=total, saved="")
+            for _ in range(total):
+                answers[0].append(await anext(plain))
+                answers[1].append(await anext(boosted))
+                before, after = (_prefill_tokens(each[-1]) for each in answers)
+                saved, computed = saved + before - after, computed + before
+                said = f"{saved / max(1, computed):.0%} fewer tokens computed"
+                progress.update(task, advance=1, saved=said)
     first = len(workload.sessions)
     return WorkloadAnswers(answers[0][:first], answers[0][first:]), WorkloadAnswers(
         answers[1][:first], answers[1][first:]
     )
+
+
+def _prefill_tokens(answer: StreamedAnswer) -> int:
+    return answer.usage.prompt_tokens - (answer.usage.cached_tokens or 0)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ragboost.retrieval import Retriever
+from ragboost.retrieval.word_search import WordSearch
 from ragboost.types import Document
 
 _FORMS = (
@@ -29,7 +29,6 @@ class Workload(NamedTuple):
 
 def make_workload(
     documents: Sequence[Document],
-    retriever: Retriever,
     *,
     sessions: int,
     conversations: int,
@@ -38,7 +37,7 @@ def make_workload(
     seed: int,
 ) -> Workload:
     """Draw questions, most of them about a few themes, as at a support desk."""
-    draw = random.Random(seed)
+    draw, search = random.Random(seed), WordSearch(documents)
     themes: dict[str, list[Document]] = {}
     for document in documents:
         themes.setdefault(".".join(str(document.id).split(".")[:2]), []).append(document)
@@ -48,7 +47,7 @@ def make_workload(
         name = str(draw.choice(theme).id)
         question = draw.choice(_FORMS).format(name=name)
         return WorkloadTurn(
-            question, tuple(retriever.retrieve(name.replace(".", " ").replace("_", " "), k))
+            question, tuple(search.retrieve(name.replace(".", " ").replace("_", " "), k))
         )
 
     return Workload(

@@ -19,11 +19,6 @@ class PromptCost(NamedTuple):
     cost: float  # as the API bills it
     uncached: float  # without the cache, and with the documents that were not sent again
 
-    @property
-    def saved(self) -> float:
-        """Negative where writing to the cache cost more than reading saved."""
-        return self.uncached - self.cost
-
 
 def write_receipt(
     usage: Usage,
@@ -31,6 +26,7 @@ def write_receipt(
     detection: Detection,
     predicted_tokens: int,
     dropped_tokens: int,
+    saved_tokens: float,
     bought_tokens: int,
     cost: PromptCost | None = None,
     cache_break: Mapping[str, Any] | None = None,
@@ -42,6 +38,7 @@ def write_receipt(
         predicted_tokens: cached ones, before the request was sent; 0 if unknown.
         dropped_tokens: of documents that the payload has already and that were not sent, as the
             index counts them.
+        saved_tokens: that were not computed because of RAGBoost, estimated.
         bought_tokens: see `Usage.bought_tokens`.
         cost: with a price for the model.
         cache_break: why it is not the continuation of another.
@@ -51,7 +48,7 @@ def write_receipt(
         "cached_tokens": usage.cached_tokens,
         "predicted_cached_tokens": predicted_tokens,
         "dropped_tokens": dropped_tokens,
-        "saved_tokens": (usage.cached_tokens or 0) + dropped_tokens,
+        "saved_tokens": round(saved_tokens),
         "detection": detection.name,
         "documents": detection.num_documents,
     }
@@ -64,7 +61,6 @@ def write_receipt(
     if cost is not None:
         fields["cost"] = round(cost.cost, _DIGITS)
         fields["uncached_cost"] = round(cost.uncached, _DIGITS)
-        fields["saved_cost"] = round(cost.saved, _DIGITS)
     if cache_break is not None:
         fields["cache_break"] = cache_break
     return msgspec.json.encode(fields)

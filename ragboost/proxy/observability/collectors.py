@@ -1,14 +1,34 @@
-"""Show counters that other parts keep, when the metrics are read."""
+"""Show what other parts keep when the metrics are read: counters, the process, the version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from prometheus_client import CollectorRegistry, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ragboost import __version__
 from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.sync import CacheSync
 
 Read = Callable[[], float]
+
+
+def make_registry() -> CollectorRegistry:
+    """Return a registry that knows the process and the version."""
+    registry = _Registry()
+    ProcessCollector(registry=registry)
+    build = Info("ragboost_build", "The version that runs, as a label.", registry=registry)
+    build.info({"version": __version__})
+    return registry
+
+
+class _Registry(CollectorRegistry):
+    """Leaves out the time at which each counter began, which would be as many series again."""
+
+    def collect(self) -> Iterator[Metric]:
+        for family in super().collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
 
 
 class StreamCollector(Collector):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import Gauge, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -11,15 +11,15 @@ from ragboost.booster.context import Context
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import PriceSettings
-from ragboost.index import IndexEntry
-from ragboost.proxy.hosted.receipts import PromptCost, cost_of
+from ragboost.proxy.hosted.receipts import cost_of
 from ragboost.proxy.observability.collectors import (
     NumberCollector,
     Read,
     StreamCollector,
+    make_registry,
 )
 from ragboost.proxy.observability.instruments import Counter, Histogram
-from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.proxy.records import Answer, Placed, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
@@ -34,17 +34,16 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 class Metrics:
     """The metrics of one app, in a registry of its own."""
 
-    def __init__(self, prices: Sequence[PriceSettings] = ()) -> None:
+    def __init__(self, prices: Sequence[PriceSettings] = (), *, is_shadow: bool = False) -> None:
         self._prices = prices
-        self.registry = CollectorRegistry()
+        self.registry = make_registry()
         self._counter = partial(Counter, registry=self.registry)
         self._histogram = partial(Histogram, registry=self.registry)
         self._gauge = gauge = partial(Gauge, registry=self.registry)
         self._models: set[str] = set()
         self._declare_requests()
         self._declare_tokens()
-        self._declare_orders()
-        self._declare_arms()
+        self._declare_savings("ragboost_shadow" if is_shadow else "ragboost")
         self._declare_predictions()
         # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
@@ -109,8 +108,9 @@ class Metrics:
         )
         self._ttft = self._histogram(
             "ragboost_time_to_first_token_seconds",
-            "Time from a completion's head to the first byte of the response's body.",
-            ("endpoint", "result"),
+            "Time from a completion's head to the first byte of the response's body; `arm`: with "
+            "boost.share below 1 and documents boosted or held_out, else empty.",
+            ("endpoint", "arm"),
             buckets=_SECONDS,
         )
         self._overhead = self._histogram(
@@ -140,26 +140,18 @@ class Metrics:
         for result in ("sent", "dropped", "blank"):
             self._documents.labels(result).inc(0)
         self._prompt_tokens = self._counter(
-            "ragboost_prompt_tokens_total", "Prompt tokens that backends reported."
+            "ragboost_prompt_tokens_total",
+            "Prompt tokens that backends reported, by the arm of a hold-out.",
+            ("arm",),
         )
         self._cached_tokens = self._counter(
             "ragboost_cached_prompt_tokens_total",
             "Prompt tokens that backends reported as read from the prefix cache.",
-        )
-        self._dropped_tokens = self._counter(
-            "ragboost_dropped_prompt_tokens_total", "Tokens of documents that were not sent again."
+            ("arm",),
         )
         self._written_tokens = self._counter(
             "ragboost_cache_write_prompt_tokens_total",
             "Prompt tokens that backends reported as written to the prefix cache.",
-        )
-        self._cost = self._counter(
-            "ragboost_prompt_cost_total",
-            "Cost of the prompts of models with a price, in the currency of `prices`.",
-        )
-        self._uncached_cost = self._counter(
-            "ragboost_uncached_prompt_cost_total",
-            "Cost that the same prompts would have had without a cache and without dropping.",
         )
         self._reused_tokens = self._counter(
             "ragboost_reused_prompt_tokens_total",
@@ -192,41 +184,30 @@ class Metrics:
             "Bytes of repeated tool results that were replaced by references.",
         )
 
-    def _declare_orders(self) -> None:
-        self._compared_tokens = self._counter(
-            "ragboost_compared_document_tokens_total",
-            "Document tokens of the requests for which both orders are compared: all in shadow "
-            "mode, else a sample; no later turns of conversations.",
-        )
-        self._compared_cached_tokens = self._counter(
-            "ragboost_compared_cached_prompt_tokens_total",
-            "Compared document tokens predicted as cached: in the client's order, and boosted.",
-            ("order",),
-        )
-        self._shadow_dropped_tokens = self._counter(
-            "ragboost_shadow_dropped_prompt_tokens_total",
-            "Shadow mode: document tokens that boosting would have dropped as duplicates.",
-        )
-
-    def _declare_arms(self) -> None:
-        counters = partial(self._counter, labelnames=("arm",))
-        self._arm_prompt_tokens = counters(
-            "ragboost_arm_prompt_tokens_total",
-            "Prompt tokens of answered requests with documents, boosted or held out (boost.share).",
-        )
-        self._arm_cached_tokens = counters(
-            "ragboost_arm_cached_prompt_tokens_total",
-            "Of the prompt tokens of an arm, those that backends read from the prefix cache.",
-        )
-        self._arm_cost = counters(
-            "ragboost_arm_prompt_cost_total", "Cost of these prompts, for models with a price."
-        )
-        self._arm_ttft = self._histogram(
-            "ragboost_arm_time_to_first_token_seconds",
-            "Time from the head of a request of an arm to the first byte of its response's body.",
+    def _declare_savings(self, prefix: str) -> None:
+        self._cost = self._counter(
+            "ragboost_prompt_cost_total",
+            "Cost of the prompts of models with a price, in the currency of `prices`.",
             ("arm",),
-            buckets=_SECONDS,
         )
+        self._uncached_cost = self._counter(
+            "ragboost_uncached_prompt_cost_total",
+            "Cost that the same prompts would have had without a cache and without dropping.",
+        )
+        saved = self._counter(
+            f"{prefix}_saved_prompt_tokens_total",
+            "Prompt tokens that backends did not compute because of RAGBoost, against the request "
+            "as the client sent it: by `order` (estimated), `deduplication` and `reuse` of chunks.",
+            ("by",),
+        )
+        extra = self._counter(
+            f"{prefix}_extra_prompt_tokens_total",
+            "Prompt tokens that backends computed because of RAGBoost, estimated, to subtract from "
+            "the saved ones: `hints`, and where the client's `order` would have had more cached.",
+            ("by",),
+        )
+        self._saved = {by: saved.labels(by) for by in ("order", "deduplication", "reuse")}
+        self._extra = {by: extra.labels(by) for by in ("order", "hints")}
 
     def _declare_predictions(self) -> None:
         self._prediction_error = self._histogram(
@@ -267,20 +248,33 @@ class Metrics:
         """Count a completion: time, tokens, money, arm."""
         if answer.ended is None:
             return
-        usage, ttft_s, dropped, cost = answer.usage, answer.ttft_s, sent.dropped_tokens, None
-        if ttft_s is not None:
-            result = "boosted" if sent.context is not None else "bypassed"
-            self.observe_first_byte(answer.endpoint, result, seconds=ttft_s)
+        arm, usage = parsed.arm or "", answer.usage
+        if answer.ttft_s is not None:
+            self._ttft.labels(answer.endpoint, arm).observe(answer.ttft_s)
         if usage is not None:
-            model = parsed.tenant_key.model
+            self._count_usage(usage, arm, bought_tokens=usage.bought_tokens(sent.bought_tokens))
+            model, dropped = parsed.tenant_key.model, sent.dropped_tokens
             cost = cost_of(self._prices, model, usage, dropped_tokens=dropped)
-            self.count_cost(dropped, cost)
-            self.count_usage(usage, bought_tokens=usage.bought_tokens(sent.bought_tokens))
-        if parsed.arm is not None and answer.outcome == "ok":
-            self.count_arm(parsed.arm, usage, cost, seconds=ttft_s or 0.0)
+            if cost is not None:
+                self._cost.labels(arm).inc(cost.cost)
+                self._uncached_cost.inc(cost.uncached)
+        if answer.outcome == "ok":
+            self.count_savings(sent.saved(usage))
 
-    def observe_first_byte(self, endpoint: str, result: str, *, seconds: float) -> None:
-        self._ttft.labels(endpoint, result).observe(seconds)
+    def _count_usage(self, usage: Usage, arm: str, *, bought_tokens: int | None) -> None:
+        self._prompt_tokens.labels(arm).inc(usage.prompt_tokens)
+        self._cached_tokens.labels(arm).inc(usage.cached_tokens or 0)
+        self._written_tokens.inc(usage.cache_write_tokens or 0)
+        self._reused_tokens.inc(usage.reused_tokens or 0)
+        self._recomputed_tokens.inc(usage.recomputed_tokens or 0)
+        self._bought_tokens.inc(bought_tokens or 0)
+
+    def count_savings(self, savings: Savings) -> None:
+        self._saved["order"].inc(max(0.0, savings.order))
+        self._saved["deduplication"].inc(savings.deduplication)
+        self._saved["reuse"].inc(savings.reuse)
+        self._extra["order"].inc(max(0.0, -savings.order))
+        self._extra["hints"].inc(savings.hints)
 
     def observe_overhead(self, stage: str, *, seconds: float) -> None:
         self._overhead.labels(stage).observe(seconds)
@@ -313,43 +307,6 @@ class Metrics:
 
     def count_passages(self, saved_bytes: int) -> None:
         self._passage_bytes.inc(saved_bytes)
-
-    def count_orders(self, context: Context, sent: IndexEntry) -> None:
-        self._compared_tokens.inc(sum(sent.tokens))
-        self._compared_cached_tokens.labels("boosted").inc(context.predicted_cached_tokens)
-        self._compared_cached_tokens.labels("sent").inc(sent.cached_tokens)
-
-    def count_shadow(self, context: Context, *, dropped_tokens: int) -> None:
-        self.count_context(context)
-        self._shadow_dropped_tokens.inc(dropped_tokens)
-
-    def count_arm(
-        self, arm: str, usage: Usage | None, cost: PromptCost | None, *, seconds: float
-    ) -> None:
-        self._arm_ttft.labels(arm).observe(seconds)
-        if usage is not None:
-            self._arm_prompt_tokens.labels(arm).inc(usage.prompt_tokens)
-            self._arm_cached_tokens.labels(arm).inc(usage.cached_tokens or 0)
-        if cost is not None:
-            self._arm_cost.labels(arm).inc(cost.cost)
-
-    def count_usage(self, usage: Usage, *, bought_tokens: int | None = None) -> None:
-        self._prompt_tokens.inc(usage.prompt_tokens)
-        self._cached_tokens.inc(usage.cached_tokens or 0)
-        if usage.cache_write_tokens:
-            self._written_tokens.inc(usage.cache_write_tokens)
-        if usage.reused_tokens:
-            self._reused_tokens.inc(usage.reused_tokens)
-        if usage.recomputed_tokens:
-            self._recomputed_tokens.inc(usage.recomputed_tokens)
-        if bought_tokens:
-            self._bought_tokens.inc(bought_tokens)
-
-    def count_cost(self, dropped_tokens: int, cost: PromptCost | None) -> None:
-        self._dropped_tokens.inc(dropped_tokens)
-        if cost is not None:
-            self._cost.inc(cost.cost)
-            self._uncached_cost.inc(cost.uncached)
 
     def observe_prediction(self, error: float, figures: Fidelity) -> None:
         self._prediction_error.observe(error)

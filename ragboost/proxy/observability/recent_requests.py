@@ -5,7 +5,10 @@ from collections import deque
 from typing import Any
 
 from ragboost.booster.context import Context
+from ragboost.errors import RagBoostError, RequestError
+from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.requests.headers import printable
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.types import KEY_OF
 from ragboost.util.bounded_map import Generations
@@ -13,11 +16,17 @@ from ragboost.util.bounded_map import Generations
 MAX_RECENT = 50
 _MAX_DOCUMENTS = 30
 _MAX_LABEL = 60
+_MAX_WHY = 300
 
 
 def short_name(key: str) -> str:
     """Return a document's name that is short and says nothing about it."""
     return f"#{key[:6]}"
+
+
+def _why(error: RagBoostError) -> str:
+    """Return the reason without the client's value, which the client alone is told."""
+    return printable(str(error).partition(", got ")[0])[:_MAX_WHY]
 
 
 class RecentRequests:
@@ -36,6 +45,17 @@ class RecentRequests:
         """Return the label of a document in prompts, or digits of its key while it is unknown."""
         return self._labels.get(key) or short_name(key)
 
+    def refused(self, exchange: ClientExchange, error: RequestError) -> None:
+        """Add a request that reached no backend."""
+        entry = {
+            "time": time.time(),
+            "endpoint": exchange.endpoint,
+            "status": error.status,
+            "bypass": "refused",
+            "why": _why(error),
+        }
+        self._requests.append((exchange.team, entry))
+
     async def done(
         self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
     ) -> None:
@@ -50,6 +70,8 @@ class RecentRequests:
             "detection": detection.name,
             "frame": detection.frame or None,
             "bypass": sent.bypass.reason if sent.bypass else None,
+            "why": _why(sent.bypass.error) if sent.bypass and sent.bypass.error else None,
+            "saved_tokens": round(sent.saved(usage).net) if answer.outcome == "ok" else 0,
             "cache_break": cache_break.sentence if cache_break else None,
             "ttft_ms": None if answer.ttft_s is None else answer.ttft_s * 1000,
             "prompt_tokens": usage.prompt_tokens if usage else None,

@@ -118,6 +118,14 @@ class Completions(Passthrough):
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
         self._observers = state.observers
+        self._recent = state.recent
+
+    async def _answer(self, exchange: ClientExchange) -> None:
+        try:
+            await super()._answer(exchange)
+        except RequestError as error:
+            self._recent.refused(exchange, error)
+            raise
 
     async def _receive(self, exchange: ClientExchange) -> bytes:
         return await self._bodies.read_text(exchange)
@@ -153,6 +161,7 @@ class Completions(Passthrough):
                 detection=parsed.detection,
                 predicted_tokens=admission.cached_tokens,
                 dropped_tokens=dropped,
+                saved_tokens=sent.saved(usage).net,
                 bought_tokens=sent.bought_tokens,
                 cost=cost_of(prices, parsed.tenant_key.model, usage, dropped_tokens=dropped),
                 cache_break=seen.cache_break.as_json() if seen.cache_break else None,

@@ -18,7 +18,8 @@ from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers
 from ragboost.evaluation.demo.workload import make_workload
 from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.requests.wires.usage import Usage
-from ragboost.retrieval import BM25Retriever
+from ragboost.retrieval.word_search import WordSearch
+from ragboost.types import Document
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,9 +34,8 @@ def test_the_corpus_is_the_documentation_of_this_python() -> None:
 
 def test_the_workload_is_the_same_for_the_same_seed() -> None:
     documents = standard_library()
-    retriever = BM25Retriever(documents)
     drawn = [
-        make_workload(documents, retriever, sessions=5, conversations=2, turns=3, k=4, seed=seed)
+        make_workload(documents, sessions=5, conversations=2, turns=3, k=4, seed=seed)
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -65,9 +65,41 @@ def test_the_summary_counts_what_the_engine_reported() -> None:
     assert "2.50x" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_rare_words_and_short_documents_count_more_and_ties_keep_the_order() -> None:
+    texts = ("the lease the rent", "the lease", "the rent", "the Lease of a flat", "the bins")
+    documents = [Document(text, id=str(at)) for at, text in enumerate(texts)]
+    search = WordSearch(documents)
+    assert [each.id for each in search.retrieve("LEASE", 3)] == ["1", "0", "3"]
+    assert [each.id for each in search.retrieve("the bins", 2)] == ["4", "0"]
+    assert [each.id for each in search.retrieve("nothing", 2)] == ["0", "1"]
+    assert len(search.retrieve("the", 9)) == 5
+
+
+def test_without_pytorch_the_demo_is_simulated_says_so_and_ends_with_a_picture() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(torch=None, transformers=None)\n"
+        "sys.argv = ['ragboost', 'demo', '--sessions', '30', '--conversations', '2']\n"
+        "from ragboost.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Simulated: the orders are real" in done.stdout
+    assert "fewer tokens computed" in done.stderr  # the bar
+    assert "TTFT" not in done.stdout
+    before, after = done.stdout.split("before")[-1].splitlines()[2].split("│")[1:3]
+    assert "A" in before
+    assert "[A][B]" in done.stdout
+    assert "[A]" not in before + after  # the first prompt finds nothing
+    assert done.stdout.rstrip().endswith("ragboost serve --backend http://127.0.0.1:8000")
+
+
 @pytest.mark.slow
 def test_boosted_sessions_and_conversations_hit_more_than_plain_ones() -> None:
-    result = run_demo(
+    _, result = run_demo(
         sessions=36,
         conversations=2,
         turns=3,

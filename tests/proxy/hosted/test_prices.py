@@ -38,7 +38,8 @@ def test_reads_are_cheap_and_writes_are_dear() -> None:
 
     assert cost.cost == pytest.approx((1_000 + 1_000 + 2_500 + 2_000) * 3e-6)
     assert cost.uncached == pytest.approx(14_500 * 3e-6)
-    assert prompt_cost(PRICE, Usage(100, 0, 100)).saved < 0
+    written = prompt_cost(PRICE, Usage(100, 0, 100))
+    assert written.uncached < written.cost
 
 
 def test_impossible_counts_cost_no_more_than_the_prompt() -> None:

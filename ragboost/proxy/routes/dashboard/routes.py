@@ -5,6 +5,7 @@ import hashlib
 import heapq
 import math
 import re
+import secrets
 import time
 from functools import cache
 from importlib.resources import files
@@ -17,16 +18,19 @@ from ragboost import __version__
 from ragboost.index.context_index import ContextIndex
 from ragboost.index.node import Node
 from ragboost.proxy.observability.recent_requests import RecentRequests, short_name
-from ragboost.proxy.routes.dashboard.history import (
-    TotalsHistory,
+from ragboost.proxy.routes.dashboard.figures import (
+    advice_for,
+    is_shadow,
     read_arms,
     read_cache_breaks,
-    read_detections,
     read_errors,
+    read_not_boosted,
     read_samples,
+    read_saved,
     read_totals,
     read_ttft,
 )
+from ragboost.proxy.routes.dashboard.history import TotalsHistory
 from ragboost.proxy.routes.typed_route import TypedRoute
 from ragboost.proxy.state import ProxyState
 from ragboost.types import named_key
@@ -39,6 +43,7 @@ class Dashboard:
         self._state = state
         self._keys = state.keys
         self._started = time.time()
+        self._secret = secrets.token_bytes(16)
         # The samples that it draws, opened and closed with the app.
         self.history = TotalsHistory(state.metrics.registry)
 
@@ -61,12 +66,16 @@ class Dashboard:
 
     def _figures(self, team: str) -> dict[str, Any]:
         samples = read_samples(self._state.metrics.registry.collect())
+        hold_out = self._state.hold_out.saved_share()
+        recent = self._state.recent.of_team(team)
         return {
             "version": __version__,
             "now": time.time(),
             "started": self._started,
+            "is_shadow": is_shadow(samples),
             "totals": {
                 **read_totals(samples),
+                "saved_by": read_saved(samples),
                 "index_nodes": self._state.boosting.tenants.num_nodes,
                 "history_messages": self._state.boosting.num_kept,
                 "waiting": self._state.dispatcher.num_waiting,
@@ -74,13 +83,14 @@ class Dashboard:
             "errors": read_errors(samples),
             "ttft": read_ttft(samples),
             "arms": read_arms(samples),
+            "hold_out": hold_out and hold_out._asdict(),
             "cache_breaks": read_cache_breaks(samples),
-            "detections": read_detections(samples),
+            "not_boosted": read_not_boosted(samples),
             "fidelity": self._fidelity(),
             "history": self.history.as_json(),
             "backends": self._backends(),
             "indexes": self._indexes(team),
-            "recent": self._state.recent.of_team(team),
+            "recent": [{**r, "advice": advice_for(r["bypass"] or "")} for r in recent],
         }
 
     def _fidelity(self) -> dict[str, float | None]:
@@ -113,11 +123,17 @@ class Dashboard:
             for backend in self._state.backends.all
         ]
 
+    def _shown(self, salt: str) -> str:
+        """Return a name for a secret that differs from others' and does not give it away."""
+        digest = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), key=self._secret)
+        return digest.hexdigest()[:6] if salt else ""
+
     def _indexes(self, team: str) -> list[dict[str, Any]]:
         tenants = [t for t in self._state.boosting.tenants.all() if t.key.team == team]
         return [
             {
                 "model": tenant.key.model,
+                "salt": self._shown(tenant.key.cache_salt),
                 "backend": name,
                 "num_nodes": booster.index.num_nodes,
                 "num_tokens": booster.index.num_tokens,

@@ -9,7 +9,8 @@ import pytest
 from ragboost.index import ContextIndex
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
-from ragboost.proxy.routes.dashboard.history import TotalsHistory, read_samples, read_ttft
+from ragboost.proxy.routes.dashboard.figures import read_samples, read_ttft
+from ragboost.proxy.routes.dashboard.history import TotalsHistory
 from ragboost.proxy.routes.dashboard.routes import hot_prefixes
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -17,7 +18,7 @@ from tests.fakes.proxy import ProxyServer, proxy_settings
 TEXTS = {name: f"The {name} document speaks of {name} at some length. " * 8 for name in "abcd"}
 
 
-def ask(url: str, names: str, **fields: object) -> httpx.Response:
+def ask(url: str, names: str, *, fails: bool = False, **fields: object) -> httpx.Response:
     documents = [{"id": name, "text": TEXTS[name]} for name in names]
     body = {
         "model": "m",
@@ -25,7 +26,8 @@ def ask(url: str, names: str, **fields: object) -> httpx.Response:
         "ragboost": {"documents": documents},
         **fields,
     }
-    return httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+    return answer if fails else answer.raise_for_status()
 
 
 def test_the_data_shows_orders_indexes_and_backends_but_no_text(
@@ -47,12 +49,16 @@ def test_the_data_shows_orders_indexes_and_backends_but_no_text(
     assert second["after"] == first["after"]
     assert second["cached_tokens"] > 0
     assert data["totals"]["requests"] == 3
-    assert data["totals"]["compared_tokens"] > data["totals"]["compared_boosted_tokens"] > 0
-    assert data["totals"]["compared_sent_tokens"] == 0  # "c" was no first document before
+    assert (data["totals"]["boosted"], data["totals"]["completions"]) == (2, 3)
+    # "c" was no first document before: without us the engine would have found no document cached.
+    saved = sum(len(TEXTS[name]) / 4 for name in "abc")
+    assert data["totals"]["saved_by"]["order"] == pytest.approx(saved, rel=0.02)
+    assert data["totals"]["saved_tokens"] == sum(data["totals"]["saved_by"].values())
+    assert [reason["reason"] for reason in data["not_boosted"]] == ["no_documents"]
+    assert "<document>" in data["not_boosted"][0]["advice"] == plain["advice"]
     assert data["errors"] == data["arms"] == {}
     assert data["totals"]["documents_sent"] == 6
-    assert data["ttft"]["boosted"]["count"] == 2
-    assert data["ttft"]["bypassed"]["count"] == 1
+    assert data["ttft"]["count"] == 3
     (backend,) = data["backends"]
     assert backend["name"] == engine.url.removeprefix("http://")
     (index,) = data["indexes"]
@@ -72,20 +78,39 @@ def test_errors_are_counted_by_kind(engine: FakeEngine, proxy: ProxyServer) -> N
     assert data["errors"] == {
         "backend_4xx": 2, "backend_5xx": 1, "backend_unreachable": 1, "refused": 1
     }  # fmt: skip
-    assert data["totals"]["errors"] == 4
-    assert [entry["status"] for entry in data["recent"]] == [502, 429, 401, 500]
+    assert data["totals"]["errors"] == sum(data["errors"].values())
+    assert data["totals"]["faults"] == 4
+    assert [entry["status"] for entry in data["recent"]] == [400, 502, 429, 401, 500]
+    refused = data["recent"][0]
+    assert refused["bypass"] == "refused"
+    assert "ragboost.documents" in refused["why"]
+    assert "correct the field" in refused["advice"]
 
 
-@pytest.mark.parametrize(
-    ("accept", "status"), [("text/html,application/xhtml+xml", 307), ("*/*", 200), (None, 200)]
-)
-def test_the_root_leads_browsers_to_the_dashboard_and_is_forwarded_for_others(
-    engine: FakeEngine, proxy: ProxyServer, accept: str | None, status: int
+@pytest.mark.parametrize("accept", ["text/html,application/xhtml+xml", "*/*", None])
+def test_the_root_is_the_dashboard_for_browsers_and_says_where_it_is_to_others(
+    engine: FakeEngine, proxy: ProxyServer, accept: str | None
 ) -> None:
     answer = httpx.get(f"{proxy.url}/", headers={"accept": accept} if accept else {})
-    assert answer.status_code == status
-    assert answer.headers.get("location") == ("dashboard" if status == 307 else None)
-    assert len(engine.requests) == (status == 200)
+    assert answer.status_code == 200
+    if accept and "html" in accept:
+        assert answer.text == httpx.get(f"{proxy.url}/dashboard").text
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+    else:
+        assert answer.json()["clients"] == "/v1"
+        assert httpx.get(f"{proxy.url}{answer.json()['dashboard']}").status_code == 200
+    assert engine.requests == []
+
+
+def test_tenants_that_differ_have_names_that_differ_and_hide_their_salt(proxy: ProxyServer) -> None:
+    for salt in ("", "hidden-1", "hidden-2"):
+        ask(proxy.url, "ab", **({"cache_salt": salt} if salt else {}))
+
+    answer = httpx.get(f"{proxy.url}/dashboard/data")
+
+    names = {(index["model"], index["salt"]) for index in answer.json()["indexes"]}
+    assert len(names) == 3
+    assert "hidden" not in answer.text
 
 
 def test_a_prefix_behind_a_system_prompt_has_the_labels_of_its_documents(
@@ -148,12 +173,12 @@ def test_percentiles_are_interpolated_in_the_buckets(
 ) -> None:
     metrics = Metrics()
     for value in seconds:
-        metrics.observe_first_byte("chat", "boosted", seconds=value)
+        metrics._ttft.labels("chat", "").observe(value)
 
     ttft = read_ttft(read_samples(metrics.registry.collect()))
 
-    assert ttft["boosted"]["p50_ms"] == pytest.approx(median_ms)
-    assert ttft["bypassed"] == {"count": 0.0, "p50_ms": None, "p95_ms": None}
+    assert ttft["p50_ms"] == pytest.approx(median_ms)
+    assert ttft["count"] == len(seconds)
 
 
 async def test_the_history_samples_while_it_is_open() -> None:

@@ -1,8 +1,11 @@
 """The page in a real headless Chromium."""
 
+import itertools
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +20,8 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
+# CI keeps the pictures that the tests take in this folder.
+SCREENSHOTS = Path(folder) if (folder := os.environ.get("DASHBOARD_SCREENSHOTS")) else None
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's chromium and chromium-driver"
@@ -72,6 +77,11 @@ def test_the_figures_on_the_page_equal_the_metrics(
     assert text(browser, "documents_sent") == f"{metric(page, 'ragboost_documents_total')}"
     assert text(browser, "index_nodes") == f"{metric(page, 'ragboost_index_nodes')}"
     assert text(browser, "state") == "live"
+    saved = metric(page, "ragboost_saved_prompt_tokens_total")
+    saved -= metric(page, "ragboost_extra_prompt_tokens_total")
+    assert text(browser, "saved") == f"{saved:,} tokens"
+    assert text(browser, "boosted-of") == "4 of 4"
+    assert text(browser, "health") == "healthy"
     orders = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#recent td.order")]
     assert "[Doc_b] [Doc_c] [Doc_a]" in orders
     assert browser.get_log("browser") == []
@@ -133,6 +143,7 @@ def test_a_dead_backend_is_red_with_its_reason_and_its_errors_have_a_kind(
     bad = [part.text for part in browser.find_elements(By.CSS_SELECTOR, ".bad")]
     assert "no backend works" in bad
     assert "down: cannot connect to the backend: connection refused" in bad
+    assert text(browser, "health") == "1 of 1 backend down"
     assert {"1", "502"} <= set(bad)  # errors, and the status of the recent request
     assert "backend_unreachable" in text(browser, "error-kinds")
     assert (text(browser, "precision"), text(browser, "recall")) == ("\u2013", "\u2013")
@@ -147,6 +158,7 @@ def test_a_line_ends_with_the_requests_and_times_have_24_hours(
         "time": [1000.0 + 60 * at for at in range(20)],
         "prompt_tokens": [0, 0, 100, 200] + [200] * 9 + [300] + [300] * 6,
         "cached_tokens": [0, 0, 50, 100] + [100] * 9 + [100] + [100] * 6,
+        "saved_tokens": [0.0] * 20,
     }
 
     browser.execute_script("charts(arguments[0])", history)
@@ -164,23 +176,85 @@ def test_words_are_explained_and_the_root_leads_here(
     browser: "webdriver.Chrome", proxy: ProxyServer
 ) -> None:
     browser.get(f"{proxy.url}/")
-    assert browser.current_url == f"{proxy.url}/dashboard"
+    eventually(lambda: text(browser, "state"), equals="live")
     words = [part.get_attribute("textContent") for part in browser.find_elements(By.TAG_NAME, "dt")]
     figures = browser.find_elements(By.CSS_SELECTOR, ".figure span")
     assert {figure.get_attribute("textContent") for figure in figures} < set(words)
 
 
-def test_light_and_dark_follow_the_reader(browser: "webdriver.Chrome", proxy: ProxyServer) -> None:
-    backgrounds = set()
-    for scheme in ("light", "dark"):
+def test_tiles_of_features_that_are_off_are_not_shown(
+    browser: "webdriver.Chrome", proxy: ProxyServer
+) -> None:
+    ask(proxy.url, "ab")
+    open_live(browser, proxy.url, requests=1)
+
+    tiles = browser.find_elements(By.CSS_SELECTOR, ".figure")
+    shown = [tile.find_element(By.TAG_NAME, "span").text for tile in tiles if tile.is_displayed()]
+
+    assert shown[:3] == ["Saved by RAGBoost", "Boosted", "Health"]
+    assert "Engine's cache anyway" in shown
+    hidden = {"Bought tokens", "Recomputed tokens", "Cost of prompts", "Waiting", "Not sent again"}
+    assert not hidden & set(shown)
+
+
+def test_a_request_that_was_not_boosted_is_one_click_from_why(
+    browser: "webdriver.Chrome", proxy: ProxyServer
+) -> None:
+    chat = f"{proxy.url}/v1/chat/completions"
+    httpx.post(chat, json={"model": "m", "messages": [], "ragboost": {"documents": 1}})
+    httpx.post(chat, json={"model": "m", "messages": [{"role": "user", "content": "Why?"}]})
+    open_live(browser, proxy.url, requests=2)
+
+    for details in browser.find_elements(By.CSS_SELECTOR, "#recent summary"):
+        details.click()
+
+    unmarked, refused = [d.text for d in browser.find_elements(By.CSS_SELECTOR, "#recent details")]
+    assert "What helps: put each document into a tag" in unmarked
+    assert "Why: ragboost.documents must be a list" in refused
+    assert "put each document into a tag" in text(browser, "reasons")
+
+
+def test_a_pasted_request_is_explained(browser: "webdriver.Chrome", proxy: ProxyServer) -> None:
+    open_live(browser, proxy.url, requests=0)
+    texts = "".join(f"<document>Text {i}. {'word ' * 60}</document>\\n" for i in range(3))
+    body = f'{{"messages": [{{"role": "user", "content": "{texts}Why?"}}]}}'
+
+    browser.find_element(By.ID, "body").send_keys(body)
+    browser.find_element(By.CSS_SELECTOR, "#explain-form button").click()
+
+    eventually(lambda: text(browser, "explanation") != "")
+    assert text(browser, "explanation").startswith("found; 3 documents to order")
+
+
+@pytest.mark.parametrize("state", ["empty", "busy", "dead"])
+def test_every_state_fits_both_windows_in_light_and_dark(
+    browser: "webdriver.Chrome",
+    start_proxy: Callable[..., ProxyServer],
+    unused_port: int,
+    state: str,
+    tmp_path: Path,
+) -> None:
+    dead = {"backend": {"url": f"http://127.0.0.1:{unused_port}"}} if state == "dead" else {}
+    proxy = start_proxy(**dead)
+    for names in () if state == "empty" else ("abc", "cab"):
+        ask(proxy.url, names, fails=state == "dead")
+    pictures = set()
+    for scheme, width in itertools.product(("light", "dark"), (1280, 390)):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        open_live(browser, proxy.url, requests=0)
-        script = "return getComputedStyle(document.body).backgroundColor"
-        backgrounds.add(browser.execute_script(script))
+        size = {"width": width, "height": 1600, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        open_live(browser, proxy.url, requests=0 if state == "empty" else 2)
+        file = SCREENSHOTS or tmp_path
+        browser.save_screenshot(str(file / f"dashboard-{state}-{scheme}-{width}.png"))
+        pictures.add((file / f"dashboard-{state}-{scheme}-{width}.png").read_bytes())
+        sizes = "const e = document.documentElement; return e.scrollWidth - e.clientWidth"
+        assert browser.execute_script(sizes) == 0, (scheme, width)
+        saved = {"empty": "\u2013", "busy": "tokens", "dead": "0 tokens"}[state]
+        assert saved in text(browser, "saved")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-    assert len(backgrounds) == 2
+    assert len(pictures) == 4
 
 
 def test_a_name_that_looks_like_html_is_text(
