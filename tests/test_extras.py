@@ -34,6 +34,11 @@ EXTRAS = [
     ),
     Use("import ragboost.engine", "torch", "engine"),
     Use(
+        "import ragboost.integrations.retrieval as r; r.DenseRetriever([], list)",
+        "faiss",
+        "retrieval",
+    ),
+    Use(
         "from ragboost.chunk_cache.store.remote import join_remote\n"
         "assert join_remote('mooncake://127.0.0.1:1') is None",
         "mooncake",

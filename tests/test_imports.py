@@ -41,7 +41,7 @@ RULES: dict[str, set[str]] = {
     "ragboost.proxy.hosted": {"msgspec"} | NUMPY | SETTINGS,
     "ragboost.proxy.sessions": SETTINGS,
     "ragboost.proxy.serving": {"msgspec"} | SETTINGS | WEB,
-    "ragboost.retrieval": NUMPY | SETTINGS,
+    "ragboost.integrations.retrieval": NUMPY | SETTINGS,
     "ragboost.cli": NUMPY | SETTINGS,
     "ragboost.proxy": NUMPY | SETTINGS | EVENTS | WEB,
     "ragboost.chunk_cache": NUMPY | SETTINGS | TORCH | EVENTS,

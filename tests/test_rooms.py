@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = [
     "errors",
     "util",
+    "cache_events",
     "types",
     "requests.wires",
     "config",
@@ -25,7 +26,7 @@ ROOMS = [
     "engine_hooks",
     "cache_sync",
     "proxy",
-    "retrieval",
+    "integrations.retrieval",
     "chunk_cache",
     "graph",
     "engine",
@@ -66,7 +67,7 @@ INNER_ROOMS = {
 # Two houses that talk over HTTP: the wing imports nothing of the middleware but its own section of
 # the settings, the middleware nothing of the wing. Both use the ground; what is above uses both.
 WING = {"chunk_cache", "graph", "engine"}
-GROUND = {"errors", "util", "types", "config"}
+GROUND = {"errors", "util", "cache_events", "types", "config"}
 ABOVE = {"batch", "evaluation", "integrations", "cli", "__main__"}
 MIDDLEWARE = {room.split(".")[0] for room in ROOMS} - WING - GROUND - ABOVE
 MAX_ENTRIES = 24

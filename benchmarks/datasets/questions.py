@@ -19,7 +19,6 @@ from benchmarks.datasets.pools import Pools, RawQuestion, chunked
 from ragboost.errors import RequestError
 from ragboost.evaluation.loading import MAX_SHOWN, parse_records, read_records
 from ragboost.evaluation.questions import text_of
-from ragboost.retrieval.word_search import WordSearch
 from ragboost.types import Document, as_document
 
 
@@ -64,12 +63,14 @@ def convert(
 
 
 def _retrieved(raw: list[RawQuestion], pools: Pools, *, k: int) -> Iterator[dict[str, Any]]:
-    retrievers: dict[str, WordSearch] = {}
+    retrievers: dict[str, Any] = {}
     for question in raw:
         documents = question.documents
         if not documents:
             if question.pool not in retrievers:
-                retrievers[question.pool] = WordSearch(pools.documents(question.pool))
+                from ragboost.integrations.retrieval.retriever import BM25Retriever
+
+                retrievers[question.pool] = BM25Retriever(pools.documents(question.pool))
             documents = tuple(retrievers[question.pool].retrieve(question.text, k))
         yield _row(question, documents)
 

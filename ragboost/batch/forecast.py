@@ -16,8 +16,8 @@ from ragboost.batch.simulate import simulate
 from ragboost.config import OrderingSettings, Settings
 from ragboost.errors import RequestError
 from ragboost.index import ContextIndex
+from ragboost.integrations.retrieval.corpus import Corpus
 from ragboost.ordering import make_order_policy, order_documents
-from ragboost.retrieval.corpus import Corpus
 
 _NUM_SIZES = 6
 

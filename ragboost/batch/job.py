@@ -17,8 +17,8 @@ from ragboost.booster.session_state import CarriedDocuments
 from ragboost.config import Settings
 from ragboost.dedup import unique_documents
 from ragboost.errors import RequestError
+from ragboost.integrations.retrieval.corpus import Corpus
 from ragboost.requests.formats.detection import ADVICE, FOUND
-from ragboost.retrieval.corpus import Corpus
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from ragboost.booster.context import Context
 from ragboost.config import Settings
 from ragboost.errors import RequestError, json_type, show
+from ragboost.integrations.retrieval.corpus import Corpus, find_documents
 from ragboost.requests.formats import (
     Format,
     FoundDocuments,
@@ -33,7 +34,6 @@ from ragboost.requests.json_body import JsonBody
 from ragboost.requests.parsed_request import NO_DOCUMENTS, Bypass
 from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.recorded_request import RecordedRequest
-from ragboost.retrieval.corpus import Corpus, find_documents
 from ragboost.types import Document, DocumentId, as_documents
 from ragboost.util.jsonl import decode
 

@@ -8,15 +8,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
-from ragboost.errors import EventStreamError
-from ragboost.util.cache_events import (
+from ragboost.cache_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     EventBatch,
     decode_batch,
 )
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.errors import EventStreamError
 
 logger = logging.getLogger(__name__)
 

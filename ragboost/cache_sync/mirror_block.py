@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ragboost.util.cache_events import BlockHash
+from ragboost.cache_events import BlockHash
 
 
 class MirrorBlock:

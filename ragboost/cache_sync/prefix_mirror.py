@@ -4,15 +4,15 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ragboost.cache_sync.mirror_block import MirrorBlock
-from ragboost.errors import ContextIndexError
-from ragboost.util.cache_events import (
+from ragboost.cache_events import (
     APPROXIMATE,
     BlockHash,
     BlockRemoved,
     BlockStored,
     EventBatch,
 )
+from ragboost.cache_sync.mirror_block import MirrorBlock
+from ragboost.errors import ContextIndexError
 
 _MAX_REQUEST_ID = 256  # characters; ids may be chosen by clients
 _STEPS_PER_EVENT = 64  # blocks that may be walked over for each event, over time

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ragboost.cache_events import MAX_BATCH_BYTES, EventBatch
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.errors import ConfigError
-from ragboost.util.cache_events import MAX_BATCH_BYTES, EventBatch
 
 _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100

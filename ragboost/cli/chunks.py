@@ -46,7 +46,7 @@ def size(
         f"{sizes.layers} layers x 2 x {sizes.kv_heads} heads x {sizes.head_dim} x "
         f"{sizes.value_bytes} bytes = {sizes.bytes_per_token:,} bytes a token\n"
         f"{documents:,} documents x {tokens:,} tokens, {ranks} rank(s), each rank:\n"
-        f"  memory or accelerator  {sizes.memory_bytes / _GIB:10.2f} GiB\n"
+        f"  memory                 {sizes.memory_bytes / _GIB:10.2f} GiB\n"
         f"  disk or remote         {sizes.file_bytes / _GIB:10.2f} GiB, as files\n"
         "as much again at most for KV computed behind other documents\n"
         f"host_bytes={sizes.host_bytes} keeps all of them in memory, public or pinned ones too "

@@ -62,7 +62,7 @@ def batch(
     """
     from ragboost.batch import run_batch
     from ragboost.batch.display import progress_bar
-    from ragboost.retrieval.corpus import Corpus
+    from ragboost.integrations.retrieval.corpus import Corpus
 
     settings = load_settings()
     with progress_bar(progress) as on_progress:
@@ -136,7 +136,7 @@ def simulate(
         progress_bar,
     )
     from ragboost.batch.forecast import forecast
-    from ragboost.retrieval.corpus import Corpus
+    from ragboost.integrations.retrieval.corpus import Corpus
 
     with progress_bar(progress) as on_progress:
         result = forecast(

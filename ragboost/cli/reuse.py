@@ -179,8 +179,8 @@ def precompute(
     from ragboost.batch.display import progress_bar
     from ragboost.chunk_cache.http.chunk_client import ChunkClient
     from ragboost.chunk_cache.http.precompute import prepare
-    from ragboost.retrieval.corpus import Corpus
-    from ragboost.retrieval.neighbours import find_neighbours
+    from ragboost.integrations.retrieval.corpus import Corpus
+    from ragboost.integrations.retrieval.neighbours import find_neighbours
 
     client = ChunkClient(
         engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt, public_key=public_key

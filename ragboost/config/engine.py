@@ -55,7 +55,7 @@ class EngineSettings(Section):
     )
     chunks: dict[str, Any] = Field(
         {},
-        description="Settings of chunk reuse, see below; without `fill`, `granularity`, "
+        description="Settings of chunk reuse, see below; without `fill`, "
         "`public_key` and `step_tokens`.",
     )
     graph_attention: Literal["auto", "dependency", "subgraphs", "self"] = Field(

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from ragboost.cache_events import Event
 from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load_tokenizer
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.eviction.next_use import NextUse
+from ragboost.chunk_cache.eviction.lru import NextUse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import check_model, find_model, model_name
@@ -27,13 +28,12 @@ from ragboost.engine.text.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
 from ragboost.graph.conversation import GraphAttention, GraphPrompts
 from ragboost.graph.depcache import DepCache
-from ragboost.util.cache_events import Event
 
 logger = logging.getLogger(__name__)
 
 _OPTION = "engine.model"
 _MAX_WAITING = 1024  # requests; further ones get a 503
-_OF_OTHER_ENGINES = frozenset({"fill", "granularity", "public_key", "step_tokens"})
+_OF_OTHER_ENGINES = frozenset({"fill", "public_key", "step_tokens"})
 TUNED = "ragboost_dependency"
 """Key in a model's configuration: the positions it was tuned with, `depth` or `preorder`."""
 
@@ -187,7 +187,7 @@ def _chunk_filler(adapter: ModelAdapter | None, settings: EngineSettings) -> Chu
         return None
     chunks.check_model(adapter)
     try:
-        store = chunks.make_store(adapter.device)
+        store = chunks.make_store()
         reuse = ChunkReuse(adapter, store, backend=chunks.backend)
     except (ChunkCacheError, OSError) as error:
         raise ConfigError(f"engine.chunks: {error}") from error

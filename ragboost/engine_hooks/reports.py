@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
+from ragboost.cache_events import UNDECODABLE
 from ragboost.errors import EventStreamError
-from ragboost.util.cache_events import UNDECODABLE
 
 REPORT_PATH = "/v1/index/events"
 CONTENT_TYPE = "application/msgpack"

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ragboost.errors import RequestError, json_type
 from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
+from ragboost.integrations.retrieval.corpus import Corpus, find_documents
 from ragboost.requests.recorded_request import RecordedRequest
-from ragboost.retrieval.corpus import Corpus, find_documents
 from ragboost.types import as_documents
 from ragboost.util.jsonl import Line, decode, read_lines
 

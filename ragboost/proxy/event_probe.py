@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from ragboost.cache_events import BlockStored, EventBatch
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.requests.headers import new_request_id
-from ragboost.util.cache_events import BlockStored, EventBatch
 
 _POLL_S = 0.02
 _REQUESTS = 3  # a publisher drops what it sends before it has noticed its subscriber

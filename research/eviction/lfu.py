@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.next_use import NextUse
+from ragboost.chunk_cache.eviction.lru import NextUse
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 
 

@@ -24,8 +24,11 @@ mv "$layer/vllm-$version.dist-info" "$layer/vllm-$version+cpu.dist-info"
 rm -f "$layer/vllm-$version+cpu.dist-info/RECORD"
 sed -i "s/^Version: .*/Version: $version+cpu/" "$layer/vllm-$version+cpu.dist-info/METADATA"
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-printf '%s\n%s\n' "$layer" "$base" > "$site/layers.pth"
+# `addsitedir` follows the .pth files of .venv-vllm, RAGBoost's own among them: without it its flags
+# would be empty, and vLLM would start without chunk reuse.
+printf '%s\nimport site; site.addsitedir("%s")\n' "$layer" "$base" > "$site/layers.pth"
 sed "1s|.*|#!$(cd "$venv" && pwd)/bin/python|" "$root/.venv-vllm/bin/vllm" > "$venv/bin/vllm"
 chmod +x "$venv/bin/vllm"
 touch "$venv/.installed"
+(cd "$venv" && bin/python -m ragboost.chunk_cache vllm > /dev/null)
 "$venv/bin/python" -W ignore -c 'import vllm; print("vLLM", vllm.__version__)'

@@ -13,7 +13,7 @@ from ragboost.batch import RejectedLinesError, run_batch
 from ragboost.batch.simulate import HitRate
 from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.errors import RequestError
-from ragboost.retrieval import Corpus
+from ragboost.integrations.retrieval import Corpus
 from ragboost.types import Document
 
 TEXTS = {name: f"{name} " * 40 for name in "abcdefgh"}

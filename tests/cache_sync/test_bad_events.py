@@ -12,11 +12,11 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ragboost.cache_events import MAX_BATCH_BYTES, EventBatch
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from ragboost.cache_sync.subscriber import Subscriber
-from ragboost.util.cache_events import MAX_BATCH_BYTES, EventBatch
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
 

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from ragboost.cache_events import EventBatch, encode_batch
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
-from ragboost.util.cache_events import EventBatch, encode_batch
 from tests.cache_sync.toy import ToyCache
 
 DOCUMENTS = [[100 * i + j for j in range(6)] for i in range(5)]

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from ragboost.booster.tenants import TenantKey, Tenants
+from ragboost.cache_events import EventBatch, encode_batch
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.follower import CacheFollower
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.types import Document
-from ragboost.util.cache_events import EventBatch, encode_batch
 from tests.cache_sync.toy import ToyCache
 from tests.eventually import run_event_loop
 

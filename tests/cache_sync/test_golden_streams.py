@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.cache_sync.discovery import EventSource
-from ragboost.cache_sync.event_stream import StreamState
-from ragboost.cache_sync.prefix_mirror import PrefixMirror
-from ragboost.cache_sync.subscriber import Subscriber
-from ragboost.util.cache_events import (
+from ragboost.cache_events import (
     AllBlocksCleared,
     EventBatch,
     decode_batch,
     encode_batch,
 )
+from ragboost.cache_sync.discovery import EventSource
+from ragboost.cache_sync.event_stream import StreamState
+from ragboost.cache_sync.prefix_mirror import PrefixMirror
+from ragboost.cache_sync.subscriber import Subscriber
 from tests.cache_sync.test_subscriber import Frames
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.cache_sync.mirror_block import MirrorBlock
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
-from ragboost.util.cache_events import (
+from ragboost.cache_events import (
     APPROXIMATE,
     AllBlocksCleared,
     BlockRemoved,
@@ -18,9 +16,11 @@ from ragboost.util.cache_events import (
     EventBatch,
     decode_batch,
 )
+from ragboost.cache_sync.mirror_block import MirrorBlock
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from tests.cache_sync.token_mirror import TokenMirror
 from tests.cache_sync.toy import ToyCache
-from tests.util.test_cache_events import frames
+from tests.test_cache_events import frames
 
 
 def stored(

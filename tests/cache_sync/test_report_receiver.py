@@ -2,11 +2,11 @@
 
 import pytest
 
+from ragboost.cache_events import BlockStored, EventBatch, encode_batch
 from ragboost.cache_sync.event_stream import StreamState
 from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.engine_hooks.reports import Report, decode_reply, encode
 from ragboost.errors import RequestError
-from ragboost.util.cache_events import BlockStored, EventBatch, encode_batch
 
 
 def frame(seq: int) -> tuple[int, bytes]:

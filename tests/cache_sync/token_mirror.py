@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from ragboost.cache_events import BlockHash, BlockStored, EventBatch
 from ragboost.cache_sync.event_stream import EventStream
 from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
-from ragboost.util.cache_events import BlockHash, BlockStored, EventBatch
 
 
 def matched(stream: EventStream, tokens: Sequence[int], *, cache_salt: str | None = None) -> int:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ragboost.util.cache_events import (
+from ragboost.cache_events import (
     AllBlocksCleared,
     BlockHash,
     BlockRemoved,

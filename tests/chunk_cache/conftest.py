@@ -17,12 +17,12 @@ def loads_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wait for it, and for the engine's reports."""
     pytest.importorskip("torch")
     from ragboost.chunk_cache.http import middleware, usage
-    from ragboost.chunk_cache.store import background, tiered
+    from ragboost.chunk_cache.store import background, load_table
 
     ticks = count()
     clock = SimpleNamespace(perf_counter=lambda: next(ticks) * _TICK_S)
     monkeypatch.setattr(background, "time", clock)
-    monkeypatch.setattr(tiered, "MIN_WAIT_S", DEADLINE_S)
-    monkeypatch.setattr(tiered, "MAX_WAIT_S", DEADLINE_S)
+    monkeypatch.setattr(load_table, "MIN_WAIT_S", DEADLINE_S)
+    monkeypatch.setattr(load_table, "MAX_WAIT_S", DEADLINE_S)
     monkeypatch.setattr(middleware, "_COMMAND_TIMEOUT_S", DEADLINE_S)
     monkeypatch.setattr(usage, "_REPORT_TIMEOUT_S", DEADLINE_S)

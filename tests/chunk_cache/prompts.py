@@ -35,7 +35,7 @@ def stored_kv(reuse: ChunkReuse, tokens: list[int]) -> ChunkKV | None:
 def num_stored(reuse: ChunkReuse) -> int:
     """Return the number of chunks in memory."""
     assert isinstance(reuse.store, TieredStore)
-    return len(reuse.store.memory[0])
+    return len(reuse.store.memory)
 
 
 def make_request(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ragboost import cache_events
 from ragboost.chunk_cache.vllm.compat import APPROXIMATE
-from ragboost.util import cache_events
 
 ROOM = Path(__file__).parents[2] / "ragboost" / "chunk_cache"
 FILES = sorted(path for path in ROOM.rglob("*.py") if path.name != "compat.py")

@@ -14,6 +14,7 @@ from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.influence import chunk_name
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.vllm import scheduler as chunk_scheduler
 from tests.engines.offline_vllm import ReuseLLM
 from tests.engines.random_model import SMALL, VOCABULARY, Prompts
 
@@ -274,7 +275,7 @@ def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     engine.llm.reset_prefix_cache()
     add("aborted", max_tokens=5)
     core.step()
-    num_waiting = len(scheduler._worker._paced)
+    num_waiting = len(scheduler._worker._fills)
     core.abort_request(["aborted"])
     core.step()
     free = engine.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.usage
@@ -287,7 +288,7 @@ def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
         "paced_poison": poison,
         "num_tokens_between": num_before,
         "num_waiting": num_waiting,
-        "num_left": len(scheduler._worker._paced) + len(scheduler._plans) + len(scheduler._tracked),
+        "num_left": len(scheduler._worker._fills) + len(scheduler._plans) + len(scheduler._tracked),
         "usage_left": free,
         "num_failed": len(ran),
         "failed_error": float((failed - engine.exact(tokens)).abs().max()),
@@ -412,6 +413,34 @@ def check_reset(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     return told
 
 
+def check_broken_hook(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
+    """An internal that moved in a patch release fails in the scheduler's thread, for a request
+    whose blocks vLLM takes for filled."""
+    tokens, positions = prompts.prompt([4, 0, 2])
+    connector = engine.llm.llm_engine.engine_core.engine_core.scheduler.connector
+    blocks = chunk_scheduler.block_ids
+
+    def moved(*args: Any) -> None:
+        raise AttributeError("get_block_ids")
+
+    engine.run(tokens, positions)  # stored now
+    engine.llm.reset_prefix_cache()
+    chunk_scheduler.block_ids = moved
+    broken = engine.logprobs(tokens, positions, ratio=0.0)
+    chunk_scheduler.block_ids = blocks
+    engine.llm.reset_prefix_cache()
+    afterwards = engine.run(tokens, positions, ratio=0.0)
+    exact = engine.exact(tokens)
+    return {
+        "off_reason": connector.off_reason,
+        "reason": report(afterwards)["reason"],
+        "errors": [
+            float((got - exact).abs().max())
+            for got in (broken, engine.logprobs(tokens), engine.logprobs(tokens, positions))
+        ],
+    }
+
+
 CHECKS = (
     check_reuse,
     check_batch,
@@ -426,6 +455,7 @@ CHECKS = (
     check_new_weights,
     check_reset,
     check_bought,
+    check_broken_hook,  # the last one: reuse is off afterwards
 )
 
 

@@ -120,7 +120,7 @@ def check_pacing(engine: ReuseLLM, prompts: Prompts) -> dict[str, Any]:
     sampling = engine.sampling(positions, ratio=0.5, max_tokens=5)
     core.add_request("aborted", {"prompt_token_ids": tokens}, sampling)
     core.step()
-    num_waiting = sum(tracked.state is RequestState.PACED for tracked in chunks._tracked.values())
+    num_waiting = sum(tracked.state is RequestState.FILLING for tracked in chunks._tracked.values())
     core.abort_request(["aborted"])
     engine.run(prompts.tokens(30), max_tokens=3)
     chunks._budget = budget

@@ -16,10 +16,10 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from ragboost.cache_events import decode_batch
 from ragboost.engine_hooks import sglang as plugin
 from ragboost.engine_hooks.reporter import Reporter
 from ragboost.engine_hooks.reports import encode
-from ragboost.util.cache_events import decode_batch
 from tests.cache_sync.token_mirror import TokenMirror
 
 PAGE, STEPS, CAPACITY = 16, 1500, 1024

@@ -22,10 +22,10 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+from ragboost.cache_events import decode_batch
 from ragboost.engine_hooks import vllm as plugin
 from ragboost.engine_hooks.reporter import URL_VARIABLE, Reporter
 from ragboost.engine_hooks.reports import encode
-from ragboost.util.cache_events import decode_batch
 from tests.cache_sync.token_mirror import TokenMirror
 
 BLOCK_SIZE, NUM_BLOCKS, STEPS = 16, 64, 1500

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import zmq
 
-from ragboost.util.cache_events import EventBatch, encode_batch
+from ragboost.cache_events import EventBatch, encode_batch
 
 END = (-1).to_bytes(8, "big", signed=True)
 

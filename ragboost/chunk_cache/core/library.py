@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
-from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.keys import (
     PUBLIC,
@@ -79,10 +79,15 @@ class ChunkLibrary:
     def __contains__(self, key: str) -> bool:
         return key in self.store
 
-    def lacks(self, key: str, tokens: Sequence[int], *, is_first: bool) -> bool:
-        """Return True if KV of a computed prompt is worth storing under the key of its `slot`; see
-        `add` for first chunks."""
-        return is_first or (key not in self and self._public(tokens) is None)
+    def lacks(
+        self, key: str, tokens: Sequence[int], *, base: int, is_exact: bool, is_first: bool
+    ) -> bool:
+        """Return True if KV of a computed prompt, from position `base` on, is worth storing under
+        the key of its `slot`."""
+        stored = self.store.origin(key)
+        if stored is None:
+            return is_first or self._public(tokens) is None
+        return Origin(is_exact, base).is_better(stored, is_first=is_first)
 
     def publish(self, key: str) -> None:
         """Let all tenants find a chunk while it stays in memory. It is neither evicted nor loaded:
@@ -149,17 +154,15 @@ class ChunkLibrary:
         return key if is_first else behind_key(key)
 
     def add(self, key: str, kv: ChunkKV, *, is_first: bool) -> bool:
-        """Store KV under the key of its `slot`. Of first chunks KV behind fewer tokens replaces KV
-        behind more, but approximate KV no exact KV."""
-        self.store.put(key, kv)
-        if is_first:
-            stored = self.store.get(key)
-            is_worse = kv.exact_after is None and stored is not None and stored.exact_after
-            if stored is not None and stored.base > kv.base and not is_worse:
-                if stored.sensitivity is not None:
-                    measures = {"sensitivity": stored.sensitivity, "influence": stored.influence}
-                    kv = replace(kv, **measures)
-                self.store.replace(key, kv)
+        """Store KV under the key of its `slot`, unless what is there is as good."""
+        origin = self.store.origin(key)
+        if origin is None or not kv.origin.is_better(origin, is_first=is_first):
+            self.store.put(key, kv)
+            return key in self
+        stored = self.store.get(key) if is_first else None
+        if stored is not None and stored.sensitivity is not None:
+            kv = replace(kv, sensitivity=stored.sensitivity, influence=stored.influence)
+        self.store.replace(key, kv)
         return key in self
 
     def measure(self, key: str, measure: ChunkMeasure, *, behind: ChunkKV | None = None) -> None:

@@ -162,8 +162,10 @@ class ChunkReuse:
             key = library.key(tokens[start:stop], tenant=tenant)
             key = library.slot(key, is_first=start <= num_system)
             is_first = start == num_system
-            if library.lacks(key, tokens[start:stop], is_first=is_first):
-                is_exact = stop <= num_exact
+            is_exact = stop <= num_exact
+            if library.lacks(
+                key, tokens[start:stop], base=start, is_exact=is_exact, is_first=is_first
+            ):
                 kv = self.extract(cache, tokens, start, stop, is_exact=is_exact)
                 num_stored += library.add(key, kv, is_first=is_first) and start >= num_system
         return num_stored

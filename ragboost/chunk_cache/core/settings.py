@@ -3,15 +3,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
-import torch
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ragboost.chunk_cache.core.options import PolicyName, ReuseDefaults, ReuseOptions
 from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
@@ -23,8 +20,6 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ConfigError, RequestError
 
 _GIB = 1 << 30
-_ON_ACCELERATORS: Mapping[str, Any] = MappingProxyType({"granularity": 16, "backend": "varlen"})
-"""Defaults there: FlashAttention computes runs of tokens, and reads all keys for each run."""
 
 
 class EngineChunkSettings(Fields):
@@ -48,9 +43,6 @@ class EngineChunkSettings(Fields):
         ge=1,
         description="Host memory for stored KV, with what waits there to be written elsewhere.",
     )
-    accelerator_bytes: int = Field(
-        0, ge=0, description="Memory of the engine's device for stored KV, before host memory."
-    )
     directory: str = Field(
         "",
         description="Folder of the disk tier, kept across restarts; several engines may share it.",
@@ -62,7 +54,6 @@ class EngineChunkSettings(Fields):
         description="Store that several engines may share: redis://[[USER]:PASSWORD@]HOST:PORT or "
         "mooncake://HOST:PORT.",
     )
-    eviction: str = Field("heat", description="Eviction policy of the store: heat or lru.")
     public_key: str = Field(
         "",
         repr=False,
@@ -78,32 +69,20 @@ class EngineChunkSettings(Fields):
         description="Most tokens that reuse computes in one step, beside the scheduler's own; "
         "longer prompts are filled over several. 0: as many as the scheduler.",
     )
-    granularity: int = Field(
-        1, ge=1, description="Tokens per block of the selection; in vLLM and SGLang on a GPU 16."
-    )
-    backend: str = Field(
-        "tiled",
-        description="Attention of the recomputation: dense, tiled or varlen; in vLLM and SGLang on "
-        "a GPU varlen.",
-    )
+    _is_on_accelerator: bool = PrivateAttr(False)
 
     @classmethod
     def read(
         cls, values: Mapping[str, Any], *, device: str = "cpu", num_workers: int = 1
     ) -> "EngineChunkSettings":
-        """Return checked settings; the engine's device decides some defaults."""
-        defaults = {} if device == "cpu" else _ON_ACCELERATORS
+        """Return checked settings; the engine's device decides how tokens are recomputed."""
         try:
-            settings = read_fields(cls, {**defaults, **values})
+            settings = read_fields(cls, values)
         except RequestError as error:
             raise ConfigError(str(error)) from None
         if settings.calibration:
             settings = settings._calibrated(values)
-        if make_eviction_policy(settings.eviction).sees_queue:
-            raise ConfigError(
-                f"`eviction` {settings.eviction!r} ranks by the requests that wait, which an "
-                "engine's store does not see: use heat or lru"
-            )
+        settings._is_on_accelerator = device != "cpu"
         if settings.remote:
             check_address(settings.remote)
         if num_workers > 1 and settings.public_key:
@@ -120,6 +99,17 @@ class EngineChunkSettings(Fields):
         """Raise `ConfigError` if the calibration was made for another model."""
         if self.calibration:
             Calibration.read(Path(self.calibration)).check(model)
+
+    @property
+    def granularity(self) -> int:
+        """Tokens per block of the selection. On an accelerator FlashAttention computes runs of
+        tokens, and reads all keys for each run."""
+        return 16 if self._is_on_accelerator else 1
+
+    @property
+    def backend(self) -> str:
+        """Attention of the recomputation."""
+        return "varlen" if self._is_on_accelerator else "tiled"
 
     @property
     def has_more_than_memory(self) -> bool:
@@ -139,7 +129,7 @@ class EngineChunkSettings(Fields):
             refusal=refusal,
         )
 
-    def make_store(self, device: torch.device | str = "cpu") -> TieredStore:
+    def make_store(self) -> TieredStore:
         """Create the store; what it has on disk and in the remote store outlives the engine."""
         disk = None
         if self.directory:
@@ -152,8 +142,5 @@ class EngineChunkSettings(Fields):
             write_bytes=on_its_way,
             disk=disk,
             remote=remote,
-            accelerator_bytes=self.accelerator_bytes,
-            device=device if self.accelerator_bytes else "cpu",
             waits=False,
-            make_policy=lambda: make_eviction_policy(self.eviction),
         )

@@ -13,13 +13,10 @@ class StepBudget:
         self._spent = 0
         self._holders: set[str] = set()
 
-    def fits(self, request_id: str, tokens: int) -> bool:
-        is_free = not self._holders or request_id in self._holders
-        return is_free or self._spent + tokens <= self._tokens
-
     def admit(self, request_id: str, tokens: int) -> bool:
         """Return True if a prompt may be filled in this step, and count its tokens once."""
-        if not self.fits(request_id, tokens):
+        is_free = not self._holders or request_id in self._holders
+        if not is_free and self._spent + tokens > self._tokens:
             return False
         if request_id not in self._holders:
             self._holders.add(request_id)

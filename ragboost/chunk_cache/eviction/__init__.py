@@ -6,8 +6,7 @@ from types import MappingProxyType
 
 from ragboost.chunk_cache.eviction.heat import Heat
 from ragboost.chunk_cache.eviction.lacr import LACR
-from ragboost.chunk_cache.eviction.lru import LRU
-from ragboost.chunk_cache.eviction.next_use import NextUse
+from ragboost.chunk_cache.eviction.lru import LRU, NextUse
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 

@@ -39,9 +39,9 @@ _LOOK_AGAIN_MS, _IDLE_MS = 2, 200
 
 class Announcement(msgspec.Struct, frozen=True, tag="chunks"):
     chunks: list[list[Token]]  # token ids of each
+    reply_to: ReplyTo  # who waits until the chunks are loaded
     tenant: str = ""  # as in the request's plan
     namespace: list[str | None] = []  # what keeps it apart in the engine's prefix cache
-    reply_to: ReplyTo | None = None  # who waits until the chunks are loaded
 
 
 class _Pending(NamedTuple):
@@ -112,8 +112,8 @@ class AnnouncementInbox:
             if len(tokens) >= MIN_CHUNK_TOKENS
             for key in library.keys_to_load(library.key(tokens, tenant=tenant), place_of(number))
         }
-        library.store.prefetch(keys, is_awaited=announced.reply_to is not None)
-        return [] if announced.reply_to is None else [_Pending([*keys], announced.reply_to)]
+        library.store.prefetch(keys)
+        return [_Pending([*keys], announced.reply_to)]
 
 
 class Announcer:
@@ -129,12 +129,11 @@ class Announcer:
         *,
         tenant: str,
         namespace: Sequence[str | None],
-        replies_to: Sequence[ReplyTo] = (),
+        replies_to: Sequence[ReplyTo],
     ) -> None:
         """Announce chunks by their token ids; `replies_to` is where each rank answers."""
-        for rank, socket in enumerate(self._sockets):
-            reply_to = replies_to[rank] if replies_to else None
-            message = Announcement([*map(list, chunks)], tenant, [*namespace], reply_to)
+        for socket, reply_to in zip(self._sockets, replies_to, strict=True):
+            message = Announcement([*map(list, chunks)], reply_to, tenant, [*namespace])
             send_to_inbox(socket, message)
 
     def command(self, command: StoreCommand) -> None:

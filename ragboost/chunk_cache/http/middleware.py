@@ -9,7 +9,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,7 +22,7 @@ from ragboost.chunk_cache.core.options import (
     ReuseFields,
     read_public,
 )
-from ragboost.chunk_cache.core.request import VERSION
+from ragboost.chunk_cache.core.request import PARAMS_KEY, VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.http.announcements import Announcer
@@ -43,21 +42,20 @@ from ragboost.chunk_cache.http.asgi import (
     respond,
     with_body_length,
 )
-from ragboost.chunk_cache.http.client_plans import has_plan, without_plan
 from ragboost.chunk_cache.http.metrics import ReuseMetrics
 from ragboost.chunk_cache.http.reports import STARTING, ReportInbox, read_status
 from ragboost.chunk_cache.http.spans import ChunkFinder, chunk_texts
 from ragboost.chunk_cache.http.store_commands import MAX_KEYS, StoreCommand, read_store_options
 from ragboost.chunk_cache.http.usage import UsageWriter
 from ragboost.chunk_cache.store.keys import PUBLIC
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 from ragboost.errors import ConfigError, RequestError
+from ragboost.util.jsonl import json_value
 
 logger = logging.getLogger(__name__)
 
 STORE, METRICS = "/chunk_store", "/metrics"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PREFETCHES = MappingProxyType({f"/chunk_prefetch{path}": path for path in (CHAT, COMPLETIONS)})
 # Last parts of paths of vLLM and SGLang whose bodies may have parameters of the engine.
 PROMPT_ROUTES = re.compile(
     "/(batch|chat|completions|decisions|generat.*|invocations|messages|responses|system.*|vertex.*)/*$"
@@ -146,12 +144,9 @@ class ReuseMiddleware(ABC):
         path = scope.get("path", "") if scope["type"] == "http" else ""
         method = scope.get("method")
         if method == "GET" and path == "/chunk_reuse":
-            facts = self.defaults(scope).describe()
-            await respond(send, 200, {**facts, "prefetch": self._has_more_than_memory})
+            await respond(send, 200, self.defaults(scope).describe())
         elif method == "POST" and path == STORE:
             await self._command(scope, receive, send)
-        elif method == "POST" and path in PREFETCHES:
-            await self._prefetch({**scope, "path": PREFETCHES[path]}, receive, send)
         elif method == "POST" and PROMPT_ROUTES.search(path):
             await self._complete(scope, receive, send)
         else:
@@ -174,11 +169,11 @@ class ReuseMiddleware(ABC):
         is_read, params = _may_name_us(body.data), self.params_field
         fields = read_json(body.data) if body.is_whole and is_read else None
         if fields is not None:
-            if (own := without_plan(fields, params)) is not None:
+            if (own := _without_plan(fields, params)) is not None:
                 fields, data = own, msgspec.json.encode(own)
                 scope = with_body_length(scope, len(data))
                 body = RequestBody(data, True, replay(data, body.receive))
-        elif len(body.data) > MAX_BODY_BYTES or (is_read and has_plan(body.data, params)):
+        elif len(body.data) > MAX_BODY_BYTES or (is_read and _has_plan(body.data, params)):
             await refuse(send, RequestError("the body is too large, or no plain JSON"))
             return
         extension = fields.get(FIELD) if fields and scope["path"] in (CHAT, COMPLETIONS) else None
@@ -241,12 +236,14 @@ class ReuseMiddleware(ABC):
             raise ExactError("refused")
         if not positions:
             raise ExactError("no_chunks")
+        if fields.get("use_beam_search"):  # vLLM's requests for the beams have no plan
+            raise ExactError("beam_search")
         found = await self._find(scope, fields, positions)
         spans = found.present
         if not spans:
             raise ExactError("not_found")
-        if options is not None:  # they load while the server renders and tokenises the prompt
-            await self._announce(found, fields, tenant=tenant, waits=self.loads_first)
+        if options is not None and self.loads_first:
+            await self._load(found, fields, tenant=tenant)
         exact = [span for span in found.spans[: asked.exact_chunks] if span is not None]
         plan: dict[str, Any] = {"version": VERSION, "chunks": spans, "reuse": options is not None}
         if options is not None:
@@ -279,48 +276,19 @@ class ReuseMiddleware(ABC):
         texts = chunk_texts(fields, positions)
         return FoundChunks(ids, await self._finder.find(ids, texts, tokenize=tokenize))
 
-    async def _announce(
-        self, found: FoundChunks, fields: Mapping[str, Any], *, tenant: str, waits: bool
-    ) -> None:
+    async def _load(self, found: FoundChunks, fields: Mapping[str, Any], *, tenant: str) -> None:
         """Let the engine load stored chunks; wait until it has, or computing them is faster."""
-        announcer, inbox = self._announcer, self._inbox
+        announcer, inbox = self._announcer, self._open_inbox()
         if announcer is None or not self._has_more_than_memory:
             return
         chunks = [found.tokens[start:stop] for start, stop in found.present]
         names = self.namespace(fields)
-        if inbox is None or not waits:
-            announcer.send(chunks, tenant=tenant, namespace=names)
-            return
         tickets = [inbox.expect() for _ in range(announcer.num_inboxes)]
         replies_to = [(inbox.name, ticket) for ticket in tickets]
         announcer.send(chunks, tenant=tenant, namespace=names, replies_to=replies_to)
         for ticket in tickets:
             await inbox.take(ticket, timeout_s=_LOAD_TIMEOUT_S)
             inbox.forget(ticket)
-
-    async def _prefetch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the engine load the stored chunks of a request that will come with this body, at the
-        path without the prefix. Answers before they are loaded."""
-        body = await read_body(receive)
-        fields = read_json(body.data) if body.is_whole else None
-        extension = (fields or {}).get(FIELD)
-        found = FoundChunks((), ())
-        if fields is not None and isinstance(extension, dict):
-            self.defaults(scope)
-            try:
-                await check_key(self._app, scope)
-                asked = read_fields(ChunkFields, extension, name=FIELD)
-                positions = asked.positions(is_chat=scope["path"] == CHAT)
-                if positions and self._has_more_than_memory:
-                    found = await self._find(scope, fields, positions)
-                    tenant = _tenant(asked, fields)
-                    await self._announce(found, fields, tenant=tenant, waits=False)
-            except RequestError as error:
-                await refuse(send, error)
-                return
-            except ExactError as reason:
-                logger.debug("chunks are not announced: %s", reason)
-        await respond(send, 202, {"chunks": len(found.present)})
 
     async def _command(self, scope: Scope, receive: Receive, send: Send) -> None:
         """List, pin, evict or expire stored chunks: named by keys, or by a prompt with chunks."""
@@ -382,6 +350,29 @@ class ReuseMiddleware(ABC):
         ids = None if answer is None else answer.get("tokens")
         is_ids = isinstance(ids, list) and ids and isinstance(ids[0], int)
         return ids if is_ids else None
+
+
+def _without_plan(fields: dict[str, Any], params_field: str) -> dict[str, Any] | None:
+    """Remove plans in objects of this name from a body; return None if there are none. A client's
+    own plan could name another tenant."""
+    values: list[Any] = [fields]
+    is_found = False
+    while values:  # as deeply nested as the parser allows
+        value = values.pop()
+        if isinstance(value, dict):
+            params = value.get(params_field)
+            if isinstance(params, dict) and PARAMS_KEY in params:
+                rest = {name: params[name] for name in params if name != PARAMS_KEY}
+                value[params_field], is_found = rest or None, True
+            value = value.values()
+        values += [inner for inner in value if isinstance(inner, dict | list)]
+    return fields if is_found else None
+
+
+def _has_plan(data: bytes, params_field: str) -> bool:
+    """Return True if Python's parser, which servers use, finds a plan: it reads UTF-16, NaN."""
+    fields = json_value(data)
+    return isinstance(fields, dict) and _without_plan(fields, params_field) is not None
 
 
 def _may_name_us(data: bytes) -> bool:

@@ -90,6 +90,13 @@ def choose(
     return candidates[chosen[block]]
 
 
+def rank(values: torch.Tensor) -> torch.Tensor:
+    """Return the rank of each value from 0 (lowest) to 1, (n,) float; equal ones share the mean."""
+    _, group, sizes = values.unique(return_inverse=True, return_counts=True)
+    places = sizes.cumsum(0) - (sizes + 1) / 2
+    return places[group] / max(1, len(values) - 1)
+
+
 def _block_numbers(assembly: Assembly, candidates: torch.Tensor, size: int) -> torch.Tensor:
     starts = torch.tensor([start for start, _ in assembly.chunks], device=candidates.device)
     chunk = torch.searchsorted(starts, candidates, right=True) - 1

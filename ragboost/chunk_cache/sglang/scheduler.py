@@ -190,7 +190,10 @@ class PoolScheduler:
         self._filler.note_pass(num_own, began=request.looked_up_at, is_sample=is_sample)
         self._filler.end_pass()
         return request.take_captures(
-            self._filler.library, num_computed=num_computed, exact_stop=request.exact_stop
+            self._filler.library,
+            pass_start=num_computed - num_own,
+            num_computed=num_computed,
+            exact_stop=request.exact_stop,
         )
 
     def finish(self, req: Any) -> tuple[Any, PromptReport] | None:

@@ -36,7 +36,7 @@ class PoolFiller(SlotFiller):
         self, runner: Any, *, ranks: Ranks, settings: EngineChunkSettings, rows: int
     ) -> None:
         self._runner, model = runner, SGLangModel(runner, ranks=ranks)
-        self._layers, self._store = model.layers, settings.make_store(model.device)
+        self._layers, self._store = model.layers, settings.make_store()
         super().__init__(model, self._store, settings=settings, rows=rows)
 
     @property

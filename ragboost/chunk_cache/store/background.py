@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Workers
@@ -31,8 +31,7 @@ _MAX_KNOWN = 1 << 18
 
 class ChunkLoad:
     """KV of one chunk (of 0 tokens: unknown) on its way into memory, with those of the keys
-    `beside`. Requests wait until `wait_until`, rather than compute it; not `is_awaited`: none
-    has come for it."""
+    `beside`. Requests wait until `wait_until`, rather than compute it."""
 
     def __init__(
         self,
@@ -40,10 +39,11 @@ class ChunkLoad:
         num_tokens: int,
         *,
         beside: Collection[str],
+        wait_until: float,
         latest: float,
     ) -> None:
         self.key, self.num_tokens, self.beside = key, num_tokens, beside
-        self.wait_until, self.latest, self.is_awaited = latest, latest, False
+        self.wait_until, self.latest = wait_until, latest
         self.is_cancelled = False  # the result is not needed any more and is dropped
         self.has_ended = threading.Event()
         self.chunk: ChunkKV | None = None
@@ -79,9 +79,9 @@ class BackgroundTier:
         # Of loading; of the rest. A store may fail one and do the other.
         self._loading = Breaker(name=f"loading from the {name} of chunk KV", clock=clock)
         self._writing = Breaker(name=f"writing to the {name} of chunk KV", clock=clock)
-        self._known: BoundedMap[str, None] = BoundedMap(max_entries=_MAX_KNOWN)
+        self._known: BoundedMap[str, Origin] = BoundedMap(max_entries=_MAX_KNOWN)
         for key in known:
-            self._known.put(key, None)
+            self._known.put(key, Origin())
         self._unwritten: dict[str, ChunkKV] = {}
         self._unwritten_bytes = 0
         self._behind: BoundedMap[str, bool] = BoundedMap(max_entries=_MAX_KNOWN)  # see `is_new`
@@ -118,6 +118,11 @@ class BackgroundTier:
     def __contains__(self, key: str) -> bool:
         with self._lock:
             return key in self._known or key in self._unwritten
+
+    def origin(self, key: str) -> Origin | None:
+        with self._lock:
+            chunk = self._unwritten.get(key)
+            return self._known.peek(key) if chunk is None else chunk.origin
 
     def holds(self, key: str) -> bool:
         """Return True if KV is stored, found or not: a removal takes time, and may fail."""
@@ -257,31 +262,46 @@ class BackgroundTier:
                 self.version += key in self._known
                 self._known.pop(key)
             else:
-                self._known.put(key, None)
+                self._known.put(key, chunk.origin)
         return chunk, not has_answered
 
     def _write(self, key: str, chunk: ChunkKV, is_new: bool) -> None:
         with self._lock:
             is_wanted = self._unwritten.get(key) is chunk  # neither replaced nor removed since
             is_new = is_new or key in self._removed
-        is_saved = has_answered = False
+        is_saved, has_answered, origin = False, False, None
         if not is_wanted:
             return
         with self._asking(self._writing):
             self._clear_place()
-            is_saved = (not is_new and key in self.tier) or self.tier.save(key, chunk)
+            origin = None if is_new else self._stored_origin(key, chunk)
+            is_saved = origin is not None or self.tier.save(key, chunk)
             has_answered = True
         with self._lock:
             if self._unwritten.get(key) is chunk:
                 self._drop_unwritten(key)
                 self.version += 1
                 if is_saved:
-                    self._known.put(key, None)
+                    self._known.put(key, origin or chunk.origin)
                     self._removed.pop(key)
                 elif not has_answered:
                     self._behind.put(key, is_new)
         if has_answered:
             self._catch_up()
+
+    def _stored_origin(self, key: str, chunk: ChunkKV) -> Origin | None:
+        """Return what KV of a key has seen that the place has, another engine's maybe; None if it
+        has none, or is to keep this one instead."""
+        if key not in self.tier:
+            return None
+        with self._lock:
+            origin = self._known.peek(key)
+        if origin is None:  # another engine's: not read for this, taken to be as good
+            return chunk.origin
+        if origin.is_settled or not chunk.origin.is_settled:
+            return origin
+        stored = self.tier.load(key)
+        return stored.origin if stored is not None and stored.origin.is_settled else None
 
     def _catch_up(self) -> None:
         """Queue what is left: removals, and KV that was stored while there was no room or no

@@ -1,12 +1,27 @@
 """The KV of one chunk, with the position and context it was computed in."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from ragboost.chunk_cache.store.influence import Influence
 
 KV = tuple[torch.Tensor, torch.Tensor]
+
+
+class Origin(NamedTuple):
+    """What the KV of a chunk has seen, by which of two the better is kept."""
+
+    is_settled: bool = False  # it is exact behind what preceded it, or was measured there
+    base: int = 0  # tokens that preceded it
+
+    def is_better(self, other: "Origin", *, is_first: bool) -> bool:
+        """Return True if this KV replaces the other: settled KV that which is not, and of first
+        chunks KV behind fewer tokens that behind more."""
+        if self.is_settled != other.is_settled:
+            return self.is_settled
+        return is_first and self.base < other.base
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +40,10 @@ class ChunkKV:
     # not seen each other.
     exact_after: str | None = None
     compute_s: float | None = None
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.exact_after is not None or self.influence is not None, self.base)
 
     @property
     def size_bytes(self) -> int:

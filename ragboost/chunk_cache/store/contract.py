@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 
 
 class TierStats(NamedTuple):
     """Contents of one place, and its counts since the start."""
 
-    name: str  # accelerator, memory, disk or remote
+    name: str  # memory, disk or remote
     entries: int
     size_bytes: int | None = None  # None: the place does not say
     capacity_bytes: int | None = None
@@ -61,6 +61,11 @@ class KVStore(Protocol):
         """Return the KV and mark it as used. Engines wait for it: theirs look in memory only."""
         ...
 
+    def origin(self, key: str) -> Origin | None:
+        """Return what the stored KV has seen, the least where that is not known; None if none is
+        known to be stored. That is no use of it."""
+        ...
+
     def absence(self, keys: Sequence[str]) -> str:
         """Return why none of these keys was found in memory: absent, loading or not_loaded."""
         ...
@@ -70,7 +75,7 @@ class KVStore(Protocol):
         ...
 
     def replace(self, key: str, chunk: ChunkKV) -> None:
-        """Replace the KV of an existing key; an absent key stays absent."""
+        """Replace the KV of an existing key everywhere; an absent key stays absent."""
         ...
 
     def keep(self, key: str) -> bool:
@@ -81,9 +86,8 @@ class KVStore(Protocol):
 
     def discard(self, key: str) -> None: ...
 
-    def prefetch(self, chunks: Mapping[str, int], *, is_awaited: bool = True) -> None:
-        """Begin to load chunks that a request will `get`, by key with their tokens. It waits for
-        them; not `is_awaited`: it has not come, and its waiting begins when it asks for them."""
+    def prefetch(self, chunks: Mapping[str, int]) -> None:
+        """Begin to load chunks that a request will `get`, by key with their tokens."""
         ...
 
     def is_loading(self, keys: Sequence[str]) -> bool:

@@ -1,10 +1,8 @@
-"""Chunk KV in the memory of one device, bounded in bytes, with an eviction policy. Does not know
-where KV comes from or goes to."""
+"""Chunk KV in host memory, bounded in bytes, with an eviction policy. Does not know where KV comes
+from or goes to."""
 
 from collections import Counter
 from collections.abc import Callable
-
-import torch
 
 from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -18,14 +16,13 @@ _PUBLIC = owner_prefix(PUBLIC)
 
 
 class MemoryTier:
-    """A bounded map from keys to KV on one device; not thread-safe. `on_evict` is called after the
+    """A bounded map from keys to KV; not thread-safe. `on_evict` is called after the
     KV for which another had to go is stored."""
 
     def __init__(
         self,
         *,
         capacity_bytes: int,
-        device: torch.device,
         policy: EvictionPolicy,
         clock: Callable[[], float],
         on_evict: Callable[[str, ChunkKV], None],
@@ -33,7 +30,6 @@ class MemoryTier:
         if capacity_bytes < 1:
             raise ChunkCacheError(f"capacity_bytes must be at least 1, got {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
-        self.device = device
         self.size_bytes = 0
         self.version = 0  # number of changes
         self.num_evicted = 0
@@ -109,7 +105,7 @@ class MemoryTier:
             self.remove(other)
         if key not in self._chunks:
             self._policy.used(key, self._use(chunk, is_hit=False))
-        self._chunks[key] = chunk.to(self.device)
+        self._chunks[key] = chunk
         self.version += 1
         self.size_bytes += chunk.size_bytes - old_size
         if self.is_kept(key):

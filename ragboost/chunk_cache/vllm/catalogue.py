@@ -6,30 +6,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.eviction import make_eviction_policy
-from ragboost.chunk_cache.store.chunk import ChunkKV
+from ragboost.chunk_cache.eviction.heat import Heat
+from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.keys import Identity
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S, MISS_S
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, MISS_S
-from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport, WantedChunk
+from ragboost.chunk_cache.vllm.data import ListedChunk, RankHello, RankReport
 from ragboost.util.bounded_map import BoundedMap
 
 _MAX_LOADS = 1 << 16
-_MAX_ASKED, _MAX_ANNOUNCED = 1 << 14, 1 << 10  # chunks between two steps, by whom
+_MAX_ASKED = 1 << 14  # chunks between two steps
 
 
 class _RankLoad:
     """A chunk that the ranks were told to load."""
 
-    def __init__(self, wait_until: float, *, is_awaited: bool) -> None:
+    def __init__(self, wait_until: float) -> None:
         self.wait_until = self.retry_at = wait_until
-        self.is_awaited, self.has_failed = is_awaited, False
+        self.has_failed = False
         self.loaded: dict[int, ListedChunk] = {}  # by the ranks that have it in memory
 
     def fail(self, now: float) -> None:
@@ -44,17 +42,15 @@ class ListStore:
 
     knows_all = False  # the ranks' disks do
 
-    def __init__(self, *, capacity_bytes: int, eviction: str, size: int, is_backed: bool) -> None:
+    def __init__(self, *, capacity_bytes: int, size: int, is_backed: bool) -> None:
         self.dropped: dict[str, bool] = {}  # keys that the ranks must remove, see `StepWork`
         self._size, self._is_backed = size, is_backed
-        self._asked: deque[tuple[str, WantedChunk]] = deque(maxlen=_MAX_ASKED)  # by requests
-        self._announced: deque[tuple[str, WantedChunk]] = deque(maxlen=_MAX_ANNOUNCED)
-        self._wanted: dict[str, WantedChunk] = {}  # those that the ranks are to load
+        self._asked: deque[tuple[str, int]] = deque(maxlen=_MAX_ASKED)  # keys and tokens
+        self._wanted: dict[str, int] = {}  # those that the ranks are to load
         self._loads: BoundedMap[str, _RankLoad] = BoundedMap(max_entries=_MAX_LOADS)
         self._tier = MemoryTier(
             capacity_bytes=capacity_bytes,
-            device=torch.device("cpu"),
-            policy=make_eviction_policy(eviction),
+            policy=Heat(),
             clock=time.monotonic,
             on_evict=lambda key, _: self._drop(key),
         )
@@ -68,6 +64,10 @@ class ListStore:
 
     def get(self, key: str) -> ChunkKV | None:
         return self._tier.load(key)
+
+    def origin(self, key: str) -> Origin | None:
+        chunk = self._tier.peek(key)
+        return None if chunk is None else chunk.origin
 
     def absence(self, keys: Sequence[str]) -> str:
         return "absent"  # counted nowhere
@@ -96,32 +96,23 @@ class ListStore:
         self._tier.remove(key)
         self._drop(key)  # also if it is not listed: a rank may have it
 
-    def prefetch(self, chunks: Mapping[str, int], *, is_awaited: bool = True) -> None:
+    def prefetch(self, chunks: Mapping[str, int]) -> None:
         if self._is_backed:
-            asked = self._asked if is_awaited else self._announced
-            asked.extend((key, WantedChunk(n, is_awaited)) for key, n in chunks.items())
+            self._asked.extend(chunks.items())
 
-    def take_wanted(self) -> dict[str, WantedChunk]:
+    def take_wanted(self) -> dict[str, int]:
         self._begin_loads()
         wanted, self._wanted = self._wanted, {}
         return wanted
 
     def _begin_loads(self) -> None:
         now = time.monotonic()
-        while self._asked or self._announced:
-            key, chunk = (self._asked or self._announced).popleft()
-            if key in self._tier:
-                continue
+        while self._asked:
+            key, num_tokens = self._asked.popleft()
             load = self._loads.peek(key)
-            if load is None or load.retry_at < now:
-                load = _RankLoad(now + MAX_WAIT_S, is_awaited=chunk.is_awaited)
-                self._loads.put(key, load)
-            elif chunk.is_awaited and not (load.is_awaited or load.has_failed):
-                # Announced: the ranks, which know how long to wait, hear that its request is here.
-                load.is_awaited, load.wait_until = True, now + MAX_WAIT_S
-            else:
-                continue
-            self._wanted[key] = chunk
+            if key not in self._tier and (load is None or load.retry_at < now):
+                self._loads.put(key, _RankLoad(now + MAX_WAIT_S))
+                self._wanted[key] = num_tokens
 
     def is_loading(self, keys: Sequence[str]) -> bool:
         self._begin_loads()
@@ -169,7 +160,6 @@ class ListStore:
         self._tier.clear()
         self._loads = BoundedMap(max_entries=_MAX_LOADS)
         self._asked.clear()
-        self._announced.clear()
         self._wanted.clear()
 
     def close(self) -> None: ...
@@ -191,7 +181,6 @@ class RankCatalogue:
         self._weights, self._reset_id, self.num_resets = hello.weights, "", 0
         self._store = ListStore(
             capacity_bytes=settings.host_bytes,
-            eviction=settings.eviction,
             size=size,
             is_backed=settings.has_more_than_memory,
         )
@@ -201,7 +190,7 @@ class RankCatalogue:
         dropped, self._store.dropped = self._store.dropped, {}
         return dropped
 
-    def take_wanted(self) -> dict[str, WantedChunk]:
+    def take_wanted(self) -> dict[str, int]:
         return self._store.take_wanted()
 
     def forget_chunks(self) -> None:

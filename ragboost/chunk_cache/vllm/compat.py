@@ -2,7 +2,7 @@
 Imports vLLM on first use: `refusal` is where a moved internal shows."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from types import MappingProxyType, SimpleNamespace
@@ -14,7 +14,7 @@ from ragboost.chunk_cache.core.engine.internals import import_internals
 from ragboost.chunk_cache.model.nested_model import NestedLayer
 from ragboost.chunk_cache.model.paged_cache import PagedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
-from ragboost.errors import UnsupportedModelError
+from ragboost.errors import ChunkCacheError, UnsupportedModelError
 
 TESTED_VERSIONS = ("0.32", "0.33")
 APPROXIMATE = "RAGBOOST_APPROXIMATE"
@@ -31,7 +31,9 @@ _INTERNALS = MappingProxyType(
         "vllm.model_executor.models.utils": "extract_layer_index",
         "vllm.v1.attention.backend": "CommonAttentionMetadata",
         "vllm.v1.core.kv_cache_utils": "maybe_convert_block_hash",
+        "vllm.sampling_params": "SamplingParams",
         "vllm.v1.kv_cache_interface": "FullAttentionSpec",
+        "vllm.v1.request": "Request",
     }
 )
 
@@ -87,20 +89,6 @@ def block_ids(cache_manager: Any, request_id: str) -> list[int]:
     return list(cache_manager.get_block_ids(request_id)[0])
 
 
-def awaits_blocks(request: Any, num_cached: int, *, block_size: int, others: Iterable[Any]) -> bool:
-    """Return True if a pass that has not begun computes some of a request's cached blocks. vLLM
-    hashes blocks when it schedules them, so that the requests of one step share them before they
-    are computed. Attention within the pass may; a read before it may not."""
-    cached = set(request.block_hashes[: num_cached // block_size])
-    return bool(cached) and any(
-        # computed by earlier passes   | full blocks of this pass and later ones
-        # 0 ........ num_computed_tokens ............ len(block_hashes) * block_size
-        not cached.isdisjoint(other.block_hashes[other.num_computed_tokens // block_size :])
-        for other in others
-        if other.status.name == "RUNNING"  # a preempted or loading one computes nothing
-    )
-
-
 class BlockSalt:
     """Hashes of their own for the blocks of a request from number `first` on: those with
     approximate KV, and all that are completed later, since their hashes chain on."""
@@ -153,6 +141,42 @@ class BlockSalt:
     def _salted(self, plain: Any) -> Any:
         digest = hashlib.sha256(b"ragboost" + self._salt + plain).digest()
         return type(plain)(digest[: len(plain)])
+
+
+def unfilled_blocks(blocks: Any, start: int, stop: int, *, block_size: int) -> list[int]:
+    """Return the blocks of the tokens [start, stop) of a request, by its allocated ones."""
+    return list(blocks.get_block_ids()[0])[start // block_size : -(-stop // block_size)]
+
+
+Hasher = Callable[[Any], list[bytes]]
+
+
+def new_request(tokens: list[int], hasher: Hasher) -> Any:
+    """Return a request of vLLM that hashes its blocks so."""
+    sampling = _vllm().SamplingParams(max_tokens=1)
+    return _vllm().Request("ragboost", tokens, sampling, None, block_hasher=hasher)
+
+
+def check_salting(make_request: Callable[[list[int], Hasher], Any]) -> None:
+    """Raise `ChunkCacheError` unless vLLM's requests take their hashes from where `BlockSalt` gives
+    them: without that, exact requests would find approximate blocks."""
+    request = make_request([*range(7)], _block_hashes)
+    plain, salt = list(request.block_hashes), BlockSalt(request, 1, salt=b"self-test")
+    salt.apply()
+    salted = list(request.block_hashes)
+    salt.remove()
+    is_apart = salted[:1] == plain[:1] and set(plain[1:]).isdisjoint(salted)
+    if not (is_apart and len(salted) == len(plain) == 3 and plain == request.block_hashes):
+        raise ChunkCacheError("this vLLM does not hash the blocks of a request as it is told to")
+
+
+def _block_hashes(request: Any, *, size: int = 2) -> list[bytes]:
+    hashes, tokens = list(request.block_hashes), list(request.all_token_ids)
+    first = len(hashes)
+    for end in range(size * (first + 1), len(tokens) + 1, size):
+        block = repr((hashes[-1:], tokens[end - size : end]))
+        hashes.append(hashlib.sha256(block.encode()).digest())
+    return hashes[first:]
 
 
 def withdrawal(block_hash: Any) -> Any:

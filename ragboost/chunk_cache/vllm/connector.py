@@ -3,7 +3,8 @@ the scheduler's side and the worker's. Where reuse is impossible it warns once a
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,13 @@ from ragboost.chunk_cache.http.reports import (
     write_status,
 )
 from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
-from ragboost.chunk_cache.vllm.compat import refusal, withdrawal
+from ragboost.chunk_cache.vllm.compat import (
+    check_salting,
+    new_request,
+    refusal,
+    unfilled_blocks,
+    withdrawal,
+)
 from ragboost.chunk_cache.vllm.data import RankHello, RankReport, StepWork, WorkerView
 from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
 
@@ -71,6 +78,9 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._reports = ReportSender()
         self._announced: AnnouncementInbox | None = None
         self._prefixes: dict[str, int] = {}  # cached tokens of each request, if reuse is off
+        self._ended: ChunkScheduler | None = None  # once it has failed: fillings go on
+        self._held_tokens = 0  # of the request that was matched last
+        self._unfilled: dict[str, list[int]] = {}  # see `StepWork`
         try:
             self.off_reason = refusal(vllm_config, kv_cache_config)
         except Exception as error:  # vLLM's internals are not where they were
@@ -110,6 +120,7 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _start_scheduler(self, worker: WorkerView) -> None:
         try:
+            check_salting(new_request)
             self.scheduler = ChunkScheduler(worker, self._vllm_config, settings=self._settings)
             self.scheduler.cache_manager = self._cache_manager
             self._announced = AnnouncementInbox(
@@ -144,8 +155,9 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: Any) -> None:
         message = connector_output.kv_connector_worker_meta
-        if self._catalogue is not None and self.scheduler is not None and message is not None:
-            self._catalogue.take(message.report, is_unfinished=self.scheduler.is_tracking)
+        with self._guarded() as scheduler:
+            if self._catalogue is not None and scheduler is not None and message is not None:
+                self._catalogue.take(message.report, is_unfinished=scheduler.is_tracking)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -153,30 +165,61 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self.scheduler is not None:
             self.scheduler.cache_manager = kv_cache_manager
 
+    @contextmanager
+    def _guarded(self) -> Iterator[ChunkScheduler | None]:
+        """Yield the scheduler's side. An error in it, such as of an internal that has moved,
+        switches reuse off: raised in vLLM's own thread it would end the engine."""
+        try:
+            yield self.scheduler
+        except Exception as error:
+            assert self.scheduler is not None, "nothing else may fail"
+            logger.exception("chunk reuse has failed")
+            self._ended, self.scheduler = self.scheduler, None
+            self._stay_off(error)
+            write_status(self._vllm_config.instance_id, self.off_reason)
+
     def on_new_request(self, request: Any) -> None:
-        if self.scheduler is not None:
-            self.scheduler.add(request)
+        with self._guarded() as scheduler:
+            if scheduler is not None:
+                scheduler.add(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if self.scheduler is not None:
-            return self.scheduler.match(request, num_computed_tokens)
+        with self._guarded() as scheduler:
+            if scheduler is not None:
+                self._held_tokens = num_computed_tokens
+                return scheduler.match(request, num_computed_tokens)
         if (request.kv_transfer_params or {}).get(PARAMS_KEY) is not None:
             self._prefixes[request.request_id] = num_computed_tokens
         return 0, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self.scheduler is not None:
-            self.scheduler.allocated(request, num_external_tokens)
+        with self._guarded() as scheduler:
+            if scheduler is not None:
+                scheduler.allocated(request, num_external_tokens)
+        if self.scheduler is None and num_external_tokens:  # of the match before it failed
+            stop = self._held_tokens + num_external_tokens
+            size = int(self._vllm_config.cache_config.block_size)
+            self._unfilled[request.request_id] = unfilled_blocks(
+                blocks, self._held_tokens, stop, block_size=size
+            )
 
     def build_connector_meta(self, scheduler_output: Any) -> ChunkMetadata:
-        if self.scheduler is None:
+        with self._guarded() as scheduler:
+            if scheduler is not None:
+                return ChunkMetadata(scheduler.next_step(scheduler_output.num_scheduled_tokens))
+        if self._ended is None:
             return ChunkMetadata()
-        return ChunkMetadata(self.scheduler.next_step(scheduler_output.num_scheduled_tokens))
+        work = self._ended.last_work()
+        work.unfilled, self._unfilled = self._unfilled, {}
+        work.fills = [fill for fill in work.fills if fill.request_id not in work.unfilled]
+        return ChunkMetadata(work)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        report = self._report(request)
+        report = None
+        with self._guarded():
+            report = self._report(request)
         if report is None:
             return False, None
         entry = request.kv_transfer_params[PARAMS_KEY]
@@ -200,16 +243,18 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def reset_cache(self) -> bool:
         """Forget all stored chunks and look at the weights again: vLLM asks for it with
         `reset_external`, after weights were changed in place."""
-        if self.scheduler is not None:
-            self.scheduler.forget_chunks()
+        with self._guarded() as scheduler:
+            if scheduler is not None:
+                scheduler.forget_chunks()
         return True
 
     def take_events(self) -> Iterable[Any]:
         """Withdraw approximate blocks, which vLLM has just announced like exact ones."""
-        if self.scheduler is None:
-            return ()
-        hashes, self.scheduler.withdrawn = self.scheduler.withdrawn, []
-        return [withdrawal(block_hash) for block_hash in hashes]
+        with self._guarded() as scheduler:
+            if scheduler is not None:
+                hashes, scheduler.withdrawn = scheduler.withdrawn, []
+                return [withdrawal(block_hash) for block_hash in hashes]
+        return ()
 
     # The worker's side.
 
@@ -224,7 +269,9 @@ class ChunkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().bind_connector_metadata(connector_metadata)
         if self.filler is not None:  # before the pass: `start_load_kv` may come after it
             work = connector_metadata.work
-            self.filler.note_pass(work.num_tokens, began=time.perf_counter())
+            self.filler.note_pass(
+                work.num_tokens, began=time.perf_counter(), is_sample=work.is_prefill
+            )
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         if self._num_ranks == 1 or self.filler is None:

@@ -20,7 +20,6 @@ class PromptFill(NamedTuple):
     request_id: str
     plan: PromptPlan
     blocks: Sequence[int]  # the request's block table
-    is_paced: bool  # the request waits while it is filled over several steps
 
 
 class BlockCapture(NamedTuple):
@@ -29,24 +28,22 @@ class BlockCapture(NamedTuple):
     blocks: Sequence[int]  # the request's block table
 
 
-class WantedChunk(NamedTuple):
-    num_tokens: int
-    is_awaited: bool  # by a request; else it was announced
-
-
 @dataclass(slots=True)
 class StepWork:
     fills: list[PromptFill] = field(default_factory=list)
     captures: list[BlockCapture] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)  # requests whose paced filling ends early
-    rows: int = 0  # tokens that paced fillings may compute
+    cancelled: list[str] = field(default_factory=list)  # requests whose filling ends early
+    rows: int = 0  # tokens that fillings may compute
     # Keys to remove from the memory of ranks; True: and from disk and the remote store.
     dropped: dict[str, bool] = field(default_factory=dict)
     num_resets: int = 0  # so far; after another one ranks forget all chunks
     generation: int = 0  # of the weights, see `RankReport`, for which this was ordered
-    # Chunks that ranks are to load from disk or the remote store, by key.
-    wanted: dict[str, WantedChunk] = field(default_factory=dict)
+    # Tokens of the chunks that ranks are to load from disk or the remote store, by key.
+    wanted: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0  # that the step computes, of all requests
+    is_prefill: bool = False  # most of them are of prompts
+    # Requests that wait for KV that nobody fills: the scheduler's side has failed.
+    unfilled: dict[str, list[int]] = field(default_factory=dict)  # with their blocks
 
 
 class WorkerView(Protocol):
@@ -66,7 +63,7 @@ class WorkerView(Protocol):
         """Return the keys of chunks that the ranks must remove, once, see `StepWork.dropped`."""
         ...
 
-    def take_wanted(self) -> dict[str, WantedChunk]:
+    def take_wanted(self) -> dict[str, int]:
         """Return the chunks that the ranks are to load, once, see `StepWork.wanted`."""
         ...
 

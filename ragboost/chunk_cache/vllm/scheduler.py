@@ -18,7 +18,7 @@ from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.core.token_origins import PromptReport
-from ragboost.chunk_cache.vllm.compat import BlockSalt, awaits_blocks, block_ids, request_refusal
+from ragboost.chunk_cache.vllm.compat import BlockSalt, block_ids, request_refusal
 from ragboost.chunk_cache.vllm.data import BlockCapture, PromptFill, StepWork, WorkerView
 from ragboost.util.bounded_map import BoundedMap
 
@@ -28,28 +28,27 @@ _MAX_SALTED_PLANS = 4096
 class RequestState(Enum):
     """State of a request that mentions chunks. `match` changes none of them.
 
-                 match: the number of tokens to fill
-      WAITING ----------------------------------------> PLANNED
-         ^                                                 |  allocated
-         | preempted               +-----------------------+
-         |                         | fits into a step      | needs several, or steps overlap
-         |                         v                       v
-         +---------------------- FILLED <--------------- PACED    vLLM waits for its KV
-                                   |    the worker is done |
-                                   +------> FAILED <-------+      vLLM computes it
+               match: the number of tokens to fill
+      WAITING --------------------------------------> PLANNED
+         |                                               | allocated
+         | allocated, nothing to fill                    v
+         +-----------------> RUNNING <--------------- FILLING    vLLM waits for its KV
+                             (or preempted)              | the worker has failed
+                                                         v
+                                                      FAILED     vLLM computes it
 
     PLANNED is a WAITING request with a plan that is up to date (`ChunkScheduler._plans`).
     """
 
     WAITING = auto()  # without blocks; vLLM asks for it in every step
-    PACED = auto()  # has blocks, and waits while they are filled, over several steps maybe
-    FILLED = auto()  # runs: its blocks are filled before the pass, or there is nothing to fill
+    FILLING = auto()  # has blocks, and waits while they are filled
+    RUNNING = auto()  # its blocks are filled, or there was nothing to fill
     FAILED = auto()  # its filling failed
 
 
 class Match(NamedTuple):
     num_tokens: int | None  # that reuse fills behind the prefix; None: ask again in the next step
-    is_paced: bool = False  # waits while it is filled
+    is_filled: bool = False  # vLLM waits for the worker to fill them
 
 
 class _Plan(NamedTuple):
@@ -66,6 +65,9 @@ class _Tracked:
     state: RequestState = RequestState.WAITING
     salt: BlockSalt | None = None  # of its approximate blocks
     proposed: BlockSalt | None = None  # of the last match, while it has no blocks
+    # Another choice of the same answer (`n` above 1), which was filled: they have one prompt.
+    sibling: "_Tracked | None" = None
+    report: PromptReport | None = None  # once it has ended
 
 
 class ChunkScheduler:
@@ -81,11 +83,7 @@ class ChunkScheduler:
         self._defaults = settings.defaults
         self._max_rows = int(config.scheduler_config.max_num_batched_tokens)  # of a forward pass
         self._budget = StepBudget(settings.step_tokens or self._max_rows)
-        # With async scheduling vLLM orders step N + 1 before it hears of a filling that failed in
-        # step N: only a request that waits for its KV is not computed over blocks without any.
-        self._paces_all = bool(config.scheduler_config.async_scheduling)
         self._tracked: dict[str, _Tracked] = {}
-        self._admitted: dict[str, Any] = {}  # unfinished requests that have had blocks, all kinds
         self._salted: BoundedMap[bytes, int] = BoundedMap(max_entries=_MAX_SALTED_PLANS)
         self._work = StepWork()
         # Plans hold stored KV: none outlives a change of the store, which may have dropped it.
@@ -129,38 +127,26 @@ class ChunkScheduler:
             self._propose_salt(tracked, None)
             return Match(None)
         plan = self._plan(tracked, prefix_tokens)
-        match = Match(0) if isinstance(plan, str) else self._fit(request, plan)
-        first = None
-        if not isinstance(plan, str) and match.num_tokens and plan.approximate is not None:
-            first = plan.approximate // self._block_size
+        if isinstance(plan, str):
+            self._propose_salt(tracked, None)
+            return Match(0)
+        first = None if plan.approximate is None else plan.approximate // self._block_size
         self._propose_salt(tracked, first)
-        return match
-
-    def _fit(self, request: Any, plan: PromptPlan) -> Match:
-        # The filling reads the cached blocks before the pass of this step computes any.
-        others = self._admitted.values()
-        if awaits_blocks(request, plan.prefix_tokens, block_size=self._block_size, others=others):
-            return Match(None)
-        cost = plan.num_to_compute(self._worker.num_layers)
-        is_paced = self._must_pace(cost)
-        if not is_paced and not self._budget.fits(request.request_id, cost):
-            return Match(None)
-        return Match(plan.stop - plan.prefix_tokens, is_paced)
+        return Match(plan.stop - plan.prefix_tokens, is_filled=True)
 
     def allocated(self, request: Any, num_filled: int) -> None:
         request_id = request.request_id
-        self._admitted[request_id] = request
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
         planned, salt = self._plans.pop(request_id, None), self._salts.pop(request_id, None)
         tracked.proposed = None  # it holds for the hashes of a request that has not run
         if tracked.state is not RequestState.FAILED:
-            tracked.state = RequestState.FILLED
+            tracked.state = RequestState.RUNNING
         if salt is not None:
             tracked.salt = salt
             self._salt_equal(tracked)
-        if planned is not None:  # else it is a paced one that vLLM goes on with
+        if planned is not None:  # else it is filled, and vLLM goes on with it
             self._begin(tracked, planned, num_filled)
         self._withdraw(tracked)
 
@@ -170,30 +156,38 @@ class ChunkScheduler:
         for request_id, count in num_scheduled.items():
             tracked = self._tracked.get(request_id)
             if tracked is None or tracked.state is RequestState.FAILED:
-                continue  # vLLM may not know yet, and compute over blocks that are not filled
+                continue
             if tracked.library is self._library:
-                self._capture(tracked, tracked.vllm.num_computed_tokens + count)
+                self._capture(tracked, count)
         for salt in self._salts.values():
             salt.remove()
         self._salts.clear()
         self._drop_old_plans()
-        work, self._work = self._work, StepWork()
+        work = self._work
         work.dropped, work.num_resets = self._worker.take_dropped(), self._worker.num_resets
         work.wanted, work.num_tokens = self._worker.take_wanted(), sum(num_scheduled.values())
+        # One that decodes takes a pass over all weights: as a sample of prefill it is far too slow.
+        num_prefill = sum(count for count in num_scheduled.values() if count > 1)
+        work.is_prefill = 2 * num_prefill > work.num_tokens
         work.generation = self._worker.generation
-        work.rows = self._budget.rows_left(work.num_tokens)
-        self._budget.next_step()
+        return self.last_work(num_tokens=work.num_tokens)
+
+    def last_work(self, *, num_tokens: int = 0) -> StepWork:
+        """Return what is ordered, also if a call has failed: the fillings that requests wait for
+        go on."""
+        work, self._work = self._work, StepWork()
+        work.rows = self._budget.rows_left(num_tokens)
         return work
 
     def forget_chunks(self) -> None:
         """Forget all stored chunks, those of unfinished requests included."""
         self._worker.forget_chunks()
         self._plans.clear()
-        for request_id, tracked in self._tracked.items():
+        for tracked in self._tracked.values():
             asked = tracked.asked
             asked.forget_chunks()
             asked.options = replace(asked.options, reason="cache_reset")
-            if request_id not in self._admitted:
+            if tracked.state is RequestState.WAITING:
                 asked.reason = "cache_reset"
 
     def is_tracking(self, request_id: str) -> bool:
@@ -202,28 +196,33 @@ class ChunkScheduler:
     def finish(self, request: Any) -> PromptReport | None:
         request_id = request.request_id
         self._note_failures()
-        self._admitted.pop(request_id, None)
         self._plans.pop(request_id, None)
-        origins = self._worker.outcomes.pop(request_id, None)
         tracked = self._tracked.pop(request_id, None)
         if tracked is None:
             return None
-        asked = tracked.asked
-        if tracked.state is RequestState.PACED:
+        if tracked.state is RequestState.FILLING:
             self._work.cancelled.append(request_id)
         elif tracked.state is RequestState.FAILED:
             self._worker.failed_requests.discard(request_id)
-            asked.reason = "fill_failed"
+            tracked.asked.reason = "fill_failed"
         self._withdraw(tracked)
-        report = asked.report(origins, num_tokens=int(request.num_prompt_tokens))
+        sibling = tracked.sibling or tracked
+        tracked.report = sibling.report or self._report(sibling)
+        self._worker.outcomes.pop(request_id, None)
+        if tracked.asked.reason is not None:
+            self.reasons[tracked.asked.reason] += 1
+        return tracked.report
+
+    def _report(self, tracked: _Tracked) -> PromptReport:
+        asked, num_tokens = tracked.asked, int(tracked.vllm.num_prompt_tokens)
+        origins = self._worker.outcomes.get(asked.request_id)
+        report = asked.report(origins, num_tokens=num_tokens)
         # 0              exact_tokens          prefix_tokens                num_prompt_tokens
         # | exact blocks | those of an equal   |  filled, or computed        |
         # |              | request: reused     |                             |
-        prefix_tokens = min(asked.prefix_tokens, int(request.num_prompt_tokens))
+        prefix_tokens = min(asked.prefix_tokens, num_tokens)
         stale = max(0, prefix_tokens - self._exact_tokens(tracked, default=prefix_tokens))
         exact, reused = report.origins.exact - stale, report.origins.reused + stale
-        if asked.reason is not None:
-            self.reasons[asked.reason] += 1
         return report._replace(origins=report.origins._replace(exact=exact, reused=reused))
 
     def _plan(self, tracked: _Tracked, prefix_tokens: int) -> PromptPlan | str:
@@ -270,34 +269,36 @@ class ChunkScheduler:
         asked, (prefix_tokens, plan) = tracked.asked, planned
         self._worker.outcomes.pop(asked.request_id, None)  # nothing is left of an earlier filling
         asked.prefix_tokens, asked.reason = prefix_tokens, None
+        is_equal = prefix_tokens > self._exact_tokens(tracked, default=prefix_tokens)
+        if is_equal:  # it reuses the blocks of an equal request
+            tracked.sibling = self._find_sibling(tracked)
         if not isinstance(plan, str):
             if num_filled:
                 self._order(tracked, plan)
-        elif self._find_reason(tracked) or prefix_tokens <= self._exact_tokens(
-            tracked, default=prefix_tokens
-        ):
-            asked.reason = plan  # else it reuses the blocks of an equal request
+        elif self._find_reason(tracked) or not is_equal:
+            asked.reason = plan
+
+    def _find_sibling(self, tracked: _Tracked) -> _Tracked | None:
+        reply_to, filled = tracked.asked.reply_to, self._worker.outcomes
+        others = [self._tracked[request_id] for request_id in filled.keys() & self._tracked.keys()]
+        return next((one for one in others if reply_to and one.asked.reply_to == reply_to), None)
 
     def _order(self, tracked: _Tracked, plan: PromptPlan) -> None:
-        request_id, cost = tracked.asked.request_id, plan.num_to_compute(self._worker.num_layers)
-        is_paced = self._must_pace(cost)
-        if is_paced:
-            tracked.state = RequestState.PACED
-        else:
-            self._budget.admit(request_id, cost)
+        request_id = tracked.asked.request_id
         blocks = block_ids(self.cache_manager, request_id)
-        self._work.fills.append(PromptFill(request_id, plan, blocks, is_paced))
+        tracked.state = RequestState.FILLING
+        self._work.fills.append(PromptFill(request_id, plan, blocks))
         self._worker.outcomes[request_id] = plan.counts  # until the worker tells its own
         tracked.asked.keep_stored(plan)
 
-    def _must_pace(self, cost: int) -> bool:
-        return self._paces_all or self._budget.must_pace(cost)
-
-    def _capture(self, tracked: _Tracked, num_computed: int) -> None:
+    def _capture(self, tracked: _Tracked, num_scheduled: int) -> None:
         """Order the chunks that this step completes, unless they are stored."""
-        exact_stop = None if tracked.salt is None else self._exact_tokens(tracked)
+        pass_start = tracked.vllm.num_computed_tokens
         chunks = tracked.asked.take_captures(
-            self._library, num_computed=num_computed, exact_stop=exact_stop
+            self._library,
+            pass_start=pass_start,
+            num_computed=pass_start + num_scheduled,
+            exact_stop=None if tracked.salt is None else self._exact_tokens(tracked),
         )
         if chunks:
             request_id = tracked.asked.request_id
@@ -324,7 +325,7 @@ class ChunkScheduler:
         assert tracked.salt is not None, "a request without approximate blocks"
         self._salted.put(tracked.digest, tracked.salt.first)
         for request_id, other in self._tracked.items():
-            is_new = request_id not in self._admitted and request_id not in self._salts
+            is_new = other.state is RequestState.WAITING and request_id not in self._salts
             if is_new and other.digest == tracked.digest and other.salt is None:
                 self._salt(other, tracked.salt.first)
 

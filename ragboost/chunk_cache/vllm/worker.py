@@ -31,7 +31,6 @@ from ragboost.chunk_cache.vllm.data import (
     RankHello,
     RankReport,
     StepWork,
-    WantedChunk,
 )
 from ragboost.chunk_cache.vllm.model import EngineModel
 from ragboost.errors import ChunkCacheError, ChunkLostError, UnsupportedModelError
@@ -76,15 +75,15 @@ class BlockFiller(SlotFiller):
         device = torch.device(runner.device)
         model = EngineModel(runner.get_model(), config, device=device, ranks=ranks)
         rows = int(config.scheduler_config.max_num_batched_tokens)
-        super().__init__(model, self._make_store(settings, device), settings=settings, rows=rows)
+        super().__init__(model, self._make_store(settings), settings=settings, rows=rows)
         self.num_layers = model.num_layers
         self.block_size = int(config.cache_config.block_size)
         self.outcomes: dict[str, TokenOrigins] = {}  # until the scheduler takes them
         self.failed_blocks: set[int] = set()  # until vLLM takes them
         self.failed_requests: set[str] = set()  # until they end
-        self.done_requests: set[str] = set()  # whose paced filling ended, until vLLM takes them
+        self.done_requests: set[str] = set()  # whose filling has ended, until vLLM takes them
         self._layers = [paged_layer(layer, config) for layer in model.layers]
-        self._paced: dict[str, PromptFill] = {}  # in the order of their arrival
+        self._fills: dict[str, PromptFill] = {}  # in the order of their arrival
         self._steps: FillSteps | None = None  # of the first of them, once it has begun
 
     def read_layer(self, number: int, slots: torch.Tensor) -> KV:
@@ -101,44 +100,51 @@ class BlockFiller(SlotFiller):
     def take_dropped(self) -> dict[str, bool]:
         return {}
 
-    def take_wanted(self) -> dict[str, WantedChunk]:
+    def take_wanted(self) -> dict[str, int]:
         return {}
 
     def forget_chunks(self) -> None:
         self.library.store.clear()
         self.check_weights()
 
+    def check_weights(self) -> bool:
+        """After new weights, find no chunk of the old ones, and fill no prompt with them."""
+        is_same: bool = super().check_weights()
+        if not is_same:
+            for fill in [*self._fills.values()]:
+                self._fail(fill)
+                self._end(fill.request_id)
+        return is_same
+
     def forget(self, request_ids: Collection[str]) -> None:
         self.failed_requests.difference_update(request_ids)
 
     def fill_step(self, work: StepWork) -> None:
-        """Fill the prompts of a step, and continue with those that wait, one after the other. vLLM
-        computes the blocks of a filling that fails: an error would end the engine."""
+        """Continue with the prompts of earlier steps, one after the other, and take those of this
+        one: the pass of this step may compute blocks that they share, which vLLM hashes when it
+        schedules them. vLLM computes the blocks of a filling that fails: an error would end the
+        engine."""
         began = time.perf_counter()
-        for fill in work.fills:
-            if fill.is_paced:
-                self._paced[fill.request_id] = fill
-            else:
-                self._advance(fill, rows=None)
         for request_id in work.cancelled:
-            if request_id in self._paced:
+            if request_id in self._fills:
                 self._end(request_id)
+        for request_id, blocks in work.unfilled.items():
+            self.failed_blocks.update(blocks)
+            self.done_requests.add(request_id)
         rows = work.rows
-        while self._paced and rows > 0:
-            fill = next(iter(self._paced.values()))
+        while self._fills and rows > 0:
+            fill = next(iter(self._fills.values()))
             if not self._advance(fill, rows=rows):
                 break
             self._end(fill.request_id)
             rows -= max(1, fill.plan.num_to_compute(self.num_layers))
+        self._fills.update((fill.request_id, fill) for fill in work.fills)
         self._pass_began += time.perf_counter() - began  # the step's pass takes the rest
 
     def capture_step(self, work: StepWork) -> None:
-        """Copy the chunks that a step has computed into the store, unless KV below them failed."""
+        """Copy the chunks that a step has computed into the store."""
         self.end_pass()
         for capture in work.captures:
-            is_failed = capture.request_id in self.failed_requests
-            if is_failed or self.failed_blocks.intersection(capture.blocks):
-                continue
             try:
                 self._capture(capture)
             except Exception:
@@ -151,25 +157,18 @@ class BlockFiller(SlotFiller):
         return kv
 
     def _end(self, request_id: str) -> None:
-        if next(iter(self._paced)) == request_id:
+        if next(iter(self._fills)) == request_id:
             self._steps = None
-        del self._paced[request_id]
+        del self._fills[request_id]
         self.done_requests.add(request_id)
 
-    def _advance(self, fill: PromptFill, *, rows: int | None) -> bool:
+    def _advance(self, fill: PromptFill, *, rows: int) -> bool:
         """Begin or continue a filling; return True if it has ended."""
         plan, filled, is_fine = fill.plan, None, True
         try:
-            # Requests of one step share blocks: after a failed filling the next one reads nothing.
-            prefix_blocks = fill.blocks[: -(-plan.prefix_tokens // self.block_size)]
-            if self.failed_blocks.intersection(prefix_blocks):
-                raise ChunkLostError("the filling of a request that shares its prefix has failed")
-            steps = self._steps if fill.is_paced else None
-            if steps is None:
-                steps = self.begin(plan, self.slots(fill.blocks, 0, plan.prefix_tokens))
-            if fill.is_paced:
-                self._steps = steps
-            filled = self.advance(steps, rows=rows)
+            if self._steps is None:
+                self._steps = self.begin(plan, self.slots(fill.blocks, 0, plan.prefix_tokens))
+            filled = self.advance(self._steps, rows=rows)
             if filled is not None:
                 self.finish(plan, filled, self.slots(fill.blocks, plan.prefix_tokens, plan.stop))
         except Exception:
@@ -191,8 +190,8 @@ class BlockFiller(SlotFiller):
         self.failed_requests.add(fill.request_id)
         self.outcomes.pop(fill.request_id, None)
 
-    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
-        return settings.make_store(device)
+    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
+        return settings.make_store()
 
 
 class RankFiller(BlockFiller):
@@ -224,7 +223,7 @@ class RankFiller(BlockFiller):
         return report
 
     def fill_step(self, work: StepWork) -> None:
-        is_idle = not (work.num_tokens or work.fills or self._paced)
+        is_idle = not (work.num_tokens or work.fills or self._fills)
         if work.num_resets != self.num_resets and not is_idle:  # vLLM may sleep without weights
             self.num_resets = work.num_resets
             self._store.clear()
@@ -233,10 +232,7 @@ class RankFiller(BlockFiller):
         self._store.forget([self._own(key) for key in work.dropped])
         for key in (key for key, everywhere in work.dropped.items() if everywhere):
             self._store.discard(self._own(key))
-        for is_awaited in (True, False):  # a request's own before what is announced
-            wanted = {k: n for k, (n, awaited) in work.wanted.items() if awaited is is_awaited}
-            own = {self._own(key): num_tokens for key, num_tokens in wanted.items()}
-            self._store.prefetch(own, is_awaited=is_awaited)
+        self._store.prefetch({self._own(key): count for key, count in work.wanted.items()})
         self._loading.update(dict.fromkeys(work.wanted, False))
         awaited = [self._own(key) for key, is_late in self._loading.items() if not is_late]
         if is_idle and awaited and all(self._store.is_loading([own]) for own in awaited):
@@ -262,11 +258,11 @@ class RankFiller(BlockFiller):
         self.generation += 1
         self._report = self._new_report()
 
-    def _make_store(self, settings: EngineChunkSettings, device: torch.device) -> KVStore:
+    def _make_store(self, settings: EngineChunkSettings) -> KVStore:
         # The scheduler bounds the memory; twice as much leaves room for a step's chunks, and bounds
         # what is left of a report that got lost.
         doubled = settings.model_copy(update={"host_bytes": 2 * settings.host_bytes})
-        self._store = doubled.make_store(device)
+        self._store = doubled.make_store()
         return self._store
 
     def _new_report(self) -> RankReport:
@@ -298,8 +294,7 @@ class RankFiller(BlockFiller):
             stored = together(self.model.ranks, partial(self._find, fill.plan))
         except ChunkCacheError:
             self._fail(fill)
-            if fill.is_paced:
-                self.done_requests.add(fill.request_id)
+            self.done_requests.add(fill.request_id)
             return None
         return fill._replace(plan=replace(fill.plan, stored=stored))
 

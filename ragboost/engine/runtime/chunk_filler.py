@@ -13,7 +13,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.model.pace import Pace, Steps
 from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 from ragboost.engine.runtime.filling import COMPUTE_ERRORS, PromptFiller
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.errors import RagBoostError

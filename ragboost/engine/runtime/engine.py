@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from ragboost.cache_events import Event
 from ragboost.engine.runtime.request import EngineRequest
 from ragboost.engine.runtime.scheduler import Scheduler
-from ragboost.util.cache_events import Event
 
 _LOOK_AGAIN_S = 0.001
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import zmq
 
+from ragboost.cache_events import Event, EventBatch, encode_batch
 from ragboost.errors import ConfigError
-from ragboost.util.cache_events import Event, EventBatch, encode_batch
 
 logger = logging.getLogger(__name__)
 

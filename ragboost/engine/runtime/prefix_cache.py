@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 from ragboost.chunk_cache.eviction.lru import LRU
-from ragboost.util.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 
 _ROOT = b"ragboost-prefix-cache"
 

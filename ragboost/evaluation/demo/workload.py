@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ragboost.retrieval.word_search import WordSearch
+from ragboost.integrations.retrieval import BM25Retriever
 from ragboost.types import Document
 
 _FORMS = (
@@ -37,7 +37,7 @@ def make_workload(
     seed: int,
 ) -> Workload:
     """Draw questions, most of them about a few themes, as at a support desk."""
-    draw, search = random.Random(seed), WordSearch(documents)
+    draw, search = random.Random(seed), BM25Retriever(documents)
     themes: dict[str, list[Document]] = {}
     for document in documents:
         themes.setdefault(".".join(str(document.id).split(".")[:2]), []).append(document)

@@ -16,6 +16,7 @@ from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
+from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.influence import Influence
 from ragboost.chunk_cache.store.keys import Identity, behind_key, keys_of
@@ -61,7 +62,7 @@ def test_kv_behind_others_serves_there_and_kv_of_the_first_place_serves_in_that(
     for number in order:
         kv, is_first = ((behind, False), (first, True), (later, True))[number]
         key = library.slot(chunk, is_first=is_first)
-        if library.lacks(key, alone.tokens, is_first=is_first):
+        if library.lacks(key, alone.tokens, base=kv.base, is_exact=False, is_first=is_first):
             assert library.add(key, kv, is_first=is_first)
 
     bases = {}
@@ -88,6 +89,46 @@ def test_approximate_kv_replaces_no_exact_kv(adapter: ModelAdapter) -> None:
     found = library.find(key, alone.tokens)
     assert found is not None
     assert found.base == 20
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_exact_kv_replaces_approximate_kv_once(adapter: ModelAdapter, is_first: bool) -> None:
+    library = make_library(adapter)
+    blend = replace(exact_prefix(adapter, [3, 4, 5, 6]), base=9, exact_after=None)
+    exact = replace(blend, base=20, exact_after="digest")
+    key = library.slot(library.key(blend.tokens), is_first=is_first)
+    library.add(key, blend, is_first=is_first)
+
+    def lacks(kv: ChunkKV) -> bool:
+        is_exact = kv.exact_after is not None
+        return library.lacks(key, kv.tokens, base=kv.base, is_exact=is_exact, is_first=is_first)
+
+    assert not lacks(blend)
+    assert lacks(exact)
+    library.add(key, exact, is_first=is_first)
+    assert library.store.get(key) is exact
+    assert not lacks(exact)
+
+
+def test_exact_kv_replaces_approximate_kv_of_earlier_engines_on_disk(
+    adapter: ModelAdapter, tmp_path: Path
+) -> None:
+    alone = exact_prefix(adapter, [3, 4, 5, 6])
+    exact = replace(alone, base=20, length=24, exact_after="digest")
+    blend = replace(exact, exact_after=None)
+    for kv in (blend, exact):  # the second engine has not loaded what the first has stored
+        store = TieredStore(disk=DiskTier(tmp_path, capacity_bytes=1 << 24), waits=False)
+        library = ChunkLibrary.of(adapter, store, identity=IDENTITY)
+        key = behind_key(library.key(kv.tokens))
+        is_exact = kv.exact_after is not None
+        assert library.lacks(key, kv.tokens, base=20, is_exact=is_exact, is_first=False)
+        library.add(key, kv, is_first=False)
+        assert not library.lacks(key, kv.tokens, base=20, is_exact=is_exact, is_first=False)
+        store.close()
+
+    found = DiskTier(tmp_path, capacity_bytes=1 << 24).load(key)
+    assert found is not None
+    assert found.exact_after == "digest"
 
 
 def test_kv_of_other_frequencies_is_not_found(adapter: ModelAdapter) -> None:
@@ -152,7 +193,7 @@ def test_kv_computed_alone_comes_from_disk_where_only_that_is_reused(
         defaults=EngineChunkRequest(),
         measurable_tokens=1000,
     )
-    eventually(lambda: len(store.memory[0]) == len(chunks))
+    eventually(lambda: len(store.memory) == len(chunks))
     plan = plan_prompt(read.options, tokens, prefix_tokens=0, keys=read.keys, library=library)
     assert isinstance(plan, PromptPlan)
     assert [None if kv is None else kv.base for kv in plan.stored] == [len(system)] * len(chunks)

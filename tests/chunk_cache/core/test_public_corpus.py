@@ -38,7 +38,7 @@ def read(library: ChunkLibrary, *chunks: tuple[int, int], **entry: Any) -> Reusi
 
 def captured(request: ReusingRequest, library: ChunkLibrary, **given: Any) -> list[ChunkCapture]:
     exact_stop = given.get("exact_stop")
-    return request.take_captures(library, num_computed=60, exact_stop=exact_stop)
+    return request.take_captures(library, pass_start=0, num_computed=60, exact_stop=exact_stop)
 
 
 def test_a_document_is_public_only_if_it_was_computed_alone_and_exactly() -> None:
@@ -91,7 +91,9 @@ class Deployment:
         """Do what an engine does for a request with a document: load, find, and store."""
         key = self.library.key(tokens, tenant=tenant)
         self.store.prefetch({key: len(tokens)})
-        if self.find(tenant, tokens) is None or self.library.lacks(key, tokens, is_first=True):
+        if self.find(tenant, tokens) is None or self.library.lacks(
+            key, tokens, base=0, is_exact=True, is_first=True
+        ):
             self.add(tokens, tenant=tenant)
 
     def close(self) -> None:

@@ -19,13 +19,9 @@ from tests.eventually import eventually
         ({"hosts": 1}, "hosts"),
         ({"host_bytes": "4 GB"}, "host_bytes"),
         ({"host_bytes": True}, "host_bytes"),
-        ({"granularity": 0}, "granularity"),
-        ({"accelerator_bytes": -1}, "accelerator_bytes"),
+        ({"host_bytes": -1}, "host_bytes"),
         ({"ratio": 2}, "ratio"),
         ({"policy": "best"}, "best"),
-        ({"eviction": "fifo"}, "fifo"),
-        ({"eviction": "lacr"}, "lacr.*use heat or lru"),
-        ({"eviction": "next-use"}, "next-use.*use heat or lru"),
     ],
 )
 def test_a_wrong_setting_is_named(told: dict[str, Any], named: str) -> None:
@@ -36,11 +32,10 @@ def test_a_wrong_setting_is_named(told: dict[str, Any], named: str) -> None:
 def test_memory_for_kv_on_its_way_to_a_disk_counts_as_host_memory(tmp_path: Path) -> None:
     settings = EngineChunkSettings.read({"directory": str(tmp_path), "host_bytes": 4 << 30})
     store = settings.make_store()
-    assert store.memory[0].capacity_bytes == (4 << 30) - WRITE_BEHIND_BYTES
+    assert store.memory.capacity_bytes == (4 << 30) - WRITE_BEHIND_BYTES
     store.close()
-    only_memory = EngineChunkSettings.read({"host_bytes": 4 << 30, "accelerator_bytes": 1 << 20})
-    fast, slow = only_memory.make_store().memory
-    assert (fast.capacity_bytes, slow.capacity_bytes) == (1 << 20, 4 << 30)
+    only_memory = EngineChunkSettings.read({"host_bytes": 4 << 30}).make_store()
+    assert only_memory.memory.capacity_bytes == 4 << 30
 
 
 def test_a_store_with_a_directory_opens_again_with_its_chunks(tmp_path: Path) -> None:
@@ -61,8 +56,7 @@ def test_a_store_with_a_directory_opens_again_with_its_chunks(tmp_path: Path) ->
     assert found.tokens == (1, 2, 3)
 
 
-def test_an_accelerator_selects_blocks_unless_a_setting_says_otherwise() -> None:
+def test_an_accelerator_selects_blocks() -> None:
     cpu, gpu = (EngineChunkSettings.read({}, device=kind) for kind in ("cpu", "cuda"))
     assert (cpu.granularity, cpu.backend) == (1, "tiled")
     assert (gpu.granularity, gpu.backend) == (16, "varlen")
-    assert EngineChunkSettings.read({"granularity": 4}, device="cuda").granularity == 4

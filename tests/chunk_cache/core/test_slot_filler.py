@@ -78,5 +78,15 @@ def test_a_pass_is_one_sample_however_many_chunks_are_taken(
     assert filler.speed.computing.num_samples == 1
 
 
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_only_chunks_that_a_pass_has_computed_take_a_share_of_its_time(
+    adapter: ModelAdapter, is_timed: bool
+) -> None:
+    filler = make_filler(adapter)
+    filler.note_pass(4, began=time.perf_counter())
+    chunk = ChunkCapture("chunk", list(range(10)), 0, True, True, is_timed)
+    assert (filler.capture(chunk, torch.arange(10)).compute_s is not None) == is_timed
+
+
 def test_where_all_is_filled_nothing_is_measured(adapter: ModelAdapter) -> None:
     assert make_filler(adapter, "always").speed is None

@@ -12,7 +12,7 @@ from ragboost.chunk_cache.eviction import (
 )
 from ragboost.chunk_cache.eviction.heat import Heat, cooled, warmed
 from ragboost.chunk_cache.eviction.lacr import LACR, future_sums
-from ragboost.chunk_cache.eviction.next_use import NextUse
+from ragboost.chunk_cache.eviction.lru import NextUse
 from ragboost.errors import ChunkCacheError
 from research.eviction import POLICIES
 from research.eviction.lfu import NextUseLFU

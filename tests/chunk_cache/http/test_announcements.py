@@ -78,15 +78,15 @@ async def test_what_is_announced_is_loaded_as_the_request_will_want_it(
     library.store = store = TieredStore(disk=disk, waits=False)
     inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
     announcer = Announcer("e", num_inboxes=1)
-    announcer.send(CHUNKS, tenant="", namespace=[])
-    await asyncio.to_thread(eventually, lambda: len(store.memory[0]) == 2)
-    assert {key for key, _ in store.memory[0].items()} == {first, behind_key(second)}
+    announcer.send(CHUNKS, tenant="", namespace=[], replies_to=[("nobody", 1)])
+    await asyncio.to_thread(eventually, lambda: len(store.memory) == 2)
+    assert {key for key, _ in store.memory.items()} == {first, behind_key(second)}
     announcer.close()
     inbox.close()
     store.close()
 
 
-async def test_garbage_is_ignored_and_what_nobody_waits_for_is_loaded(
+async def test_garbage_is_ignored_and_what_comes_behind_it_is_loaded(
     library: ChunkLibrary, place: HungPlace
 ) -> None:
     place.may_answer.set()
@@ -95,8 +95,8 @@ async def test_garbage_is_ignored_and_what_nobody_waits_for_is_loaded(
     inbox = AnnouncementInbox("e", rank=0, library=lambda: library)
     announcer = Announcer("e", num_inboxes=1)
     announcer._sockets[0].send(b"\x00garbage")
-    announcer.send([[-1] * 20], tenant="", namespace=[])
-    announcer.send([[1, 2], CHUNKS[0]], tenant="", namespace=[None])
+    for chunks in ([[-1] * 20], [[1, 2], CHUNKS[0]]):
+        announcer.send(chunks, tenant="", namespace=[None], replies_to=[("nobody", 1)])
     await asyncio.to_thread(eventually, lambda: library.store.get(key) is not None)
     announcer.close()
     inbox.close()

@@ -396,23 +396,6 @@ def test_a_request_waits_in_front_of_an_engine_that_cannot_wait(
     assert len(plan_of(served)["chunks"]) == 3
 
 
-def test_chunks_are_on_their_way_before_the_engine_sees_the_request(
-    served: Served, place: HungPlace
-) -> None:
-    assert served.post(chat()).status_code == 200  # by an engine that asks for none
-    assert place.was_asked.acquire(timeout=DEADLINE_S)
-
-
-def test_the_chunks_of_a_request_to_come_are_loaded(served: Served, place: HungPlace) -> None:
-    answer = served.post(chat(), path=f"/chunk_prefetch{CHAT}")
-    assert (answer.status_code, answer.json()) == (202, {"chunks": 3})
-    assert place.was_asked.acquire(timeout=DEADLINE_S)
-    assert not served.engine.bodies
-    wrong = {**chat(), "ragboost": {"chunks": "all"}}
-    assert served.post(wrong, path=f"/chunk_prefetch{CHAT}").status_code == 400
-    assert served.post({}, path=f"/chunk_prefetch{CHAT}").json() == {"chunks": 0}
-
-
 def test_stored_chunks_are_listed_and_removed_over_http(served: Served, place: HungPlace) -> None:
     def ask(**store: Any) -> Any:
         body = chat(store=store)
@@ -456,16 +439,23 @@ def test_a_command_answers_for_each_document_in_its_order(served: Served, place:
     assert evict([(number, number + 1) for number in range(1001)]).status_code == 400
 
 
-@pytest.mark.parametrize("path", ["/chunk_store", f"/chunk_prefetch{CHAT}"])
 def test_stored_chunks_are_reached_with_the_servers_key_only(
-    served: Served, place: HungPlace, path: str
+    served: Served, place: HungPlace
 ) -> None:
+    path = "/chunk_store"
     place.may_answer.set()
     served.engine.key = "Bearer secret"
     assert served.post(chat(), path).status_code == 401
     assert served.post({"ragboost": {"store": 7}}, path).status_code == 401
     served.client.headers["authorization"] = "Bearer secret"
-    assert served.post(chat(), path).status_code in (200, 202)
+    assert served.post(chat(), path).status_code == 200
+
+
+def test_beam_search_whose_requests_have_no_plan_is_computed_exactly(served: Served) -> None:
+    fields = {**chat(), "use_beam_search": True, "n": 2}
+    assert served.post(fields).status_code == 200
+    assert served.engine.bodies == [fields]
+    assert served.exact("beam_search") == 1
 
 
 @pytest.mark.parametrize("token", [2**63, 2**70, -1])

@@ -11,6 +11,7 @@ from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selection.baseline import Random
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.errors import UnsupportedModelError
 from tests.chunk_cache.families import FAMILIES, build_adapter, build_model, flat, make_prompt
 from tests.chunk_cache.reference import full_reuse, ordinary, token_by_token
 
@@ -126,6 +127,22 @@ def test_the_self_test_passes(family: str) -> None:
     result = self_test(build_adapter(family))
 
     assert result.full_error < 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_self_test_passes_in_bfloat16(family: str) -> None:
+    self_test(ModelAdapter(build_model(family).to(torch.bfloat16)))
+
+
+def test_a_deep_model_may_round_as_much_as_its_own_values_do_and_no_more() -> None:
+    adapter = ModelAdapter(
+        build_model("glm4-partial-interleaved", num_hidden_layers=24).to(torch.bfloat16)
+    )
+    assert self_test(adapter).moved_error > 0.05
+
+    adapter.layouts = ("half",) * len(adapter.layouts)  # not this model's
+    with pytest.raises(UnsupportedModelError, match="moved_error is"):
+        self_test(adapter)
 
 
 def _logits(

@@ -16,8 +16,7 @@ from ragboost.chunk_cache.model.assemble import Assembly
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, MEASURED, POLICIES, make_policy
-from ragboost.chunk_cache.selection.hybrid import rank
-from ragboost.chunk_cache.selection.policy import budget, choose
+from ragboost.chunk_cache.selection.policy import budget, choose, rank
 from ragboost.chunk_cache.selection.view import QUESTION_ROWS, SelectionView
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import ChunkCacheError

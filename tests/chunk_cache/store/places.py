@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from ragboost.chunk_cache.eviction.lru import LRU
 from ragboost.chunk_cache.store.chunk import ChunkKV
@@ -85,7 +84,6 @@ def opened(kind: str, folder: Path) -> Iterator[OpenPlace]:
     if kind == "memory":
         yield lambda: MemoryTier(
             capacity_bytes=1 << 24,
-            device=torch.device("cpu"),
             policy=LRU(),
             clock=lambda: 0.0,
             on_evict=lambda key, chunk: None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.store import background, tiered
+from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.speeds import Speeds
@@ -76,7 +76,7 @@ def test_a_request_waits_for_what_is_left_while_its_chunks_arrive(
             may_arrive[key].wait()
             return make_chunk()
 
-    monkeypatch.setattr(tiered, "MAX_WAIT_S", 5.0)
+    monkeypatch.setattr(load_table, "MAX_WAIT_S", 5.0)
     now, speeds, chunks = [0.0], Speeds(), {"a": 6, "b": 6, "c": 6}
     may_arrive = {key: threading.Event() for key in chunks}
     speeds.computed(6, 1.0)
@@ -97,22 +97,20 @@ def test_a_request_waits_for_what_is_left_while_its_chunks_arrive(
     store.close()
 
 
-def test_a_request_waits_for_announced_chunks_from_its_own_arrival_on(
+def test_a_request_waits_as_long_as_computing_takes_and_later_ones_prolong_nothing(
     place: HungPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiered, "MIN_WAIT_S", 0.05)
+    monkeypatch.setattr(load_table, "MIN_WAIT_S", 0.05)
     now = [0.0]
     store = TieredStore(remote=place, waits=False, clock=lambda: now[0])
     store._tiers[0].speeds.computed(6, 1.0)
     place.chunks["a"] = make_chunk()
-    store.prefetch({"a": 6}, is_awaited=False)
-    for now[0] in (9.0, 9.9):
+    for now[0] in (0.0, 0.9):
         store.prefetch({"a": 6})
         assert store.is_loading(["a"]), "computing it takes a second"
-    now[0] = 10.1
-    store.prefetch({"a": 6}, is_awaited=False)
+    now[0] = 1.1
     store.prefetch({"a": 6})
-    assert not store.is_loading(["a"]), "what later requests ask for prolongs nothing"
+    assert not store.is_loading(["a"])
     place.may_answer.set()
     eventually(lambda: store.get("a") is not None)
     store.close()

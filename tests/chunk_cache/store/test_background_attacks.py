@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragboost.chunk_cache.store import background, tiered, workers
+from ragboost.chunk_cache.store import background, load_table, workers
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -261,7 +261,7 @@ def test_a_load_that_came_too_late_is_not_made_after_the_chunk_was_computed(
 def test_no_more_than_so_many_chunks_are_on_their_way(
     place: HungPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiered, "_MAX_LOADS", 10)
+    monkeypatch.setattr(load_table, "_MAX_LOADS", 10)
     place.chunks["last"] = make_chunk()
     store = TieredStore(remote=place, waits=False, clock=lambda: 0.0)
     for number in range(6):

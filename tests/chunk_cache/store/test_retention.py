@@ -41,7 +41,7 @@ def test_pins_never_take_more_than_half_of_the_memory() -> None:
     store.check_integrity()
     kept.evict("0")
     store.clear()
-    assert not store.memory[0].kept_bytes
+    assert not store.memory.kept_bytes
     assert not store.is_kept("1")
 
 

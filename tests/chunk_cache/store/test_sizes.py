@@ -48,7 +48,7 @@ def test_the_settings_it_prints_hold_the_corpus(tmp_path: Path) -> None:
             host_bytes=sizes.host_bytes_tiered, directory=str(tmp_path / "chunks")
         )
         store = settings.make_store()
-        assert store.memory[0].capacity_bytes >= sizes.memory_bytes
+        assert store.memory.capacity_bytes >= sizes.memory_bytes
         store.close()
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ragboost.chunk_cache.store import background, tiered
+from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import StoreUnavailableError
@@ -62,8 +62,8 @@ def time(monkeypatch: pytest.MonkeyPatch) -> VirtualThreads:
     virtual = VirtualThreads()
     monkeypatch.setattr(background, "time", virtual)
     monkeypatch.setattr(background, "Workers", virtual.workers)
-    monkeypatch.setattr(tiered, "MIN_WAIT_S", 0.05)
-    monkeypatch.setattr(tiered, "MAX_WAIT_S", 5.0)
+    monkeypatch.setattr(load_table, "MIN_WAIT_S", 0.05)
+    monkeypatch.setattr(load_table, "MAX_WAIT_S", 5.0)
     return virtual
 
 
@@ -85,7 +85,7 @@ def run(time: VirtualThreads, answer: Answer, *, num_requests: int = 200) -> Sha
     waited, computed, hits = list[float](), list[float](), list[float]()
     for _ in range(num_requests):
         keys = choice.sample(sorted(chunks), PER_REQUEST)
-        asked_at, in_memory = time.now, {key for key in keys if key in store.memory[0]}
+        asked_at, in_memory = time.now, {key for key in keys if key in store.memory}
         store.prefetch(dict.fromkeys(keys, TOKENS))
         while time.next_at and store.is_loading(keys):
             time.advance(0.002)

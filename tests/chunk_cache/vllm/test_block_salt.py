@@ -3,7 +3,10 @@
 import hashlib
 from collections.abc import Callable
 
-from ragboost.chunk_cache.vllm.compat import BlockSalt
+import pytest
+
+from ragboost.chunk_cache.vllm.compat import BlockSalt, Hasher, check_salting
+from ragboost.errors import ChunkCacheError
 
 SIZE = 4
 
@@ -121,3 +124,31 @@ def test_a_salt_over_another_one_gives_that_back() -> None:
     earlier.remove()
 
     assert request.block_hashes == salted
+
+
+class HashingRequest:
+    """A request that asks the hasher of this name for the hashes of its blocks."""
+
+    asked = "_block_hasher"
+
+    def __init__(self, tokens: list[int], hasher: Hasher) -> None:
+        self.all_token_ids, self.block_hashes = list(tokens), list[bytes]()
+        self._block_hasher = self._hasher = hasher
+        self.update_block_hashes()
+
+    def update_block_hashes(self) -> None:
+        self.block_hashes.extend(getattr(self, self.asked)(self))
+
+
+def test_requests_that_hash_as_they_are_told_pass_the_check() -> None:
+    check_salting(HashingRequest)
+
+
+def test_reuse_stays_off_where_requests_keep_their_hasher_elsewhere() -> None:
+    """Approximate blocks would have the hashes of exact ones."""
+
+    class Moved(HashingRequest):
+        asked = "_hasher"
+
+    with pytest.raises(ChunkCacheError, match="does not hash the blocks"):
+        check_salting(Moved)

@@ -7,18 +7,14 @@ import torch
 
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.keys import keys_of
 from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
 from ragboost.chunk_cache.vllm.data import (
     CapturedChunk,
     ListedChunk,
     RankHello,
     RankReport,
-    WantedChunk,
 )
-from tests.eventually import eventually
 
 TOKENS = 16
 KV_BYTES = 2 * 4 * TOKENS * 8  # keys and values of one layer, one head, float32
@@ -26,8 +22,8 @@ SIZE = 2
 HELLO = RankHello(None, num_layers=1, regime="r", weights="w")
 
 
-def make_catalogue(*, chunks: int = 4, remote: str = "", eviction: str = "lru") -> RankCatalogue:
-    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, eviction=eviction, remote=remote)
+def make_catalogue(*, chunks: int = 4, remote: str = "") -> RankCatalogue:
+    settings = EngineChunkSettings(host_bytes=chunks * KV_BYTES, remote=remote)
     return RankCatalogue(HELLO, size=SIZE, block_size=16, settings=settings)
 
 
@@ -144,7 +140,7 @@ def test_a_chunk_that_all_ranks_have_loaded_is_listed() -> None:
     catalogue = make_catalogue(remote="redis://h:1")
     chunk, store = make_chunk(catalogue, 0), catalogue.library.store
     store.prefetch({chunk.key: TOKENS})
-    assert catalogue.take_wanted() == {chunk.key: (TOKENS, True)}
+    assert catalogue.take_wanted() == {chunk.key: TOKENS}
     store.prefetch({chunk.key: TOKENS})
     assert catalogue.take_wanted() == {}, "they are on it"
     for _ in range(2):
@@ -190,7 +186,7 @@ def test_a_chunk_that_is_late_on_one_rank_is_there_for_the_next_request() -> Non
 
 
 def test_a_chunk_that_was_loaded_stays_until_its_request_uses_it() -> None:
-    catalogue = make_catalogue(chunks=2, remote="redis://h:1", eviction="heat")
+    catalogue = make_catalogue(chunks=2, remote="redis://h:1")
     chunks = [make_chunk(catalogue, number) for number in range(4)]
     take(catalogue, captured(*chunks[:2]), captured(*chunks[:2]))
     assert all(listed(catalogue, chunk) for chunk in chunks[:2])
@@ -208,36 +204,11 @@ def test_ranks_without_a_disk_or_a_remote_store_load_nothing() -> None:
     assert not catalogue.library.store.is_loading(["a"])
 
 
-def test_chunks_that_another_thread_announces_are_wanted_with_the_next_step() -> None:
+def test_chunks_asked_for_between_two_steps_are_bounded() -> None:
     catalogue = make_catalogue(remote="redis://h:1")
-    chunk, store = make_chunk(catalogue, 0), catalogue.library.store
-    inbox = AnnouncementInbox("ranks", rank=0, library=lambda: catalogue.library)
-    announcer = Announcer("ranks", num_inboxes=1)
-    announcer.send([chunk.tokens], tenant="", namespace=[None])
-    wanted: dict[str, WantedChunk] = {}
-    eventually(lambda: wanted.update(catalogue.take_wanted()) or wanted)
-    announcer.close()
-    inbox.close()
-    assert wanted == dict.fromkeys(keys_of(chunk.key), (TOKENS, False))
-    take(catalogue, RankReport(late={chunk.key}))
-    store.prefetch({chunk.key: TOKENS})
-    assert store.is_loading([chunk.key]), "a request that comes meanwhile waits for it"
-    assert catalogue.take_wanted() == {chunk.key: (TOKENS, True)}, "and the ranks know"
-    take(catalogue, loaded(chunk), loaded(chunk, rank=1))
-    assert listed(catalogue, chunk) == chunk
-
-
-def test_announcements_to_an_idle_engine_are_bounded() -> None:
-    """Else the step of the next request begins thousands of loads, and its own are the last."""
-    catalogue = make_catalogue(remote="redis://h:1")
-    store = catalogue.library.store
-    for first in range(0, 1 << 17, 1 << 12):
-        chunks = {str(first + n): TOKENS for n in range(1 << 12)}
-        store.prefetch(chunks, is_awaited=False)
-    store.prefetch({f"own {n}": TOKENS for n in range(1 << 12)})
-    wanted = [*catalogue.take_wanted()]
-    assert wanted[: 1 << 12] == [f"own {n}" for n in range(1 << 12)]
-    assert wanted[1 << 12 :] == [str((1 << 17) - (1 << 10) + n) for n in range(1 << 10)], "latest"
+    for number in range(1 << 15):
+        catalogue.library.store.prefetch({str(number): TOKENS})
+    assert len(catalogue.take_wanted()) == 1 << 14
 
 
 def test_after_a_reset_keys_are_shared_once_the_ranks_have_looked_at_their_weights() -> None:

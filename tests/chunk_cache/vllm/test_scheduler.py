@@ -8,17 +8,16 @@ import pytest
 
 from ragboost.chunk_cache.core.fill import fill_steps
 from ragboost.chunk_cache.core.prompt_plan import plan_prompt
-from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import at_once
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S, TieredStore
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
+from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm import scheduler
 from ragboost.chunk_cache.vllm.data import StepWork
 from ragboost.chunk_cache.vllm.scheduler import ChunkScheduler
 from tests.chunk_cache.families import build_adapter, make_prompt
-from tests.chunk_cache.prompts import IDENTITY, exact_prefix, learn, make_library, make_request
+from tests.chunk_cache.prompts import exact_prefix, learn, make_library, make_request
 from tests.chunk_cache.store.places import HungPlace
 from tests.chunk_cache.vllm.test_block_salt import SIZE, Request
 from tests.eventually import eventually
@@ -47,7 +46,7 @@ class EngineRequest(Request):
 class Bench:
     """A scheduler, and requests of a prompt whose chunks may be stored."""
 
-    def __init__(self, adapter: ModelAdapter, *, is_async: bool = False) -> None:
+    def __init__(self, adapter: ModelAdapter) -> None:
         self.adapter, self.library = adapter, make_library(adapter)
         self.system, self.chunks, self.question = make_prompt()
         self.worker: Any = SimpleNamespace(
@@ -64,7 +63,7 @@ class Bench:
             outcomes={},
             failed_requests=set(),
         )
-        limits = SimpleNamespace(max_num_batched_tokens=1000, async_scheduling=is_async)
+        limits = SimpleNamespace(max_num_batched_tokens=1000)
         config = SimpleNamespace(scheduler_config=limits)
         self.scheduler = ChunkScheduler(self.worker, config, settings=EngineChunkSettings())
         self.scheduler.cache_manager = SimpleNamespace(get_block_ids=lambda _: [list(range(1000))])
@@ -75,9 +74,9 @@ class Bench:
     def learn(self, chunks: list[list[int]]) -> None:
         learn(self.library, self.adapter, self.system, chunks)
 
-    def request(self, **fields: Any) -> EngineRequest:
+    def request(self, *, reply_to: Any = None, **fields: Any) -> EngineRequest:
         request, tokens = make_request(self.system, self.chunks, self.question)
-        told = {"version": 1, "chunks": request.chunks, "ratio": 0.0}
+        told = {"version": 1, "chunks": request.chunks, "ratio": 0.0, "reply_to": reply_to}
         found = EngineRequest(tokens, told, **fields)
         self.scheduler.add(found)
         return found
@@ -150,6 +149,32 @@ def test_a_request_that_was_filled_reports_it(bench: Bench) -> None:
     assert "reason" not in told
 
 
+@pytest.mark.parametrize("is_first_to_end", [False, True])
+def test_choices_of_one_answer_report_their_prompt_as_it_was_filled(
+    bench: Bench, is_first_to_end: bool
+) -> None:
+    """They share its blocks; a later request with that prompt says that it reused them."""
+    bench.learn(bench.chunks)
+    requests = [bench.request(number=name, reply_to=["inbox", 7]) for name in ("0_a", "1_a")]
+    later = bench.request(number="b", reply_to=["inbox", 8])
+    held = len(later.tokens) // SIZE * SIZE
+    bench.fill(bench.schedule(requests[0]))
+    for other in (requests[1], later):
+        bench.schedule(other, held=held)
+
+    told = [bench.finish(request) for request in requests[:: -1 if is_first_to_end else 1]]
+
+    assert told[0] == told[1]
+    assert told[0]["computed"] == len(later.tokens) - told[0]["exact"] - told[0]["reused"]
+    assert bench.finish(later)["reused"] > told[0]["reused"]
+
+
+def test_only_passes_that_compute_prompts_are_samples_of_their_speed(bench: Bench) -> None:
+    steps = [{"a": 40}, {"a": 1, "b": 1}, {"a": 40, "b": 1}, {"a": 3, "b": 1, "c": 1, "d": 1}]
+    works = [bench.scheduler.next_step(step) for step in steps]
+    assert [work.is_prefill for work in works] == [True, False, True, False]
+
+
 def test_a_preempted_request_that_finds_its_own_blocks_reports_them_once(bench: Bench) -> None:
     bench.learn(bench.chunks)
     request = bench.request()
@@ -185,20 +210,17 @@ def test_a_prompt_that_is_computed_faster_is_not_filled(bench: Bench) -> None:
     assert (work.fills, told["reused"], told["reason"]) == ([], 0, "slower")
 
 
-def test_where_steps_overlap_a_request_waits_until_its_filling_has_not_failed(
-    adapter: ModelAdapter,
-) -> None:
-    bench = Bench(adapter, is_async=True)
+def test_a_request_waits_while_its_prompt_is_filled(bench: Bench) -> None:
     bench.learn(bench.chunks)
     request = bench.request()
 
     match = bench.scheduler.match(request, 0)
 
     assert match.num_tokens
-    assert match.is_paced
+    assert match.is_filled
     bench.scheduler.allocated(request, match.num_tokens)
     work = bench.scheduler.next_step({})
-    assert [fill.is_paced for fill in work.fills] == [True]
+    assert [fill.request_id for fill in work.fills] == [request.request_id]
     assert work.rows > 0
 
 
@@ -228,6 +250,21 @@ def test_chunks_behind_a_filled_one_are_captured(bench: Bench) -> None:
     assert work.captures[0].request_id == request.request_id
 
 
+def test_what_is_stored_is_not_copied_again_and_what_was_cached_has_no_time(bench: Bench) -> None:
+    first = bench.request()
+    cached = bench.request(number="b").prompt_token_ids
+    held = len(cached) // SIZE * SIZE
+    (chunk, *_) = bench.schedule(first).captures
+    assert chunk.chunk.is_timed
+    (chunk, *_) = bench.schedule(bench.request(number="c"), held=held).captures
+    assert not chunk.chunk.is_timed, "the pass has not computed it"
+
+    bench.learn(bench.chunks)
+
+    captures = bench.schedule(bench.request(number="d"), held=held).captures
+    assert not any(capture.chunk.is_first for capture in captures)
+
+
 def test_nothing_is_captured_in_later_steps_of_a_request_whose_filling_failed(
     bench: Bench,
 ) -> None:
@@ -251,50 +288,6 @@ def test_namespaces_of_vllm_have_stored_chunks_of_their_own(bench: Bench) -> Non
 
     assert bench.scheduler.match(shared, 0).num_tokens
     assert bench.scheduler.match(salted, 0).num_tokens == 0
-
-
-def plain_request(bench: Bench, *, number: str = "plain") -> EngineRequest:
-    """A request without chunks that begins as those of the bench do, in full blocks."""
-    _, tokens = make_request(bench.system, bench.chunks, bench.question)
-    request = EngineRequest(tokens[: 2 * SIZE], None, number=number)
-    bench.scheduler.add(request)
-    return request
-
-
-def test_a_request_waits_for_cached_blocks_that_are_not_computed(bench: Bench) -> None:
-    bench.learn(bench.chunks)
-    first, request = plain_request(bench), bench.request()
-
-    bench.scheduler.allocated(first, 0)  # vLLM hashes its blocks before the pass that fills them
-    assert bench.scheduler.match(request, SIZE).num_tokens is None
-    bench.scheduler.next_step({first.request_id: SIZE})
-    first.num_computed_tokens = SIZE
-    assert bench.scheduler.match(request, 2 * SIZE).num_tokens is None
-    bench.scheduler.next_step({first.request_id: SIZE})
-    first.num_computed_tokens = 2 * SIZE
-
-    assert bench.scheduler.match(request, 2 * SIZE).num_tokens
-
-
-def test_a_request_does_not_wait_for_blocks_that_nobody_computes(bench: Bench) -> None:
-    bench.learn(bench.chunks)
-    preempted, ended = plain_request(bench), plain_request(bench, number="c")
-
-    for one in (preempted, ended):
-        bench.scheduler.allocated(one, 0)
-    preempted.status = SimpleNamespace(name="PREEMPTED")
-    bench.scheduler.finish(ended)
-    request = bench.request()
-
-    assert bench.scheduler.match(request, SIZE).num_tokens
-
-
-def test_a_request_that_reuses_nothing_waits_for_no_blocks(bench: Bench) -> None:
-    first, request = plain_request(bench), bench.request()
-
-    bench.scheduler.allocated(first, 0)
-
-    assert bench.scheduler.match(request, SIZE).num_tokens == 0
 
 
 def test_a_reset_forgets_what_is_stored_and_what_was_planned(bench: Bench) -> None:
@@ -373,37 +366,6 @@ def test_asking_for_a_request_leaves_nothing_unless_it_is_scheduled(bench: Bench
     assert bench.schedule(request).fills
 
 
-def test_asking_spends_nothing_of_a_step_and_being_scheduled_does(bench: Bench) -> None:
-    first, second = bench.request(), bench.request(number="b", cache_salt="b")
-    bench.learn(bench.chunks)
-    learn_as(bench, second)
-    cost = planned_cost(bench, first)
-    bench.scheduler._budget = StepBudget(cost)
-
-    for request in (first, second):
-        assert bench.scheduler.match(request, 0).num_tokens
-    bench.scheduler.allocated(first, bench.scheduler.match(first, 0).num_tokens or 0)
-    assert bench.scheduler.match(second, 0).num_tokens is None
-    bench.scheduler.next_step({})
-
-    assert bench.scheduler.match(second, 0).num_tokens
-
-
-def planned_cost(bench: Bench, request: EngineRequest) -> int:
-    plan = bench.scheduler._plan(bench.scheduler._tracked[request.request_id], 0)
-    assert not isinstance(plan, str)
-    return plan.num_to_compute(bench.adapter.num_layers)
-
-
-def learn_as(bench: Bench, request: EngineRequest) -> None:
-    """Store the chunks of a request in its own namespace."""
-    keys = bench.scheduler._tracked[request.request_id].asked.keys
-    own = ChunkReuse(bench.adapter, TieredStore(), identity=IDENTITY, backend=None)
-    for number, key in keys.items():
-        kv = own.plain(bench.system, bench.chunks[number])
-        bench.library.add(key, kv, is_first=True)
-
-
 def test_only_the_last_answer_of_a_step_salts_blocks(bench: Bench) -> None:
     bench.learn(bench.chunks)
     request = bench.request()
@@ -422,7 +384,7 @@ def test_a_request_whose_chunks_are_on_their_way_is_asked_for_again(adapter: Mod
     bench.learn(bench.chunks)
     memory = bench.library.store
     assert isinstance(memory, TieredStore)
-    place.chunks |= dict(memory.memory[0].items())
+    place.chunks |= dict(memory.memory.items())
     bench.library.store = TieredStore(remote=place, waits=False)
     request = bench.request()
     other = EngineRequest([1] * 40, None, number="b")

@@ -16,7 +16,7 @@ from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.store import background, tiered
+from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity, tokens_digest
 from ragboost.chunk_cache.store.tiered import TieredStore
@@ -113,9 +113,7 @@ class World:
         votes, barrier = [True, True], threading.Barrier(2)
         self.ranks = [kind(TwoRanks(n, votes, barrier), self.places[n], time) for n in range(2)]
         self.barrier = barrier
-        settings = EngineChunkSettings(
-            host_bytes=IN_MEMORY * KV_BYTES, eviction="lru", remote="redis://h:1"
-        )
+        settings = EngineChunkSettings(host_bytes=IN_MEMORY * KV_BYTES, remote="redis://h:1")
         self.weights = [0]
         for rank in self.ranks:
             rank.weights = self.weights
@@ -124,6 +122,7 @@ class World:
         self.waiting: dict[str, Any] = {}
         self.reports: list[RankReport] = []
         self.counts, self.longest = Counter[str](), 0.0
+        self.orders: dict[str, PromptFill] = {}
         self.lost_share = 0.0  # of reports; as many arrive twice
 
     def own(self, number: int) -> list[int]:
@@ -160,18 +159,20 @@ class World:
             blocks = [100 * int(request_id) + block for block in range(20)]
             if any(found.values()):
                 plan: Any = Plan(request_id, tuple(found.values()), len(tokens))
-                work.fills.append(PromptFill(request_id, plan, blocks, False))
+                work.fills.append(PromptFill(request_id, plan, blocks))
             for number, (key, (start, _)) in enumerate(chunks.items()):
                 if found[key] is None:
                     prompt = tokens[: start + TOKENS]
                     chunk = ChunkCapture(key, prompt, start, number == 0, number == 0)
                     work.captures.append(BlockCapture(request_id, chunk, blocks))
             work.num_tokens += len(tokens)
+        self.orders.update((fill.request_id, fill) for fill in work.fills)
+        work.rows = 1 << 20
         work.dropped, work.wanted = self.catalogue.take_dropped(), self.catalogue.take_wanted()
         work.num_resets, work.generation = self.catalogue.num_resets, self.catalogue.generation
         assert self.time.next_at
         reports = self._run(work)
-        self._check(work)
+        self._check()
         for report in reports:
             chance = self.choice.random()
             times = 0 if chance < self.lost_share else 2 if chance < 2 * self.lost_share else 1
@@ -204,20 +205,21 @@ class World:
             return [report for report in reports if report is not None]
         return [first.merged(second)]
 
-    def _check(self, work: StepWork) -> None:
+    def _check(self) -> None:
         one, other = self.ranks
         assert one.failed_requests == other.failed_requests
         assert one.filled.keys() == other.filled.keys()
-        for fill in work.fills if one.filled else ():
-            for rank in self.ranks:
-                plan = rank.filled.get(fill.request_id)
-                for kv, listed in zip(plan.stored, fill.plan.stored, strict=True) if plan else ():
+        for rank in self.ranks:
+            for request_id, plan in rank.filled.items():
+                listed_chunks = self.orders[request_id].plan.stored
+                for kv, listed in zip(plan.stored, listed_chunks, strict=True):
                     assert (kv is None) == (listed is None)
                     if kv is not None and listed is not None:
                         assert kv.tokens == listed.tokens
                         assert (kv.base, kv.exact_after) == (listed.base, listed.exact_after)
                         assert kv.layers[0][0].unique().tolist() == [rank.value]
         self.counts["failed"] += len(one.failed_requests)
+        self.counts["filled"] += len(one.filled)
         for rank in self.ranks:
             rank.filled.clear()
             rank.failed_requests.clear()
@@ -304,7 +306,7 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
     monkeypatch.setattr(background, "time", time)
     monkeypatch.setattr(background, "Workers", time.workers)
     monkeypatch.setattr(catalogue, "time", time)
-    monkeypatch.setattr(tiered, "MIN_WAIT_S", 0.05)
+    monkeypatch.setattr(load_table, "MIN_WAIT_S", 0.05)
     world = World(kind, time, seed)
     world.lost_share = lost_share
     choice = world.choice
@@ -312,11 +314,6 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
         chance = choice.random()
         if chance < 0.2:
             world.arrive(choice.sample(range(NUM_CHUNKS), choice.randint(1, 4)))
-        elif chance < 0.21:  # announced; some of these are nowhere
-            own = [*map(world.own, choice.sample(range(2 * NUM_CHUNKS), 20))]
-            library = world.catalogue.library
-            keys = dict.fromkeys((library.key(each) for each in own), TOKENS)
-            library.store.prefetch(keys, is_awaited=False)
         elif chance < 0.215:
             world.reset()
         elif chance < 0.23 and world.waiting:
@@ -330,6 +327,7 @@ def test_ranks_agree_whatever_their_places_do_and_load_again_afterwards(
             time.advance(choice.choice([0.1, 1.0, 6.0]))
         world.step()
     assert world.counts["hits"]
+    assert world.counts["filled"]
     for place in world.places:
         place.mode, place.damaged = "well", 0.0
     world.lost_share = 0.0

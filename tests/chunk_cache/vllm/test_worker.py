@@ -21,7 +21,6 @@ from ragboost.chunk_cache.vllm.data import (
     PromptFill,
     RankReport,
     StepWork,
-    WantedChunk,
 )
 from tests.chunk_cache.store.chunks import make_chunk
 from tests.chunk_cache.store.places import HungPlace
@@ -69,7 +68,7 @@ def filler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             self.model = SimpleNamespace(ranks=ONE_RANK, device=torch.device("cpu"))
             self.block_size = BLOCK
             self.outcomes, self.failed_blocks, self.failed_requests = {}, set(), set()
-            self.done_requests, self._paced, self._steps = set(), {}, None
+            self.done_requests, self._fills, self._steps = set(), {}, None
             self.num_layers, self._pass_began, self._pass_tokens = 1, 0.0, 0
 
         def begin(self, plan: Any, prefix_slots: torch.Tensor) -> Any:
@@ -117,7 +116,6 @@ def fill(
     blocks: list[int],
     *,
     fails: bool = False,
-    is_paced: bool = False,
 ) -> Any:
     stop = len(blocks) * BLOCK
     plan: Any = SimpleNamespace(
@@ -126,28 +124,35 @@ def fill(
         fails=fails,
         num_to_compute=lambda num_layers: stop - prefix_tokens,
     )
-    return PromptFill(request_id, plan, blocks, is_paced)
+    return PromptFill(request_id, plan, blocks)
 
 
-def test_a_filling_that_would_read_blocks_of_a_failed_one_fails_too(filler: Any) -> None:
-    fills = [
-        fill("a", 0, [1, 2], fails=True),
-        fill("b", 2 * BLOCK, [1, 2, 3]),  # in the same step it has found the blocks of a
-        fill("c", 3 * BLOCK, [1, 2, 3, 4]),
-        fill("d", 1 * BLOCK, [7, 8]),
-    ]
+def test_a_filling_begins_after_the_pass_of_the_step_that_orders_it(filler: Any) -> None:
+    """vLLM hashes blocks when it schedules them: the pass may compute those that they share."""
+    filler.fill_step(StepWork(fills=[fill("a", BLOCK, [1, 2])], rows=100))
+    assert (filler.outcomes, filler.done_requests) == ({}, set())
 
-    filler.fill_step(StepWork(fills=fills))
-
-    assert filler.failed_requests == {"a", "b", "c"}
-    assert filler.failed_blocks == {1, 2, 3, 4}
-    assert set(filler.outcomes) == {"d"}
+    filler.fill_step(StepWork(rows=100))
+    assert (set(filler.outcomes), filler.done_requests) == ({"a"}, {"a"})
 
 
-def test_requests_that_wait_are_filled_in_one_step_as_long_as_it_has_rows(filler: Any) -> None:
-    fills = [fill(name, 0, [number, 9], is_paced=True) for number, name in enumerate("abcd")]
+def test_a_filling_that_fails_ends_and_only_its_own_blocks_are_computed(filler: Any) -> None:
+    fills = [fill("a", BLOCK, [1, 2, 3], fails=True), fill("b", BLOCK, [1, 4])]
 
-    filler.fill_step(StepWork(fills=fills, rows=2 * BLOCK + 1))
+    for work in (StepWork(fills=fills), StepWork(rows=100)):
+        filler.fill_step(work)
+
+    assert filler.failed_requests == {"a"}
+    assert filler.failed_blocks == {2, 3}
+    assert filler.done_requests == {"a", "b"}
+    assert set(filler.outcomes) == {"b"}
+
+
+def test_requests_are_filled_in_one_step_as_long_as_it_has_rows(filler: Any) -> None:
+    fills = [fill(name, 0, [number, 9]) for number, name in enumerate("abcd")]
+    filler.fill_step(StepWork(fills=fills, rows=100))
+
+    filler.fill_step(StepWork(rows=2 * BLOCK + 1))
     assert filler.done_requests == {"a", "b"}
 
     filler.fill_step(StepWork(rows=4 * BLOCK))
@@ -190,7 +195,7 @@ def test_a_step_without_tokens_ends_when_a_chunk_has_been_loaded(
     from ragboost.chunk_cache.vllm import worker
 
     def step() -> None:
-        rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}))
+        rank.fill_step(StepWork(wanted={"a": 6}))
         reports.append(rank.take_report())
 
     reports: list[RankReport | None] = []
@@ -208,7 +213,7 @@ def test_a_step_of_running_requests_waits_for_no_load(
     rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank._store, "wait_for_load", None)
-    rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}, num_tokens=1))
+    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None
 
 
@@ -216,9 +221,9 @@ def test_a_load_that_is_late_is_reported_as_that_once_and_goes_on(
     rank: Any, place: HungPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(rank._store, "_clock", lambda: now[0])
+    monkeypatch.setattr(rank._store._loads, "_clock", lambda: now[0])
     place.chunks["a-0"] = make_chunk()
-    rank.fill_step(StepWork(wanted={"a": WantedChunk(6, True)}, num_tokens=1))
+    rank.fill_step(StepWork(wanted={"a": 6}, num_tokens=1))
     assert rank.take_report() is None
     now[0] = 1e6
     assert rank.take_report().late == {"a"}
@@ -233,7 +238,7 @@ def test_a_chunk_that_is_evicted_and_asked_for_in_one_step_is_loaded(
 ) -> None:
     place.may_answer.set()
     place.chunks["a-0"] = make_chunk()
-    wanted = {"a": WantedChunk(6, True)}
+    wanted = {"a": 6}
     rank.fill_step(StepWork(wanted=wanted, num_tokens=1))
     assert [*eventually(rank.take_report).loaded] == [(0, "a")]
     rank.fill_step(StepWork(dropped={"a": False}, wanted=wanted, num_tokens=1))

@@ -322,7 +322,6 @@ def test_a_calibration_decides_policy_and_ratio_for_its_model_alone(tmp_path: Pa
     [
         ("policy", "best", r"engine\.chunks: policy must be one of full, reuse"),
         ("ratio", 2, r"engine\.chunks: ratio must be less than or equal to 1"),
-        ("backend", "fast", r"engine\.chunks: unknown attention backend 'fast'"),
         ("directroy", "kv", r"engine\.chunks: directroy is unknown"),
         (
             "public_key",

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import zmq
 
+from ragboost.cache_events import AllBlocksCleared
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.engine.runtime.prefix_cache import BlockCache
 from ragboost.errors import ConfigError
-from ragboost.util.cache_events import AllBlocksCleared
 from tests.engine.conftest import MODEL, Served
 
 KEYS = [bytes(24) + b"\xff" * 8, bytes(24) + b"\x00\x00\x00\x00\x00\x00\x00\x07"]

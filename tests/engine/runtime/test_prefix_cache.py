@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
 from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.engine.runtime.prefix_cache import (
     BlockCache,
@@ -11,7 +12,6 @@ from ragboost.engine.runtime.prefix_cache import (
     block_key,
     event_hash,
 )
-from ragboost.util.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
 from research.eviction import POLICIES
 
 BLOCK_SIZE = 2

@@ -318,7 +318,7 @@ def test_stored_chunks_are_bounded_and_evicted_ones_computed(loaded: LoadedModel
     store = engine.chunk_filler.reuse.store
     assert isinstance(store, TieredStore)
     store.check_integrity()
-    assert store.memory[0].size_bytes <= 110 * bytes_per_token
+    assert store.memory.size_bytes <= 110 * bytes_per_token
     sources = Request(engine, parts_of([3, 2, 1], question=3), reuse=approx()).sources()
     assert sum(sources) == 152
     assert sources[3] >= 40 + 12

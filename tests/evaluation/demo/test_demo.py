@@ -18,8 +18,6 @@ from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers
 from ragboost.evaluation.demo.workload import make_workload
 from ragboost.evaluation.streamed_answer import StreamedAnswer
 from ragboost.requests.wires.usage import Usage
-from ragboost.retrieval.word_search import WordSearch
-from ragboost.types import Document
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,16 +61,6 @@ def test_the_summary_counts_what_the_engine_reported() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(table("Sessions", result))
     assert "2.50x" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_rare_words_and_short_documents_count_more_and_ties_keep_the_order() -> None:
-    texts = ("the lease the rent", "the lease", "the rent", "the Lease of a flat", "the bins")
-    documents = [Document(text, id=str(at)) for at, text in enumerate(texts)]
-    search = WordSearch(documents)
-    assert [each.id for each in search.retrieve("LEASE", 3)] == ["1", "0", "3"]
-    assert [each.id for each in search.retrieve("the bins", 2)] == ["4", "0"]
-    assert [each.id for each in search.retrieve("nothing", 2)] == ["0", "1"]
-    assert len(search.retrieve("the", 9)) == 5
 
 
 def test_without_pytorch_the_demo_is_simulated_says_so_and_ends_with_a_picture() -> None:

@@ -8,11 +8,11 @@ import httpx
 import msgspec
 import pytest
 
+from ragboost.cache_events import BlockStored
 from ragboost.engine_hooks.reporter import KEY_VARIABLE, URL_VARIABLE, make_reporter
 from ragboost.engine_hooks.reports import REPORT_PATH, Report, encode
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
-from ragboost.util.cache_events import BlockStored
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from ragboost.cache_events import BlockStored, EventBatch, encode_batch
 from ragboost.config import Settings
 from ragboost.engine_hooks.reports import Report, encode
 from ragboost.proxy.upstream.backends import Backends
-from ragboost.util.cache_events import BlockStored, EventBatch, encode_batch
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings

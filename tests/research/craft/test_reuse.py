@@ -148,7 +148,7 @@ def test_dropped_versions_take_their_kv_with_them(adapter: ModelAdapter) -> None
     for order in ([A, B], [C, D], [B, A]):
         craft.prefill(SYSTEM, order, QUESTION)
     assert len(variants) == 2
-    assert len(store.memory[0]) == 3  # the system prompt, and two versions
+    assert len(store.memory) == 3  # the system prompt, and two versions
     store.check_integrity()
 
 

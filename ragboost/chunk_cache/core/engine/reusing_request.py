@@ -15,7 +15,7 @@ from ragboost.chunk_cache.core.request import (
     read_request,
 )
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
-from ragboost.chunk_cache.store.tiered import MAX_WAIT_S
+from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 
 
 class ChunkCapture(NamedTuple):
@@ -26,6 +26,7 @@ class ChunkCapture(NamedTuple):
     start: int  # position of the chunk
     is_exact: bool  # its KV equals that of an ordinary prefill
     is_first: bool  # no other chunk precedes it
+    is_timed: bool = False  # the engine's last pass has computed all of it
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +95,15 @@ class ReusingRequest:
         self.uncaptured.difference_update(filled)
 
     def take_captures(
-        self, library: ChunkLibrary, *, num_computed: int, exact_stop: int | None
+        self,
+        library: ChunkLibrary,
+        *,
+        pass_start: int,
+        num_computed: int,
+        exact_stop: int | None,
     ) -> list[ChunkCapture]:
-        """Return the chunks that are computed and not stored, once each. `exact_stop`: tokens
+        """Return the chunks that are computed and not stored, or not as well, once each. The
+        engine's pass has computed the tokens [pass_start, num_computed). `exact_stop`: tokens
         before the engine's first block with approximate KV."""
         # 0                  exact_stop           prefix_tokens             num_computed
         # |  exact chunks:   |  blocks of an      |  computed over           |  later steps
@@ -115,9 +122,11 @@ class ReusingRequest:
                 continue  # approximate blocks of an equal request
             if self.options.is_public and not (is_exact and self.options.reason != "not_alone"):
                 continue  # it has seen another's text, or approximate KV
-            if library.lacks(key, self.tokens[start:stop], is_first=is_first):
-                tokens = self.tokens[:stop]
-                found.append(ChunkCapture(key, tokens, start, is_exact, is_first))
+            if library.lacks(
+                key, self.tokens[start:stop], base=start, is_exact=is_exact, is_first=is_first
+            ):
+                tokens, is_timed = self.tokens[:stop], start >= pass_start
+                found.append(ChunkCapture(key, tokens, start, is_exact, is_first, is_timed))
         return found
 
     def report(self, origins: TokenOrigins | None, *, num_tokens: int) -> PromptReport:

@@ -117,7 +117,8 @@ class SlotFiller(ABC):
             filled.cache.layers.clear()
 
     def note_pass(self, num_tokens: int, *, began: float, is_sample: bool = True) -> None:
-        """Note a pass of the engine; `is_sample`: no filling is in its time."""
+        """Note a pass of the engine; `is_sample`: it computes a prompt, and no filling is in its
+        time."""
         self._pass_began, self._pass_tokens, self._is_pass_sample = began, num_tokens, is_sample
 
     def end_pass(self) -> None:
@@ -135,13 +136,15 @@ class SlotFiller(ABC):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self, chunk: ChunkCapture, slots: torch.Tensor) -> ChunkKV:
-        """Copy a chunk into the store, with its share of the time of the engine's pass."""
+        """Copy a chunk into the store; if the engine's pass has computed it, with its share of the
+        time."""
         with self.ordered():
             kv: ChunkKV = self.read(chunk.tokens, slots, is_exact=chunk.is_exact)
             kv = kv.to(torch.device("cpu"))
             if self._pass_tokens > 0:
                 seconds = self._pass_seconds()
-                kv = replace(kv, compute_s=seconds * len(slots) / self._pass_tokens)
+                if chunk.is_timed:
+                    kv = replace(kv, compute_s=seconds * len(slots) / self._pass_tokens)
             self.library.add(chunk.key, kv, is_first=chunk.is_first)
             if self.library.has_public and chunk.key.startswith(owner_prefix(PUBLIC)):
                 self.library.publish(chunk.key)

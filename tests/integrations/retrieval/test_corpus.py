@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragboost.errors import RequestError
-from ragboost.retrieval import Corpus
+from ragboost.integrations.retrieval import Corpus
 from ragboost.types import Document
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ragboost.errors import EventStreamError
-from ragboost.util.cache_events import (
+from ragboost.cache_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     decode_batch,
     encode_batch,
 )
+from ragboost.errors import EventStreamError
 
-SAMPLES = Path(__file__).parents[1] / "cache_sync" / "samples"
+SAMPLES = Path(__file__).parent / "cache_sync" / "samples"
 
 
 def frames(name: str) -> list[bytes]:

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from ragboost.errors import RequestError
-from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.neighbours import by_words, find_neighbours
+from ragboost.integrations.retrieval.corpus import Corpus
+from ragboost.integrations.retrieval.neighbours import by_retriever, find_neighbours
+from ragboost.integrations.retrieval.retriever import BM25Retriever
 from ragboost.types import Document
 
 
-def test_the_words_of_each_document_are_searched() -> None:
+def test_a_retriever_is_asked_with_each_document() -> None:
     texts = ["red apple tree", "red apple", "blue sea", "red apple", "sea of blue fish"]
     documents = [Document(text=text) for text in texts]
-    found = by_words(documents, top_n=1)
+    found = by_retriever(BM25Retriever(documents), documents, top_n=1)
     # Documents 1 and 3 are the same: the first stands for both, and neither for the other.
     assert found == [(1,), (0,), (4,), (0,), (2,)]
 

@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragboost.errors import RequestError
-from ragboost.retrieval.corpus import Corpus
-from ragboost.retrieval.word_search import WordSearch, searchable_text
+from ragboost.integrations.retrieval.corpus import Corpus
+from ragboost.integrations.retrieval.retriever import BM25Retriever, Retriever, searchable_text
 from ragboost.types import Document, DocumentId
 from ragboost.util.jsonl import read_objects
 
 Neighbours = list[tuple[int, ...]]
 
 
-def by_words(documents: Sequence[Document], *, top_n: int) -> Neighbours:
-    """Search with each document's words; equal documents are no neighbours."""
+def by_retriever(retriever: Retriever, documents: Sequence[Document], *, top_n: int) -> Neighbours:
+    """Query a retriever with each document; equal documents are no neighbours."""
     first = {document.key: number for number, document in reversed(list(enumerate(documents)))}
-    search = WordSearch(documents)
+    queries = [searchable_text(document) for document in documents]
     # Copies of a document come first in its own results: retrieve enough for the others too.
     copies = max(Counter(document.key for document in documents).values(), default=0)
+    found = retriever.retrieve_batch(queries, (top_n + 1) * copies) if queries and top_n else []
     result: Neighbours = []
-    for document in documents if top_n else ():
-        answer = search.retrieve(searchable_text(document), (top_n + 1) * copies)
-        own = document.key
+    for number, answer in enumerate(found):
+        own = documents[number].key
         keys = dict.fromkeys(document.key for document in answer if document.key != own)
         result.append(tuple(first[key] for key in reversed(list(keys)[:top_n])))
     return result or [()] * len(documents)
@@ -38,7 +38,7 @@ def find_neighbours(corpus: Corpus, path: Path | None, *, top_n: int) -> Neighbo
     if top_n == 0:
         return [()] * len(corpus)
     if path is None:
-        return by_words(corpus, top_n=top_n)
+        return by_retriever(BM25Retriever(corpus), corpus, top_n=top_n)
     number = {json.dumps(document.id): place for place, document in enumerate(corpus)}
     found: Neighbours = [()] * len(corpus)
     for where, row in read_objects(path):
