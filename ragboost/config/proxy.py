@@ -242,12 +242,6 @@ class ProxySettings(Section):
         description="Add a receipt to responses that report usage: the header x-ragboost-receipt, "
         "or usage.ragboost in the usage event of a stream whose client asked for it.",
     )
-    max_tenants: int = Field(
-        1024,
-        ge=1,
-        description="Tenants kept, one per model and cache salt; the least recently used are "
-        "dropped.",
-    )
     api_keys: Annotated[_ClientKeys, AfterValidator(_check_client_keys)] = Field(
         (),
         description="API keys of which clients must send one; empty: no key is required. Each has "

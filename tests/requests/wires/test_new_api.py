@@ -38,7 +38,7 @@ documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in ran
 
 def send(contents, **fields):
     body = {"systemInstruction": "Be brief.", "contents": contents, **fields}
-    request = parse_request(json.dumps(body).encode(), [], formats=formats, recognises=True)
+    request = parse_request(json.dumps(body).encode(), [], formats=formats)
     conversation = history_of_all.known(request.chain) if request.is_followed else None
     leading = request.leading(conversation)
     result = Rewriting(request, conversation, label_template="[Doc_{label}]").boost(booster)
