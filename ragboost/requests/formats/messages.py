@@ -170,7 +170,7 @@ class Messages:
             _check_lines(texts)
         askers = _askers(slots)
         scans = [
-            self._scan(slot.value, is_tool=slot.is_tool, may_ask=slot.message in askers)
+            self._scan(slot.value, is_tool=slot.is_tool, may_ask=slot.place in askers)
             if isinstance(slot.value, str)
             else Scan()
             for slot in slots
@@ -284,7 +284,7 @@ def _has_positions(slots: Sequence[Slot]) -> bool:
 def _askers(slots: Sequence[Slot]) -> set[int | None]:
     """Return the messages that may end with a question: users' of one text, beside no other."""
     users = [
-        slot.message
+        slot.place
         for slot in slots
         if isinstance(slot.value, str) and not slot.is_tool and slot.is_user
     ]

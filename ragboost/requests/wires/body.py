@@ -33,10 +33,15 @@ class Slot(NamedTuple):
     is_user: bool = False  # the user's own message, or a prompt
 
     @property
-    def message(self) -> int | None:
-        """Index of the message, where messages are sent again as they were sent; else None."""
-        at = self.path[1] if self.path[0] in REWRITTEN_LISTS else None
+    def place(self) -> int | None:
+        """Index of the message in its list; None for a text beside it."""
+        at = self.path[1] if len(self.path) > 1 else None
         return at if isinstance(at, int) else None
+
+    @property
+    def message(self) -> int | None:
+        """The same where messages are sent again as they were sent; else None."""
+        return self.place if self.path[0] in REWRITTEN_LISTS else None
 
     @property
     def is_results(self) -> bool:

@@ -248,6 +248,20 @@ def test_the_input_of_responses_is_looked_into() -> None:
     assert new[3]["results"][1] is search["results"][1]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_a_later_turn_finds_numbered_documents_as_the_first_did(field: str) -> None:
+    listed = "\n\n".join(f"Document {n}: {LONG[name]}" for n, name in enumerate("ABD", 1))
+    turns = [{"role": "user", "content": f"{listed}\n\nQuestion: why?"}]
+    body = {"model": "m", field: turns, "store": False}
+    first = reorder(body, [1, 2, 0])[field]
+    body[field] = [
+        *turns,
+        {"role": "assistant", "content": "So."},
+        {"role": "user", "content": "And?"},
+    ]
+    assert reorder(body, [1, 2, 0])[field][:1] == first != turns
+
+
 def test_an_input_that_goes_on_elsewhere_is_not_ordered() -> None:
     assert find({"input": xml("A", "B")}) is not None
     assert find({"input": xml("A", "B"), "previous_response_id": "r"}) is None

@@ -32,7 +32,7 @@ _MAX_NAMES = 64  # tags of one text that are looked at
 _TAG = re.compile(r"<(/?)([^\W\d][\w.:-]{0,63})(?:>|(?=\s))")
 _QUOTE_OR_END = re.compile("[\"'>]")
 _ATTRIBUTE = re.compile(r"""(?<![\w:.-])([\w:.-]++)=(?:"([^"]*+)"|'([^']*+)')""")
-_NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no")
+_NUMBERS = ("index", "id", "number", "num", "n", "i", "idx", "no", "nr", "rank", "position")
 _NAMES = ("title", "name", "source", "path", "url", "filename", "fileName", "id", "doc_id")
 # Short elements, and the one that holds the text.
 _CHILDREN = re.compile(r"((?:<(\w{1,32})>[^\n]{0,300}?</\2>\s*){0,8})<(\w{1,32})>")

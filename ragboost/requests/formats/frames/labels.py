@@ -18,15 +18,17 @@ from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
 _BEFORE = re.compile(
-    r"[ \t]{0,3}(?:\#{1,6}[ \t]{1,8})?(?:\*\*)?[\[【(（<「《]{0,2}"
+    r"[ \t]{0,3}(?:(?:\#{1,6}|[*=~%+-]{3,32})[ \t]{1,8})?(?:\*\*)?[\[【(（<「《]{0,2}/?"
     r"(?:[^\W\d_]{1,24}(?:[ _-][^\W\d_]{1,24}){0,2}[ _\#:：-]{0,2})?"
 )
-_MAX_BEFORE = 112  # characters that it can match
+_MAX_BEFORE = 136  # characters that it can match
 _BEHIND = r"\])】）」》>:：、*"
 _MAX_BEHIND = 4
 _LINE_END = r"(?=[ \t]*\r?(?:\n|\Z))"
 # Labels count from 0 or 1. A search for one fixed character is many times faster.
-_FIRST = {n: re.compile(rf"{n}(?:([{_BEHIND}]{{1,{_MAX_BEHIND}}})|{_LINE_END})") for n in "01"}
+# Behind a number: marks, a colon as in French, or what a line with a rule before it ends with.
+_AFTER = rf"[{_BEHIND}]{{1,{_MAX_BEHIND}}}|[ \u00a0\u202f][:：]|[ \t][*=~%+-]{{3,32}}{_LINE_END}"
+_FIRST = {n: re.compile(rf"{n}(?:({_AFTER})|{_LINE_END})") for n in "01"}
 _ID_PREFIX = "[Doc_"  # of our own labels, which may have ids in place of numbers
 _ID_START = re.compile(re.escape(_ID_PREFIX))
 _ID_LABEL = re.compile(r"\n\[Doc_(?P<n>[\w.:~-]{1,48})\]")
@@ -44,6 +46,7 @@ _QUESTIONS = (
     "问题 問題 用户问题 提问 問い 質問 질문 "
 )
 _ASKS = re.compile(r"[#* ]{0,6}(?:[^\W\d_]{1,12} ){0,2}[^\W\d_]{1,12}[*]{0,2}[:：]")
+_ENDS = ("?", "？", "؟")
 _QUESTION_WORDS = frozenset(_QUESTIONS.split())
 
 
@@ -319,15 +322,24 @@ def _question(
     head = text[: labels[0].start]
     if len(tail) > _MAX_TAIL or is_question(head):
         return -1
-    return blanks[0].start() if is_question(tail) else -1
+    return blanks[0].start() if _stands_alone(tail) else -1
 
 
 def is_question(text: str) -> bool:
     """Return True for a text that ends with a question mark or says that it is a question."""
     text = text.strip()
-    if text.endswith(("?", "？", "؟")):
+    if text.endswith(_ENDS):
         return True
     return any(_has_question_label(line) for line in text.splitlines()[-12:])
+
+
+def _stands_alone(tail: str) -> bool:
+    """Return True for a question that nothing precedes or answers: a paragraph of the last document
+    may stand right above the question's line, or be a question with its answer."""
+    first, line_end, _ = tail.partition("\n")
+    if not line_end:
+        return is_question(tail)
+    return _has_question_label(first) and tail.endswith((*_ENDS, ":", "：", "**"))
 
 
 def _has_question_label(line: str) -> bool:

@@ -27,7 +27,7 @@ _REPR = re.compile(r"Document\((?=\w+=)")
 # Python prints a line end in a string as \\n.
 _REPR_PART = re.compile(r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|[()\n]""")
 _REPR_TEXT = re.compile(r"""page_content=('(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+")""")
-_DIGITS = re.compile(r"\s*:\s*(\d{1,9})(?=\s*[,}])")
+_DIGITS = re.compile(r"""\s*:\s*"?(\d{1,9})(?="?\s*[,}])""")
 
 
 class _Value(NamedTuple):
@@ -57,6 +57,8 @@ def find(text: str, *, is_tool: bool) -> Iterator[Candidate]:
                 yield Candidate(0, len(text), "json", problem="a JSON text that does not end")
                 return
             continue
+        if text.find('"', start, at) < 0:
+            continue  # a number in brackets, perhaps a label: no string is in it
         if series and not is_separator(text[series[-1].end : start]):
             yield _of_series(text, series, is_tool=is_tool)
             series = []
@@ -139,7 +141,7 @@ def _number(values: Sequence[_Value]) -> str:
     """Return the field that counts the objects from 0 or 1; empty if there is none."""
     for name in _NUMBERS:
         numbers = [each.value.get(name) for each in values]
-        if all(type(number) is int for number in numbers) and is_count(list(map(str, numbers))):
+        if {*map(type, numbers)} <= {int, str} and is_count(list(map(str, numbers))):
             return name
     return ""
 

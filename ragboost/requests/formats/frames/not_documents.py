@@ -33,6 +33,9 @@ _ORDERED = (
     "update user utterance value variable verse version vol volume week year b body br code dd "
     "details div dl dt em figcaption footer form h head header html i img label li link main "
     "meta nav ol p pre script span strong style sub sup svg tbody td th thead title tr u ul "
+    "act alternative candidate canto cell clip completion draft epoch frame night page proof "
+    "quarter revision segment shift solution sprint stanza story todo track try variant "
+    "seite página pagina "
     "beispiel frage antwort schritt aufgabe regel kapitel abschnitt teil exemple réponse étape "
     "règle chapitre partie ejemplo pregunta respuesta paso opción regla capítulo parte domanda "
     "risposta esempio passo opzione capitolo exemplo pergunta resposta etapa opção regra пример "
@@ -52,6 +55,7 @@ _INNER_TAG = re.compile(r"<!--.*?-->|<(?!!)[^<>]{1,200}>", re.DOTALL)
 _RECORD_FIELDS = (
     *("label", "labels", "output", "completion", "target", "expected", "translation", "sentiment"),
     *("input", "instruction", "status", "priority", "done", "completed", "role"),
+    *("speaker", "sender", "from", "step", "turn"),
 )
 # Work on each element of a list, whose result has its order.
 _WORK = re.compile(
@@ -66,6 +70,7 @@ _SPEAKERS = (
     *("q", "a", "question", "answer", "input", "output", "user", "assistant", "human", "ai", "bot"),
     *("system", "example", "instruction", "prompt", "response", "问题", "问", "答", "用户", "助手"),
 )
+_COUNTS = frozenset(("n", "no", "nr", "number"))  # as in "Step number 1"
 _MAX_OUTSIDE = 16_384
 _MAX_LOOKED_AT = 4000  # characters of a document
 
@@ -78,6 +83,7 @@ def is_document_name(name: str) -> bool:
 def is_ordered_name(name: str) -> bool:
     """Return True for the name or label of a list whose order is its meaning."""
     words = _WORDS.findall(name.lower())
+    words = [word for word in words if word not in _COUNTS] or words
     return bool(words) and (_singular(words[-1]) in _ORDERED_NAMES or words[0] == "example")
 
 

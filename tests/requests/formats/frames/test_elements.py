@@ -36,7 +36,7 @@ def test_attributes_and_inner_tags_stay_with_their_document() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("name", ["id", "index", "n"])
+@pytest.mark.parametrize("name", ["id", "index", "n", "rank"])
 def test_a_number_that_counts_the_elements_belongs_to_the_place(name: str, first: int) -> None:
     def listed(*documents: str) -> str:
         blocks = [

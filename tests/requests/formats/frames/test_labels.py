@@ -29,6 +29,10 @@ LABELS = [
     "【資料{}】",
     "**Chunk {}**",
     "### Result {}:",
+    "Document {} :",
+    "[[{}]]",
+    "*** Document {} ***\n",
+    "----- Extract {} -----\n",
 ]
 
 
@@ -46,6 +50,8 @@ def test_labels_in_any_language_are_found_in_front_of_a_question(label: str, fir
     [
         ("[CONTEXT {}]:\n", "\n[END CONTEXT {}]"),
         ("Begin {}:\n", "\nEnd {}:"),
+        ("<ctx_{}>\n", "\n</ctx_{}>"),
+        ("----- BEGIN SOURCE {} -----\n", "\n----- END SOURCE {} -----"),
     ],
 )
 def test_labels_that_close_prove_where_a_document_ends(opener: str, closer: str) -> None:
@@ -58,6 +64,19 @@ def test_labels_that_close_prove_where_a_document_ends(opener: str, closer: str)
     assert texts_of(scan(text)) == [[LEASE, paragraphs, PETS]]
     moved = text_of(reorder(user(text), [1, 2, 0], PLAIN))
     assert moved == write(paragraphs, PETS, LEASE)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        f"\n\n{NOISE}\nQuery: who signed?\nAnswer:",
+        f"\n\n{NOISE}\nWho signed?",
+        f"\n\nQuestion: may music be heard?\nAnswer: {NOISE}",
+    ],
+)
+def test_a_paragraph_of_the_last_document_is_no_part_of_a_question(tail: str) -> None:
+    text = f"Read this.\n\n{numbered('Document {}:')([LEASE, RENT, PETS])}{tail}"
+    assert texts_of(scan_prompt(text)) == []
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ WRITERS = {
 }
 
 
+def test_numbers_that_are_texts_belong_to_the_place_too() -> None:
+    def listed(*documents: str) -> str:
+        elements = [{"id": str(n), "content": text} for n, text in enumerate(documents, 1)]
+        return prompt("\n------\n".join(json.dumps(each) for each in elements))
+
+    moved = text_of(reorder(user(listed(LEASE, RENT, PETS)), [2, 0, 1], PLAIN))
+    assert moved == listed(PETS, LEASE, RENT)
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_json_is_found_in_any_message_whatever_its_strings_hold(name: str) -> None:
     write = WRITERS[name]

@@ -1,5 +1,7 @@
 """What looks like documents and is none: examples, transcripts, steps, code."""
 
+import json
+
 import pytest
 
 from ragboost.requests.formats.frames import scan
@@ -15,6 +17,10 @@ ORDERED_LABELS = (
     "Turn {}:",
     "Schritt {}:",
     "步骤{}\uff1a",
+    "Step number {}:",
+    "--- Page {} ---\n",
+    "### Act {}\n",
+    "Seite {} :",
 )
 LEFT_ALONE = {
     "plain": "Who signed the lease?",
@@ -43,6 +49,8 @@ LEFT_ALONE = {
         f"<item><id>{i}</id><price>{i}0</price><unit>euro</unit></item>\n" for i in range(9)
     ),
     "dialogue": f"User: {LEASE}\nAssistant: {RENT}\nUser: {PETS}\nAssistant: {NOISE}",
+    "transcript": json.dumps([{"speaker": "A", "text": text} for text in LONG]),
+    "thread": json.dumps([{"from": "ann", "text": text} for text in LONG]),
     "diff": "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n+b\n",
     "schema": '{"type": "object", "properties": {"a": {"type": "string"}}}\n{"type": "array"}',
 }
