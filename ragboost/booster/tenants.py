@@ -18,6 +18,7 @@ from ragboost.ordering import make_order_policy
 from ragboost.types import DocumentLike
 from ragboost.util.bounded_map import BoundedMap
 
+MAX_TENANTS = 1024  # one per model, cache salt and team
 _MAX_MODELS = 64
 _MAX_NAME = 256
 
@@ -185,7 +186,7 @@ class Tenant:
 class Tenants:
     """All tenants; the least recently used are evicted."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, max_tenants: int = MAX_TENANTS) -> None:
         # The backends' numbers by name: their bits in all directories.
         self.numbers: dict[str, int] = {}
         # By name of the backend; they hold for Boosters that are made from then on.
@@ -195,9 +196,7 @@ class Tenants:
         # Lengths of documents by model; all models share one if a tokenizer is configured.
         self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
-        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
-            max_entries=settings.proxy.max_tenants
-        )
+        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(max_entries=max_tenants)
         if settings.tokens.tokenizer is not None:
             self._counter("")  # so that a missing file is said now, not to the first request
 

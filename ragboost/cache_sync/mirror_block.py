@@ -15,7 +15,6 @@ class MirrorBlock:
         "first_child",
         "is_approximate",
         "is_reachable",
-        "key",
         "next_sibling",
         "parent",
         "previous_sibling",
@@ -27,12 +26,10 @@ class MirrorBlock:
         block_hash: BlockHash | None,
         parent: "MirrorBlock | None",
         *,
-        key: bytes,
         num_tokens: int,
     ) -> None:
         self.block_hash = block_hash
         self.parent = parent
-        self.key = key  # identity, 16 bytes: namespace, all tokens up to here, multimodal ids
         self.end = num_tokens  # tokens of the prompt up to and including this block
         self.copies = 0  # physical copies on the GPU
         self.is_approximate = False  # its KV is no prefix hit for exact requests

@@ -1,10 +1,8 @@
 """Mirror one engine's prefix cache from its events: blocks and request ids."""
 
-import hashlib
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ragboost.cache_events import (
     APPROXIMATE,
@@ -51,7 +49,7 @@ class PrefixMirror:
         # stored, blocks that contradict earlier ones, unknown kinds.
         self.num_unknown = 0
         self._blocks: dict[BlockHash, MirrorBlock] = {}
-        self._by_key: dict[bytes, MirrorBlock] = {}  # roots of namespaces, and blocks
+        self._root = MirrorBlock(None, None, num_tokens=0)
         self._requests: OrderedDict[str, MirrorBlock] = OrderedDict()
         self._touched: set[str] = set()
         # Stored or removed since blocks were settled. Events that take turns at the beginning of a
@@ -70,8 +68,7 @@ class PrefixMirror:
 
     def clear(self, *, is_partial: bool) -> None:
         """Drop all blocks and requests; if partial, the engine's cache may still hold blocks."""
-        blocks, by_key = self._blocks, self._by_key
-        self._blocks, self._by_key = {}, {}
+        blocks, self._blocks = self._blocks, {}
         self._requests.clear()
         self._touched.clear()
         self._changed.clear()
@@ -83,9 +80,8 @@ class PrefixMirror:
         self.is_tree = False
         self.num_resident_tokens = 0
         self.is_partial = is_partial
-        for blocks_by in (by_key, blocks):
-            for block in blocks_by.values():
-                block.unlink()
+        for block in (self._root, *blocks.values()):
+            block.unlink()
 
     def apply(self, batch: EventBatch) -> Changes:
         """Apply events; return what they changed, or leave that to a later call of `settle`."""
@@ -117,25 +113,6 @@ class PrefixMirror:
     def copies(self) -> dict[BlockHash, int]:
         return {key: block.copies for key, block in self._blocks.items() if block.copies}
 
-    def match_tokens(
-        self,
-        token_ids: Sequence[int],
-        *,
-        lora_name: str | None = None,
-        cache_salt: str | None = None,
-    ) -> int:
-        """Return the leading tokens of a prompt that are cached, in whole blocks."""
-        size, end = self.block_size, 0
-        key = _root_key(lora_name, () if cache_salt is None else (cache_salt,))
-        raw = _token_bytes(token_ids)
-        while size and end + size <= len(token_ids):
-            key = _block_key(key, raw[end * 8 : (end + size) * 8], None)
-            block = self._by_key.get(key)
-            if block is None or not block.is_reachable:
-                break
-            end += size
-        return end
-
     def _store(self, event: BlockStored) -> None:
         # Another medium's copies are no prefix hits; what is loaded from there is stored again.
         if (event.medium or "GPU") != "GPU":
@@ -145,27 +122,21 @@ class PrefixMirror:
         hashes, size = event.block_hashes, event.block_size
         if not hashes:
             return
-        extras = event.extra_keys or None
-        if extras is not None and len(extras) != len(hashes):
-            extras = None
-        parent = self._parent(event, extras[0] if extras else None)
+        parent = self._parent(event)
         is_valid = size > 0 and len(event.token_ids) in (0, len(hashes) * size)
         if parent is None or not is_valid:
             self._count_unknown(1)
             self._prune(parent)
             return
         self.is_tree = event.group_idx is None
-        raw, width = _token_bytes(event.token_ids), size * 8
-        for i, block_hash in enumerate(hashes):
+        for block_hash in hashes:
             block = self._blocks.get(block_hash)
             if block is None:
-                if not raw or len(self._blocks) >= self.max_blocks:
+                if not event.token_ids or len(self._blocks) >= self.max_blocks:
                     self._count_unknown(1)
                     self._prune(parent)
                     return
-                extra = extras[i] if extras else None
-                key = _block_key(parent.key, raw[i * width : (i + 1) * width], extra)
-                block = MirrorBlock(block_hash, parent, key=key, num_tokens=size)
+                block = MirrorBlock(block_hash, parent, num_tokens=size)
                 self._blocks[block_hash] = block
                 self.block_size = self.block_size or size
             elif block.parent is not parent:
@@ -200,17 +171,13 @@ class PrefixMirror:
             self._group = group
         return group == self._group
 
-    def _parent(self, event: BlockStored, extra: list[Any] | None) -> MirrorBlock | None:
+    def _parent(self, event: BlockStored) -> MirrorBlock | None:
         if event.parent_block_hash is not None:
             return self._blocks.get(event.parent_block_hash)
         if not event.token_ids and event.block_hashes:  # of known blocks only
             first = self._blocks.get(event.block_hashes[0])
             return first and first.parent
-        key = _namespace(event, extra)
-        root = self._by_key.get(key)
-        if root is None:
-            root = self._by_key[key] = MirrorBlock(None, None, key=key, num_tokens=0)
-        return root
+        return self._root
 
     def _remove(self, event: BlockRemoved) -> None:
         if event.group_idx != self._group and event.group_idx is not None:
@@ -259,9 +226,6 @@ class PrefixMirror:
             block = pending.pop()
             self._owed += 1
             block.is_reachable = True
-            equal = self._by_key.get(block.key)
-            if equal is None or not equal.is_reachable:
-                self._by_key[block.key] = block
             self.num_resident_tokens += block.num_tokens
             pending += [child for child in block.children() if self._is_resident(child)]
 
@@ -277,12 +241,9 @@ class PrefixMirror:
             pending += [child for child in block.children() if child.is_reachable]
 
     def _prune(self, block: MirrorBlock | None) -> None:
-        """Drop placeholders that no longer lead to a cached block, and empty namespaces."""
-        while block is not None and not block.is_needed:
-            if block.block_hash is not None:
-                del self._blocks[block.block_hash]
-            if self._by_key.get(block.key) is block:
-                del self._by_key[block.key]
+        """Drop placeholders that no longer lead to a cached block."""
+        while block is not None and block.block_hash is not None and not block.is_needed:
+            del self._blocks[block.block_hash]
             block.detach()
             block = block.parent
 
@@ -343,10 +304,8 @@ class PrefixMirror:
             raise ContextIndexError(
                 f"{reached} tokens are resident, {self.num_resident_tokens} counted"
             )
-        roots = [block for block in self._by_key.values() if block.parent is None]
-        if not all(root.is_needed for root in roots):
-            raise ContextIndexError(f"a namespace without blocks, {len(roots)} in all")
-        linked = sum(1 for block in (*roots, *self._blocks.values()) for _ in block.children())
+        parents = (self._root, *self._blocks.values())
+        linked = sum(1 for block in parents for _ in block.children())
         if linked != len(self._blocks):
             raise ContextIndexError(f"{len(self._blocks)} blocks stored, {linked} in the tree")
         for request, block in self._requests.items():
@@ -358,42 +317,3 @@ def _is_sparse(event: BlockStored) -> bool:
     """Return True if an event has fewer hashes than whole blocks of tokens."""
     num_tokens, size = len(event.token_ids), event.block_size
     return size > 0 and num_tokens % size == 0 and num_tokens > len(event.block_hashes) * size
-
-
-def _namespace(event: BlockStored, extra: list[Any] | None) -> bytes:
-    """Read LoRA name and salt: from the first block's extra keys (vLLM), or fields (SGLang)."""
-    lora = event.lora_name
-    texts = [part for part in extra or () if isinstance(part, str)]
-    if lora is not None and lora in texts:
-        texts.remove(lora)
-    if lora is None and event.lora_id is not None:
-        lora = f"lora_id:{event.lora_id}"
-    if event.cache_salt is not None:
-        texts.append(event.cache_salt)
-    return _root_key(lora, texts)
-
-
-def _root_key(lora_name: str | None, parts: Iterable[str]) -> bytes:
-    """Hash a namespace: LoRA name and cache salt, quoted, so never ambiguous."""
-    return hashlib.blake2b(repr((lora_name, *parts)).encode(), digest_size=16).digest()
-
-
-def _block_key(parent_key: bytes, tokens: memoryview, extra: list[Any] | None) -> bytes:
-    """Hash a block: its parent's key, its tokens (8 bytes each) and its multimodal ids."""
-    digest = hashlib.blake2b(parent_key, digest_size=16)
-    digest.update(tokens)
-    if extra:
-        media = [part for part in extra if not isinstance(part, str)]
-        if media:  # equal placeholder tokens may belong to another image
-            digest.update(repr(media).encode())
-    return digest.digest()
-
-
-def _token_bytes(token_ids: Sequence[int] | Sequence[int | tuple[int, ...]]) -> memoryview:
-    """Pack token ids into 8 bytes each; of a bigram the first token, the one at that position."""
-    ids: array[int]
-    try:
-        ids = array("q", cast(Sequence[int], token_ids))
-    except TypeError:
-        ids = array("q", [t if isinstance(t, int) else t[0] for t in token_ids])
-    return memoryview(ids).cast("B")

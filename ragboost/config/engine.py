@@ -65,15 +65,6 @@ class EngineSettings(Section):
         "dependency: dependency attention, which costs accuracy if the model was not tuned for it; "
         "auto: dependency for tuned models, else self.",
     )
-    graph_capacity_tokens: int = Field(
-        65_536, ge=0, description="Tokens of relation paths whose KV is kept."
-    )
-    graph_host_tokens: int = Field(
-        0,
-        ge=0,
-        description="Further tokens of relation paths kept in host memory: what does not fit into "
-        "graph_capacity_tokens moves there, and back when it is used. For a model on a GPU.",
-    )
     kv_events_endpoint: str | None = Field(
         None,
         description="ZeroMQ address to bind and publish cache events on, such as "

@@ -232,11 +232,6 @@ class SessionSettings(Section):
         "to conversations with a name, to those without, and to chat sessions in memory or in "
         "Redis.",
     )
-    stateless: bool = Field(
-        True,
-        description="Follow conversations without a session id, too, whose documents are inside "
-        "their messages. Kept in the proxy's memory.",
-    )
     store: Literal["memory", "sqlite", "redis"] = Field(
         "memory",
         description="Store of the chat-session API; sqlite survives restarts, redis is shared by "

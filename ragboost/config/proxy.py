@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr
 
 from ragboost.config.section import Section
-from ragboost.requests.wires.providers import PROMPT_CACHES, MarkStyle
 
 
 def _check_url(value: str) -> str:
@@ -126,12 +125,6 @@ class BackendSettings(Section):
         description="Data-parallel ranks of the engine. With more than one, each has a context "
         "index of its own and requests name their rank in the header x-data-parallel-rank, which "
         "vLLM and SGLang follow.",
-    )
-    cache_marks: MarkStyle = Field(
-        "none",
-        description="Cache marks for hosted APIs, on requests that have none. "
-        + "; ".join(f"{cache.style}: {cache.about}" for cache in PROMPT_CACHES)
-        + ". Not for vLLM or SGLang.",
     )
     reuse_chunks: bool | None = Field(
         None,
@@ -249,12 +242,6 @@ class ProxySettings(Section):
         description="Add a receipt to responses that report usage: the header x-ragboost-receipt, "
         "or usage.ragboost in the usage event of a stream whose client asked for it.",
     )
-    max_tenants: int = Field(
-        1024,
-        ge=1,
-        description="Tenants kept, one per model and cache salt; the least recently used are "
-        "dropped.",
-    )
     api_keys: Annotated[_ClientKeys, AfterValidator(_check_client_keys)] = Field(
         (),
         description="API keys of which clients must send one; empty: no key is required. Each has "
@@ -337,7 +324,4 @@ class PriceSettings(Section):
         ge=1,
         allow_inf_nan=False,
         description="Price of a token written for an hour, as a multiple of `input`.",
-    )
-    min_tokens: int = Field(
-        1024, ge=0, description="Shortest prefix that the API caches; shorter ones get no mark."
     )

@@ -49,15 +49,14 @@ class Settings(Section):
     )
     prices: tuple[PriceSettings, ...] = Field(
         (),
-        description="Prices of models, for receipts, breakpoints and `doctor --log`: model, input, "
-        "cached_read, write, write_1h, min_tokens of each. None are built in.",
+        description="Prices of models, for receipts and `doctor --log`: model, input, cached_read, "
+        "write, write_1h of each. None are built in.",
     )
     stable: Literal["off", "safe"] = Field(
         "off",
-        description="safe: send tools sorted by name, their JSON with sorted keys, and to a "
-        "provider that is known by its address the breakpoints of its prompt cache, where the "
-        "caller sets none; a conversation stays with the backend of its last turn while the "
-        "provider may keep its prefix. No text and no earlier message is changed.",
+        description="safe: send tools sorted by name, and their JSON with sorted keys; a "
+        "conversation stays with the backend of its last turn for `index.ttl_s`. No text and no "
+        "earlier message is changed.",
     )
     boost: BoostSettings = BoostSettings()
     router: RouterSettings = RouterSettings()

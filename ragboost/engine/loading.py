@@ -165,8 +165,6 @@ def _graph_attention(
     is_preorder = mode == "subgraphs" or tuned == "preorder"
     depcache = DepCache(
         adapter,
-        capacity_tokens=settings.graph_capacity_tokens,
-        host_tokens=settings.graph_host_tokens,
         positions="preorder" if is_preorder else "depth",
     )
     return mode, reason, depcache

@@ -22,7 +22,7 @@ from ragboost.graph.layout import (
     lay_out,
 )
 from ragboost.graph.pool import TokenPool
-from ragboost.graph.tree_cache import TreeCache, TreePlaces, TreeRequest
+from ragboost.graph.tree_cache import TreeCache, TreeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,13 @@ class DepKV:
 class DepCache:
     """Dependency attention on one model, safe to use from several threads. With the positions
     `depth`, reused KV equals computed KV. Without `reencode` keys are not rotated, the paper's
-    ablation. Capacities are tokens, on the device (0: none) and in host memory (section 4.2.2)."""
+    ablation. `capacity_tokens` 0: nothing is stored."""
 
     def __init__(
         self,
         adapter: ModelAdapter,
         *,
         capacity_tokens: int = 65_536,
-        host_tokens: int = 0,
         positions: Positions = "depth",
         replacement: str = "lacr",
         reencode: bool = True,
@@ -63,8 +62,8 @@ class DepCache:
         self.tree: TreeCache | None = None  # None: nothing is stored
         if capacity_tokens:
             policy = make_eviction_policy(replacement)
-            self.tree = TreeCache(capacity_tokens, policy, num_host_rows=host_tokens)
-            self._pool = TokenPool(adapter, capacity_tokens, num_host_rows=host_tokens)
+            self.tree = TreeCache(capacity_tokens, policy)
+            self._pool = TokenPool(adapter, capacity_tokens)
 
     def layout(self, prompt: DepPrompt) -> Layout:
         return lay_out(prompt, positions=self.positions).to(self.adapter.device)
@@ -155,19 +154,11 @@ class DepCache:
             places = self.tree.insert(request, self.tree.match(request))
             with ExitStack() as on_failure:  # no path may stay without its KV
                 on_failure.callback(self.tree.clear)
-                self._fill(self._pool, places, layout, cache)
+                if places.slots:
+                    slots = self._index(places.slots)
+                    rows = self._index(places.rows)
+                    self._pool.store(cache, slots=slots, rows=rows, at=layout.positions[slots])
                 on_failure.pop_all()
-
-    def _fill(
-        self, pool: TokenPool, places: TreePlaces, layout: Layout, cache: RequestCache
-    ) -> None:
-        for moves in (places.demoted, places.promoted):
-            if moves.sources:
-                pool.move(rows=self._index(moves.sources), to=self._index(moves.targets))
-        if places.slots:
-            slots = self._index(places.slots)
-            rows = self._index(places.rows)
-            pool.store(cache, slots=slots, rows=rows, at=layout.positions[slots])
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, device=self.adapter.device)

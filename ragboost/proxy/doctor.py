@@ -242,9 +242,7 @@ class _Examination:
         elif self._is_hosted:
             if cached is not None:
                 found = f"none of {total} repeated tokens were cached this time"
-                fix = (
-                    "check again; an API that caches only marked prompts needs backend.cache_marks"
-                )
+                fix = "check again; some APIs cache only what the client marks"
                 self._add(check, "advice", found, fix=fix)
         elif cached is None and self._is_proxy:
             return

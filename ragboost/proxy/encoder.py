@@ -1,4 +1,4 @@
-"""Encode a rewritten request as its backend gets it: cache marks, positions of chunks, ids, usage.
+"""Encode a rewritten request as its backend gets it: positions of chunks, ids, usage.
 
 Does not know which documents were sent, nor why.
 """
@@ -14,7 +14,6 @@ from ragboost.cache_sync.tracked_request import (
     TrackedRequest,
 )
 from ragboost.config import Settings
-from ragboost.proxy.hosted.cache_marks import CacheMarker, mark_style
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.records import NO_SAVINGS, Observation, Savings, SentRequest
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
@@ -34,14 +33,11 @@ class RequestEncoder:
         self._metrics = metrics
         self._chunk_reuse = chunk_reuse
         self._is_shadow = settings.proxy.shadow
-        style = mark_style(settings)
-        has_marks = style != "none" and not self._is_shadow
-        self._marker = CacheMarker(style, settings.prices) if has_marks else None
 
     @property
     def changes_all(self) -> bool:
         """Requests without documents and history may be changed, too."""
-        return self._marker is not None or self._settings.dedup.passages
+        return self._settings.dedup.passages
 
     def encode(
         self,
@@ -52,21 +48,14 @@ class RequestEncoder:
         is_read: bool,
         seen: Observation,
         tracked: TrackedRequest | None,
-        is_hosted: bool,
     ) -> SentRequest:
         """Encode a rewritten request; `is_read`: the proxy reads the response in any case."""
         context, engine_id = result.context, tracked.engine_id if tracked is not None else None
         new_id = engine_id if engine_id is not None and engine_id.is_generated else None
         has_options = parsed.has_stream_options
         is_usage_added = has_options and context is not None and self._lacks_usage(parsed)
-        body = self._body(
-            parsed,
-            result,
-            tenant,
-            new_id if has_options else None,
-            is_usage_added=is_usage_added,
-            is_hosted=is_hosted,
-        )
+        session_id = new_id if has_options else None
+        body = self._body(parsed, result, session_id, is_usage_added=is_usage_added)
         headers = request_headers(parsed.headers, is_read=is_read or context is not None)
         if new_id is not None:
             headers = with_header(headers, SESSION_HEADER, new_id.name.encode())
@@ -94,18 +83,11 @@ class RequestEncoder:
         self,
         request: ParsedRequest,
         result: Rewriting,
-        tenant: Tenant,
         new_id: EngineRequestId | None,
         *,
         is_usage_added: bool,
-        is_hosted: bool,
     ) -> bytes:
         fields, context = self._share_passages(request, result), result.context
-        if self._marker is not None and is_hosted:
-            ratio = tenant.tokens.tokens_per_byte
-            fields = self._marker.mark(
-                fields, context, tenant=request.tenant_key, tokens_per_byte=ratio
-            )
         if is_usage_added:
             options = fields.get("stream_options") or {}
             fields = {**fields, "stream_options": {**options, "include_usage": True}}

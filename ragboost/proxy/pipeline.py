@@ -93,11 +93,7 @@ class BoostPipeline:
         if self._shadow is not None and self._share < 1:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self.formats = make_formats(settings, learns=True)
-        self._parse = partial(
-            parse_request,
-            formats=self.formats,
-            recognises=settings.session.stateless,
-        )
+        self._parse = partial(parse_request, formats=self.formats)
         self._encoder = RequestEncoder(settings, metrics, chunk_reuse)
         self._stable = StableOrder.of(settings) if self._shadow is None else None
         self._priorities: Priorities | None = None
@@ -252,7 +248,6 @@ class BoostPipeline:
             is_read=is_read,
             seen=seen,
             tracked=tracked,
-            is_hosted=not has_id,
         )
         return await asyncio.to_thread(encode) if parsed.is_large else encode()
 

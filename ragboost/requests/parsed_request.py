@@ -211,7 +211,6 @@ def parse_request(
     headers: RawHeaders,
     *,
     formats: tuple[Format, ...],
-    recognises: bool = False,
     user: str | None = None,
     session: str | None = None,
     team: str = "",
@@ -222,7 +221,6 @@ def parse_request(
     """Parse a completion request.
 
     Args:
-        recognises: its history is looked for, too, if it has no name.
         user: under which its conversation is kept; None: the user of its credentials.
         session: unique name of its conversation; None: the one that the request names, if any.
         team: of its API key.
@@ -261,7 +259,7 @@ def parse_request(
         found=found,
         kind=kind,
         bypass=bypass,
-        is_followed=session is not None or (shape is not None and recognises),
+        is_followed=session is not None or shape is not None,
     )
 
 

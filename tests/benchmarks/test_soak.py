@@ -8,7 +8,7 @@ import pytest
 from benchmarks.processes import listens, stop
 from benchmarks.proxy.soak.growth import Sample, slope
 from benchmarks.proxy.soak.watched import memory_stages, read_stages
-from ragboost.config import Settings
+from ragboost.booster.tenants import MAX_TENANTS
 from scripts.ports import free_port
 from tests.fakes import FakeEngine
 
@@ -58,5 +58,5 @@ def test_a_proxy_in_the_soak_tells_where_its_memory_is(engine: FakeEngine) -> No
         stop(proxy)
     assert set(stages) == set(memory_stages())
     assert all(stages[name] > 0 for name in stages if name != "threads of the pool")
-    assert entries["Tenants._tenants"][1] == Settings().proxy.max_tenants
+    assert entries["Tenants._tenants"][1] == MAX_TENANTS
     assert entries["CacheFollower._layouts"] == [0, 200]  # a fiftieth of the product's

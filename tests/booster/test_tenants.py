@@ -8,7 +8,7 @@ from ragboost.requests.headers import user_of
 
 
 def test_the_least_recently_used_tenants_are_evicted_first() -> None:
-    tenants = Tenants(Settings(proxy={"max_tenants": 2}))  # type: ignore[arg-type]
+    tenants = Tenants(Settings(), max_tenants=2)
     first = tenants.get(TenantKey("a", ""))
     tenants.get(TenantKey("b", ""))
     assert tenants.get(TenantKey("a", "")) is first

@@ -20,7 +20,7 @@ from ragboost.cache_sync.subscriber import Subscriber
 from tests.cache_sync.test_subscriber import Frames
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
-from tests.util.test_cache_events import frames
+from tests.test_cache_events import frames
 
 Deliver = Callable[[int, bytes], Frames]
 

@@ -18,8 +18,9 @@ from ragboost.cache_events import (
 )
 from ragboost.cache_sync.mirror_block import MirrorBlock
 from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from tests.cache_sync.token_mirror import TokenMirror
 from tests.cache_sync.toy import ToyCache
-from tests.util.test_cache_events import frames
+from tests.test_cache_events import frames
 
 
 def stored(
@@ -42,8 +43,8 @@ def apply(mirror: PrefixMirror, *events: Event) -> Changes:
     return changes
 
 
-def empty(**limits: int) -> PrefixMirror:
-    mirror = PrefixMirror(**limits)
+def empty(**limits: int) -> TokenMirror:
+    mirror = TokenMirror(**limits)
     mirror.clear(is_partial=False)
     return mirror
 
@@ -232,7 +233,7 @@ def test_limits_bound_blocks_requests_and_namespaces() -> None:
     mirror.check_integrity()
 
 
-def test_namespaces_without_blocks_are_dropped() -> None:
+def test_chains_beyond_the_limit_and_odd_ones_are_counted_as_unknown() -> None:
     mirror = empty(max_blocks=1)
     apply(mirror, stored([1], [1, 1]))
     for i in range(5):
@@ -341,8 +342,8 @@ def test_blocks_are_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     try:
-        others = blocks()  # of other tests; kept, so that none is freed meanwhile
         mirror = empty()
+        others = blocks()  # its root, and those of other tests; kept, so that none is freed
         for i in range(20):
             apply(mirror, stored([i, i + 100], [i, 1, 2, 3]))
             apply(mirror, stored([i + 200], [4, 5], parent=i), stored([i + 300], [6, 7], parent=i))

@@ -35,7 +35,7 @@ def install(folder: Path, *, port: int, proxy: str, backend: str) -> dict[str, s
         "PAGE_PORT": str(port),
         "PAGE_PROXY": proxy,
         "RAGBOOST_BACKEND__URL": backend,
-        "RAGBOOST_ENGINE__BUILTIN_SIZE": "tiny",
+        "RAGBOOST_ENGINE__MODEL": "ragboost-tiny",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -222,7 +222,6 @@ class Clients:
                 caller = (*caller, (b"x-ragboost-session", name.encode()))
             else:
                 fields["session_id"] = name
-        is_remembered = is_named or world.sections.get("session", {}).get("stateless", True)
         return Conversation(
             owner,
             family,
@@ -230,8 +229,7 @@ class Clients:
             fields,
             session,
             shape,
-            is_strict=bool(is_remembered)
-            and world.is_ample
+            is_strict=world.is_ample
             and ((is_named and shape.is_ours) or (shape.is_inside and shape.path != RESPONSES)),
             spacing=rng.randrange(3),
         )

@@ -77,7 +77,6 @@ WORLDS = (
         {
             "session": {"max_sessions": 6, "max_bytes": 20_000},
             "index": {"capacity_tokens": 400},
-            "proxy": {"max_tenants": 2},
         },
         is_ample=False,
     ),
@@ -91,17 +90,13 @@ WORLDS = (
         keys=("key-one",),
     ),
     World("no references", {"dedup": {"enabled": False}}, dedups=False),
-    World("named conversations only", {"session": {"stateless": False}}),
 )
 
-_NOT_SERVED = ("SQLite and passages", "other hints", "no references", "named conversations only")
+_NOT_SERVED = ("SQLite and passages", "other hints", "no references")
 SERVED_WORLDS = (
     *(world for world in WORLDS if world.name not in _NOT_SERVED),
     World("sessions in Redis, tenants", {"session": {"store": "redis"}}, keys=("one", "two")),
-    World(
-        "hosted, stable",
-        {"backend": {"cache_marks": "openai"}, "stable": "safe", "proxy": {"receipts": True}},
-    ),
+    World("stable, receipts", {"stable": "safe", "proxy": {"receipts": True}}),
     World("no evidence", {"formats": {"evidence": False}}),
     World("hold-out", {"boost": {"share": 0.5}}, dedups=False),
 )

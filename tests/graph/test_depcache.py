@@ -91,25 +91,6 @@ def test_a_reused_subgraph_equals_the_computed_one(family: str) -> None:
     assert share(got.logits, computed.logits) < 1e-6
 
 
-@pytest.mark.parametrize("positions", ["depth", "preorder"])
-def test_kv_comes_back_from_host_memory_as_it_went(
-    adapter: ModelAdapter, positions: Positions
-) -> None:
-    prompts = [DepPrompt.of(cases.SYSTEM, (graph,), cases.TASK) for graph in cases.GRAPH[2:5]]
-    roomy = DepCache(adapter, positions=positions)
-    tight = DepCache(adapter, capacity_tokens=14, host_tokens=40, positions=positions)
-    assert tight.tree is not None
-
-    for prompt in [*prompts, *reversed(prompts), *prompts]:
-        wanted, got = roomy.compute_depkv(prompt), tight.compute_depkv(prompt)
-        assert got.num_reused == wanted.num_reused
-        assert torch.equal(got.logits, wanted.logits)
-        tight.tree.check_integrity()
-
-    assert tight.tree.num_demoted > 10
-    assert tight.tree.num_evicted == 0
-
-
 def test_preorder_reuse_turns_keys_to_their_new_positions(adapter: ModelAdapter) -> None:
     first, second = cases.GRAPH[:3], cases.GRAPH[4:5]
     reusing = DepCache(adapter, positions="preorder")

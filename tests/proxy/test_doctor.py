@@ -189,7 +189,7 @@ def test_a_hosted_api_that_cached_nothing_is_no_failure() -> None:
     with HostedApi(capacity_tokens=0) as api:
         code, found = doctor("--backend", api.url)
     assert (code, found["prefix cache"]["status"]) == (0, "advice")
-    assert "cache_marks" in found["prefix cache"]["fix"]
+    assert "client marks" in found["prefix cache"]["fix"]
 
 
 def test_an_api_that_refuses_a_request_is_quoted() -> None:

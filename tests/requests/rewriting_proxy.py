@@ -24,7 +24,7 @@ class RewritingProxy:
         raw = json.dumps(body).encode()
         headers = [(b"authorization", key.encode())]
         headers += [(b"x-session-id", session.encode())] if session else []
-        request = parse_request(raw, headers, formats=self._formats, recognises=True)
+        request = parse_request(raw, headers, formats=self._formats)
         if not request.is_followed:
             return [json.dumps(message) for message in body["messages"]]
         result = Rewriting(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError, BackendRefusedError
-from ragboost.proxy.hosted.cache_marks import kept_s
 from ragboost.proxy.records import Placed, SentRequest
 from ragboost.proxy.routing.admission import (
     UNKNOWN_REQUEST,
@@ -33,7 +32,8 @@ class Dispatcher:
     def __init__(self, settings: Settings, *, backends: Backends, tenants: Tenants) -> None:
         self.backends = backends
         self._tenants = tenants
-        self.router = Router(backends, settings.router, kept_s=kept_s(settings))
+        kept_s = settings.index.ttl_s if settings.stable == "safe" else None
+        self.router = Router(backends, settings.router, kept_s=kept_s or 0.0)
         self.room: WaitingRoom | None = None
         room = settings.waiting_room
         limits = [settings.backend.max_concurrency, *(b.max_concurrency for b in backends.all)]

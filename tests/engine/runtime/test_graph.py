@@ -195,35 +195,6 @@ def test_a_graph_that_the_memory_does_not_suffice_for_fails_alone(
         assert again.choices[0].message.content == good
 
 
-def test_subgraphs_that_do_not_fit_wait_in_host_memory(dependency: Served) -> None:
-    graph = {"paths": PATHS}
-    first = ask(dependency, graph, extra={"cache_salt": "first"})
-    whole = reused(ask(dependency, graph, extra={"cache_salt": "first"}))
-    found = {}
-    for host_tokens in (0, 4096):
-        settings = SETTINGS.model_copy(
-            update={
-                "graph_attention": "dependency",
-                "graph_capacity_tokens": first.usage.prompt_tokens,
-                "graph_host_tokens": host_tokens,
-                "kv_events_endpoint": None,
-                "kv_events_replay_endpoint": None,
-            }
-        )
-        with (
-            serve_in_thread(create_engine_app(settings)) as url,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-        ):
-            served = Served(url, None, client)  # type: ignore[arg-type]
-            for salt in ("one", "two"):
-                ask(served, graph, extra={"cache_salt": salt})
-            again = ask(served, graph, extra={"cache_salt": "one"})
-        found[host_tokens] = reused(again)
-        assert again.choices[0].message.content == first.choices[0].message.content
-    assert found[0] < whole
-    assert found[4096] == whole
-
-
 def test_written_out_subgraphs_are_reused_without_tuning() -> None:
     settings = SETTINGS.model_copy(
         update={

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragboost.booster.session_state import SessionState
 from ragboost.requests.rewriter import Rewriting
 from tests.fakes import FakeEngine, Received
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -392,9 +392,10 @@ class TestRandomConversations:
 
 
 def test_a_hint_names_a_document_as_this_branch_labelled_it(
-    start_proxy: Callable[..., ProxyServer], engine: FakeEngine
+    proxy: ProxyServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy = start_proxy(session={"max_documents": 2})  # labels of earlier turns are forgotten
+    # Labels of earlier turns are forgotten.
+    monkeypatch.setitem(SessionState.add.__kwdefaults__, "max_documents", 2)
     same_id = {"id": 5, "text": "Another text."}
     with httpx.Client(base_url=proxy.url) as client:
         chat = Chat(client, engine, "branches")

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine, Received
-from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.proxy.conversations.chats import (
     HINT,
     URL,
@@ -168,16 +167,6 @@ def _with_field(chat: Chat, documents: list[Any]) -> Received:
     response = chat.client.post(URL, json=body, headers=headers)
     chat.answer = response.json()["choices"][0]["message"]["content"]
     return chat.engine.requests[-1]
-
-
-def test_it_can_be_switched_off(engine: FakeEngine) -> None:
-    with (
-        ProxyServer(proxy_settings(engine.url, session={"stateless": False})) as proxy,
-        httpx.Client(base_url=proxy.url) as client,
-    ):
-        chat = Chat(client, engine, resends=True)
-        chat.ask("one?", [document(1)])
-        assert contents(chat.ask("two?"))[0] == "one?"
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,10 @@ from ragboost.booster.tenants import Tenant, TenantKey, Tenants
 from ragboost.config import Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
-from ragboost.proxy.hosted.cache_marks import kept_s
 from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routing import router
 from ragboost.proxy.routing.admission import Admission, MessagePrefix, RoutingRequest
 from ragboost.proxy.routing.dispatcher import Dispatcher
-from ragboost.proxy.routing.router import Router
 from ragboost.proxy.routing.signals.prefix_affinity import PrefixAffinity, prefixes_of
 from ragboost.proxy.upstream.backends import Backend, Backends
 from ragboost.requests.formats import make_formats
@@ -562,25 +560,10 @@ async def test_a_backend_that_is_forgotten_holds_only_what_it_is_sent_afterwards
 KEYS = [{"url": "https://api.anthropic.com", "name": name} for name in "ab"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "seconds"),
-    [
-        (Settings(backends=KEYS), 0.0),  # type: ignore[arg-type]
-        (Settings(backends=KEYS, stable="safe"), 3600.0),  # type: ignore[arg-type]
-        (Settings(stable="safe", index={"ttl_s": 600}), 600.0),  # type: ignore[arg-type]
-        (Settings(stable="safe"), 0.0),
-    ],
-)
-def test_a_provider_keeps_prefixes_as_long_as_its_longest_ttl(
-    settings: Settings, seconds: float
-) -> None:
-    assert kept_s(settings) == seconds
-
-
 async def test_a_conversation_stays_with_a_busy_key_while_the_provider_keeps_its_prefix() -> None:
     now = 1000.0
-    settings = Settings(backends=KEYS)  # type: ignore[arg-type]
-    routes = Router(Backends.of(settings), settings.router, kept_s=300.0)
+    settings = Settings(backends=KEYS, stable="safe", index={"ttl_s": 300})  # type: ignore[arg-type]
+    routes = Dispatcher(settings, backends=Backends.of(settings), tenants=Tenants(settings)).router
     (affinity,) = [each for each in routes._signals if isinstance(each, PrefixAffinity)]
     affinity._clock = lambda: now
 

@@ -22,7 +22,6 @@ from ragboost.booster import Booster
 from ragboost.config import Settings
 from ragboost.proxy.hosted.lint.prompt import PromptParts
 from ragboost.requests.json_body import JsonBody
-from ragboost.proxy.hosted.prompt_blocks import prompt_blocks
 from ragboost.proxy.app import create_app
 from ragboost.requests.formats import make_formats
 from ragboost.requests.history import History
@@ -39,7 +38,7 @@ documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in ran
 
 def send(contents, **fields):
     body = {"systemInstruction": "Be brief.", "contents": contents, **fields}
-    request = parse_request(json.dumps(body).encode(), [], formats=formats, recognises=True)
+    request = parse_request(json.dumps(body).encode(), [], formats=formats)
     conversation = history_of_all.known(request.chain) if request.is_followed else None
     leading = request.leading(conversation)
     result = Rewriting(request, conversation, label_template="[Doc_{label}]").boost(booster)
@@ -70,7 +69,6 @@ assert [d.text for d in leading.documents] and inside["contents"][0]["parts"][0]
 event = {"usageMetadata": {"promptTokenCount": 9, "cachedContentTokenCount": 4}}
 assert has_usage(json.dumps(event).encode())
 assert read_usage(event)[:2] == (9, 4)
-assert len(prompt_blocks(first, seed=b"")) == 2
 body = JsonBody(json.dumps(first).encode())
 turns = body.elements("contents")
 prompt = PromptParts.of(body.raw_fields, "contents", turns, num_above=0)

@@ -1,19 +1,13 @@
 """The facts about the APIs and the prompt caches of providers agree with each other."""
 
-from typing import get_args
-
-from ragboost.requests.wires.providers import CACHE_MARKS, PROMPT_CACHES, MarkStyle
+from ragboost.requests.wires.providers import CACHE_MARKS, PROMPT_CACHES
 from ragboost.requests.wires.registry import ANY, CONTENTS, WIRES
 
 
-def test_every_style_of_marks_is_a_prompt_cache_and_its_ttls_ascend() -> None:
-    styles = [cache.style for cache in PROMPT_CACHES]
-    assert sorted(get_args(MarkStyle)) == sorted(["none", *styles])
+def test_every_prompt_cache_has_one_mark_and_a_lifetime_without_a_ttl() -> None:
     assert len(set(CACHE_MARKS)) == len(CACHE_MARKS)
     for cache in PROMPT_CACHES:
-        seconds = [ttl for ttl, _ in cache.ttls]
-        assert bool(cache.key) != bool(seconds)
-        assert seconds == sorted(seconds)
+        assert cache.ttls[None] == min(cache.ttls.values())
 
 
 def test_wires_with_one_field_of_messages_agree_on_a_messages_content() -> None:

@@ -108,7 +108,7 @@ def _marked_blocks(prompt: PromptParts) -> dict[int, int]:
     """Return the numbers of the blocks with a breakpoint, counted from the prompt's start, and in
     how many blocks an API looks from there for what was written."""
     blocks = [block for part in prompt.parts for block in part.blocks]
-    lookbacks = {cache.mark: cache.lookback for cache in PROMPT_CACHES if cache.mark}
+    lookbacks = {cache.mark: cache.lookback for cache in PROMPT_CACHES}
     marked = {
         number: max([num for mark, num in lookbacks.items() if block.get(mark) is not None])
         for number, block in enumerate(blocks)
@@ -133,10 +133,10 @@ def expired_break(before: PromptParts, *, seconds: float) -> PrefixBreak | None:
 def _lifetime_s(block: Any) -> float:
     """Return for how many seconds an API keeps what is before a block; 0 without a breakpoint."""
     for cache in PROMPT_CACHES:
-        mark = block.get(cache.mark) if isinstance(block, dict) and cache.mark else None
+        mark = block.get(cache.mark) if isinstance(block, dict) else None
         if isinstance(mark, dict):
-            named = [ttl for ttl, value in cache.ttls if value.get("ttl") == mark.get("ttl")]
-            return named[0] if named else cache.ttls[0][0]
+            ttl = mark.get("ttl")
+            return cache.ttls.get(ttl if isinstance(ttl, str) else None, cache.ttls[None])
     return 0.0
 
 

@@ -30,7 +30,7 @@ from ragboost.util.bounded_map import BoundedMap
 _MAX_BYTES = 64 * 1024 * 1024  # of all teams
 _MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_TEAMS = 64
-_SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds, _ in cache.ttls)
+_SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds in cache.ttls.values())
 # Between conversations, other differences are those of applications.
 HEAD_CAUSES = frozenset(
     {
