@@ -382,7 +382,8 @@ def test_lengths_are_asked_of_the_backend_once_and_places_become_exact() -> None
         texts = [document.text for document in DOCUMENTS]
         assert sorted(each["prompt"] for each in asked) == sorted(labels + texts)
         assert asked[0].keys() == {"model", "prompt", "add_special_tokens"}
-        assert misfits(proxy, engine.completions, engine, tolerance=BLOCK) == []
+        # A block more or less, and the label in front of a document that begins in it.
+        assert misfits(proxy, engine.completions, engine, tolerance=2 * BLOCK) == []
 
 
 def test_with_counted_lengths_labels_hints_and_a_system_prompt_are_predicted() -> None:

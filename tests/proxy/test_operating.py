@@ -228,5 +228,5 @@ def test_every_api_of_completions_has_a_span(
 
 def test_tracing_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    with pytest.raises(Exception, match=r"pip install '\.\[otel\]'"):
+    with pytest.raises(Exception, match=r'pip install "ragboost-middleware\[otel\]"'):
         create_app(Settings(proxy={"tracing": True}))  # type: ignore[arg-type]

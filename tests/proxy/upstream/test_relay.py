@@ -131,7 +131,10 @@ def test_the_usage_event_that_we_ask_for_is_taken_out_again(
     whole = b"".join(engine.stream_pieces(sent))
     events = [event + b"\n\n" for event in whole.split(b"\n\n") if event]
     assert through.content == b"".join(event for event in events if b'"usage"' not in event)
-    assert f"ragboost_prompt_tokens_total {sent.prompt_tokens}.0" in client.get("/metrics").text
+    assert (
+        f'ragboost_prompt_tokens_total{{arm=""}} {sent.prompt_tokens}.0'
+        in client.get("/metrics").text
+    )
 
 
 def test_a_usage_event_that_the_caller_asked_for_stays(
@@ -143,7 +146,10 @@ def test_a_usage_event_that_the_caller_asked_for_stays(
     sent = engine.requests[-1]
     assert sent.json["stream_options"] == options
     assert through.content == b"".join(engine.stream_pieces(sent))
-    assert f"ragboost_prompt_tokens_total {sent.prompt_tokens}.0" in client.get("/metrics").text
+    assert (
+        f'ragboost_prompt_tokens_total{{arm=""}} {sent.prompt_tokens}.0'
+        in client.get("/metrics").text
+    )
 
 
 def test_unknown_fields_big_integers_and_odd_spacing_survive_boosting(
