@@ -45,8 +45,8 @@ def two_ranks(**settings: Any) -> ReuseLLM:
 
 def stored_keys(worker: Any) -> list[str]:
     """Return the keys in a rank's store; runs there."""
-    (tier,) = get_kv_transfer_group().filler.library.store.memory
-    return sorted(key for key, _ in tier.items())
+    memory = get_kv_transfer_group().filler.library.store.memory
+    return sorted(key for key, _ in memory.items())
 
 
 def lose(worker: Any, *, rank: int) -> None:
