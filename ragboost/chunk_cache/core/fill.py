@@ -202,13 +202,11 @@ def recompute(
     pace: Pace | None = None,
 ) -> Steps[torch.Tensor | None]:
     """Compute rows layer by layer, each over all earlier keys, a piece per step, as a
-    token-by-token loop would; return the last row's logits, unless an observer stopped the pass.
-    Without one a pass begins with `assembly.hidden`."""
+    token-by-token loop would; return the last row's logits, unless an observer stopped the pass."""
     logits = None
     for piece in (pace or Pace()).pieces(rows):
         tokens = [assembly.tokens[position] for position in piece.tolist()]
-        begin = assembly.begin(piece) if observe is None else None
-        plan = ForwardPlan(piece, backend=backend, observe=observe, begin=begin)
+        plan = ForwardPlan(piece, backend=backend, observe=observe)
         logits = model.forward(tokens, assembly.cache, plan=plan)
         yield len(piece)
     return logits

@@ -291,7 +291,7 @@ class ReuseMiddleware(ABC):
             inbox.forget(ticket)
 
     async def _command(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """List, pin, evict or expire stored chunks: named by keys, or by a prompt with chunks."""
+        """List, pin or evict stored chunks: named by keys, or by a prompt with chunks."""
         body = await read_body(receive)
         fields = read_json(body.data) if body.is_whole else None
         extension = (fields or {}).get(FIELD) or {}

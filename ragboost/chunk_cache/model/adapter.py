@@ -14,7 +14,6 @@ from ragboost.chunk_cache.model.planned_attention import install_attention
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.reusable_model import PROBE_LENGTH, ReusableModel
 from ragboost.chunk_cache.model.rope import Frequencies
-from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.errors import UnsupportedModelError
 
 REUSABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -43,8 +42,6 @@ class ModelAdapter(ReusableModel):
         self._static: tuple[Frequencies, ...] | None = None
         self.install()
         self.kv_shapes = self._read_shapes()
-        # A pass may drop rows between two layers.
-        self.can_drop_rows = install_row_hooks(model, num_layers=self.num_layers)
         self.measure()
 
     def install(self) -> None:
@@ -82,9 +79,6 @@ class ModelAdapter(ReusableModel):
         if not self._is_dynamic:
             self._static = frequencies
         return frequencies
-
-    def supports_resuming(self) -> bool:
-        return self.can_drop_rows
 
     def config_text(self) -> str:
         text: str = self.model.config.to_json_string(use_diff=False)

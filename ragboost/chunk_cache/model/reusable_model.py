@@ -25,7 +25,6 @@ class ReusableModel(ABC):
 
     kv_shapes: Sequence[tuple[int, int, int]]  # of each layer: KV heads, key and value dimension
     layouts: tuple[RotaryLayout, ...]
-    can_resume = False  # a pass may begin with the hidden states of an earlier one
 
     def __init__(
         self,
@@ -48,11 +47,7 @@ class ReusableModel(ABC):
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan
     ) -> torch.Tensor:
         """Run the model with the attention of `plan`, and return the last row's output: logits, or
-        hidden states that every rank has. Records `plan.hidden` and begins at `plan.begin`, if
-        `supports_resuming`."""
-
-    @abstractmethod
-    def supports_resuming(self) -> bool: ...
+        hidden states that every rank has."""
 
     @abstractmethod
     def config_text(self) -> str: ...
@@ -114,7 +109,6 @@ class ReusableModel(ABC):
                 *keys, frequencies, shift=_PROBE_SHIFT, tolerance=self._tolerance, model=self.name
             ),
         )
-        self.can_resume = self.ranks.agree(self._measure_resuming())
 
     def _probe_keys(self, shift: int) -> list[torch.Tensor]:
         rows = torch.arange(PROBE_LENGTH, device=self.device)
@@ -122,21 +116,6 @@ class ReusableModel(ABC):
         cache.positions = rows + shift
         self.forward(self._probe_tokens(), cache, plan=ForwardPlan(rows))
         return [layer.keys for layer in cache.layers]
-
-    def _measure_resuming(self) -> bool:
-        """Compare a pass with one that begins at the input of its second layer."""
-        if self.num_layers < 2 or not self.supports_resuming():
-            return False
-        rows = torch.arange(PROBE_LENGTH, device=self.device)
-        cache, tokens = self.empty_cache(PROBE_LENGTH), self._probe_tokens()
-        whole = ForwardPlan(rows, keep=1)
-        want = self.forward(tokens, cache, plan=whole)
-        if whole.hidden is None or want is None:
-            return False
-        got = self.forward(tokens, cache, plan=ForwardPlan(rows, begin=whole.hidden))
-        assert got is not None, "no observer stops this pass"
-        limit = self._tolerance * float(want.float().abs().max())
-        return bool((got.float() - want.float()).abs().max() <= limit)
 
     def _probe_tokens(self) -> list[int]:
         return probe_tokens(PROBE_LENGTH, self._vocabulary)

@@ -61,7 +61,7 @@ def make_filler(context: Any, tree: Any, *, settings: EngineChunkSettings, rows:
     make = partial(PoolFiller, runner, ranks=ranks, settings=settings, rows=rows)
     filler = together(ranks, make)
     result = together(ranks, partial(_self_test, filler, runner, tree))
-    logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+    logger.info("chunk reuse is on: %s", result)
     return filler
 
 

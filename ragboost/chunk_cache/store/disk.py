@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ragboost.chunk_cache.eviction.heat import TAU_S
+from ragboost.chunk_cache.eviction import TAU_S
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.files import ChunkFile, encode
 from ragboost.chunk_cache.store.keys import check_key

@@ -4,7 +4,7 @@ from or goes to."""
 from collections import Counter
 from collections.abc import Callable
 
-from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import PUBLIC, owner_of, owner_prefix
 from ragboost.errors import ChunkCacheError

@@ -10,7 +10,7 @@ from ragboost.chunk_cache.core.fill_speed import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.eviction.heat import Heat
+from ragboost.chunk_cache.eviction import Heat
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.load_table import MAX_WAIT_S, MISS_S

@@ -332,7 +332,7 @@ def make_filler(runner: Any, config: Any, settings: EngineChunkSettings) -> Bloc
     kind = BlockFiller if ranks.size == 1 else RankFiller
     filler = together(ranks, partial(kind, runner, config, ranks=ranks, settings=settings))
     result = together(ranks, partial(_self_test, filler, runner, config))
-    logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+    logger.info("chunk reuse is on: %s", result)
     return filler
 
 

@@ -11,12 +11,10 @@ import pytest
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine import builtin, create_engine_app
 from ragboost.engine.text.tokenizer import ChatTokenizer
-from ragboost.graph import path_text
 from ragboost.graph.conversation import PromptWriter, with_facts
-from ragboost.graph.depcache import DepCache
+from ragboost.graph.depcache import DepCache, TokenPool
 from ragboost.graph.layout import LinearNode
-from ragboost.graph.pool import TokenPool
-from ragboost.graph.request import GraphFields
+from ragboost.graph.request import GraphFields, path_text
 from ragboost.proxy.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
 
