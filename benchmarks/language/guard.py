@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from benchmarks.language.arms import ArmRunner
 from benchmarks.language.cases import LanguageCase
 from ragboost.chunk_cache.eval.arms import FULL
@@ -128,7 +130,8 @@ def read_recorded() -> list[Watched]:
 
 def make_runner() -> ArmRunner:
     """Load the model."""
-    loaded = load_model(EngineSettings(model=MODEL, num_threads=1))
+    torch.set_num_threads(1)
+    loaded = load_model(EngineSettings(model=MODEL))
     return ArmRunner(loaded, stored="alone")
 
 

@@ -56,8 +56,6 @@ def load_model(settings: EngineSettings, *, reuses_chunks: bool = True) -> Loade
     Args:
         reuses_chunks: False: spare the self-test of chunk reuse, unless graphs need it.
     """
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
     if settings.is_builtin or settings.model is None:
         kind = "small" if settings.model is None else "tiny"
         model: Any = builtin.build_model(kind)

@@ -34,7 +34,6 @@ def dependency() -> Iterator[Served]:
         update={
             "graph_attention": "dependency",
             "kv_events_endpoint": None,
-            "kv_events_replay_endpoint": None,
         }
     )
     app = create_engine_app(settings)
@@ -198,7 +197,6 @@ def test_written_out_subgraphs_are_reused_without_tuning() -> None:
         update={
             "graph_attention": "subgraphs",
             "kv_events_endpoint": None,
-            "kv_events_replay_endpoint": None,
         }
     )
     with (

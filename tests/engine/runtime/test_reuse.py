@@ -25,7 +25,6 @@ from tests.eventually import eventually
 STEP = 64
 SETTINGS = EngineSettings(
     model=Path("ragboost-tiny"),
-    num_threads=1,
     capacity_tokens=2048,
     max_step_tokens=STEP,
     max_running=4,
