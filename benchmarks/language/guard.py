@@ -24,7 +24,7 @@ import torch
 from benchmarks.language.arms import ArmRunner
 from benchmarks.language.cases import LanguageCase
 from ragboost.chunk_cache.eval.arms import FULL
-from ragboost.chunk_cache.eval.metrics import kl_divergence
+from ragboost.chunk_cache.eval.full_answer import kl_divergence
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import load_model

@@ -18,13 +18,12 @@ from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import check_model, find_model, model_name
 from ragboost.engine import builtin
-from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.graph import GraphRunner
+from ragboost.engine.runtime.filling import ChunkFiller, GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner, has_window
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.scheduler import Scheduler
-from ragboost.engine.text.tokenizer import ChatTokenizer
+from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
 from ragboost.graph.conversation import GraphAttention, GraphPrompts
 from ragboost.graph.depcache import DepCache

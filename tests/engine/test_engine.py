@@ -14,8 +14,13 @@ from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.model_runner import ModelRunner
-from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens
-from ragboost.engine.runtime.sampling import SamplingParams, sample
+from ragboost.engine.runtime.request import (
+    EngineRequest,
+    Output,
+    PromptTokens,
+    SamplingParams,
+    sample,
+)
 from ragboost.errors import ConfigError
 from tests.engine.submitting import Request, running
 

@@ -25,8 +25,7 @@ from transformers import (
 
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
-from ragboost.engine.runtime.request import EngineRequest, PromptTokens
-from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine.runtime.request import EngineRequest, PromptTokens, SamplingParams
 from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.errors import ConfigError
 from research.eviction import POLICIES

@@ -8,8 +8,7 @@ import torch
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.measure import ChunkMeasure, largest_error, measure_last_chunk
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
-from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
 from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble, extract
 from ragboost.chunk_cache.model.attention.backend import AttentionBackend
 from ragboost.chunk_cache.model.pace import Pace, Steps, at_once

@@ -7,8 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from ragboost.chunk_cache.core.options import PolicyName, ReuseDefaults, ReuseOptions
-from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.request import (
+    EngineChunkRequest,
+    PolicyName,
+    ReuseDefaults,
+    ReuseOptions,
+)
 from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO

@@ -16,8 +16,12 @@ import msgspec
 import zmq
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, namespaced
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.core.request import (
+    MIN_CHUNK_TOKENS,
+    PromptReport,
+    TokenOrigins,
+    namespaced,
+)
 from ragboost.chunk_cache.http.reports import (
     ReplyTo,
     ReportSender,

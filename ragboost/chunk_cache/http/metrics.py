@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ragboost.chunk_cache.core.token_origins import PromptReport
+from ragboost.chunk_cache.core.request import PromptReport
 
 _PREFIX = "ragboost_chunk_"
 # By the field of a place's state; each has the label `tier`.

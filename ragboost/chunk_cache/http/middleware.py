@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ragboost.chunk_cache.core.options import (
+from ragboost.chunk_cache.core.request import (
     FIELD,
+    PARAMS_KEY,
+    VERSION,
     ChunkFields,
     ChunkPosition,
     ReuseDefaults,
     ReuseFields,
     read_public,
 )
-from ragboost.chunk_cache.core.request import PARAMS_KEY, VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.http.announcements import Announcer

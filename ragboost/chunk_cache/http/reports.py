@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ragboost.chunk_cache.core.token_origins import PromptReport
+from ragboost.chunk_cache.core.request import PromptReport
 from ragboost.errors import RagBoostError
 from ragboost.util.bounded_map import BoundedMap
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.options import FIELD
-from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, namespaced
+from ragboost.chunk_cache.core.request import FIELD, MIN_CHUNK_TOKENS, namespaced
 from ragboost.chunk_cache.http.reports import ReplyTo
 from ragboost.chunk_cache.store.keys import chunk_of, keys_of, owner_prefix
 from ragboost.chunk_cache.store.tiered import TieredStore

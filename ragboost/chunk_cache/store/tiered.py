@@ -15,7 +15,7 @@ from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.load_table import LoadTable
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.store.speeds import Speeds
+from ragboost.chunk_cache.store.workers import Speeds
 
 CLOSE_S = 30.0
 """Seconds that writing what is only in memory may take at the end; the rest is lost."""

@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ragboost.chunk_cache.core.fill_speed import FillSpeed
+from ragboost.chunk_cache.core.fill_budget import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.eviction import Heat
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.keys import Identity

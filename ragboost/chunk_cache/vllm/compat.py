@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.core.engine.internals import import_internals
+from ragboost.chunk_cache.core.internals import import_internals
 from ragboost.chunk_cache.model.nested_model import NestedLayer
 from ragboost.chunk_cache.model.paged_cache import PagedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks

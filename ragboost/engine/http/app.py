@@ -13,8 +13,8 @@ from starlette.responses import Response
 from ragboost.chunk_cache.http.asgi import refusal
 from ragboost.config import EngineSettings
 from ragboost.engine.http.completions import CompletionService
+from ragboost.engine.http.responses import ClientLeftError
 from ragboost.engine.http.routes import ROUTES
-from ragboost.engine.http.sse import ClientLeftError
 from ragboost.engine.loading import chunk_settings, load_model, make_engine
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError, error_object

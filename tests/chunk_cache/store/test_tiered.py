@@ -19,8 +19,8 @@ from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.files import ChunkFile
-from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.workers import Speeds
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import stored_kv
 from tests.chunk_cache.store.chunks import files_of_at_most, make_chunk, same

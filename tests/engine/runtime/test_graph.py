@@ -10,7 +10,7 @@ import pytest
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine import builtin, create_engine_app
-from ragboost.engine.text.tokenizer import ChatTokenizer
+from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.graph.conversation import PromptWriter, with_facts
 from ragboost.graph.depcache import DepCache, TokenPool
 from ragboost.graph.layout import LinearNode
