@@ -26,8 +26,6 @@ from ragboost.errors import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class FilledPrompt:
-    """The KV of a prompt up to its plan's `stop`."""
-
     cache: RequestCache  # from `stop` on unspecified
     selected: tuple[int, ...]  # positions of the recomputed tokens, ascending
     counts: TokenOrigins

@@ -132,7 +132,6 @@ class ReuseFields(ChunkFields):
 
     @property
     def is_exact(self) -> bool:
-        """The request asks to be computed exactly."""
         return bool(self.reuse == _EXACT)
 
     def options(self, defaults: ReuseDefaults) -> ReuseOptions | None:
@@ -156,8 +155,6 @@ class ReuseFields(ChunkFields):
 
 
 class ChunkPosition(NamedTuple):
-    """Position of a chunk in the text of a message."""
-
     message: int  # its number; 0 for a prompt
     start: int  # first character, or first token of a prompt of ids
     stop: int  # the one after the last
@@ -189,8 +186,6 @@ class TokenOrigins(NamedTuple):
 
 
 class PromptReport(NamedTuple):
-    """Report of an engine on a prompt that mentions chunks."""
-
     origins: TokenOrigins
     reason: str | None = None  # why it reused none of them; None: it did, or found none to reuse
 
@@ -211,8 +206,6 @@ class PromptReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineChunkRequest:
-    """The chunks of a prompt and how to reuse them."""
-
     chunks: tuple[tuple[int, int], ...] = ()  # positions (start, stop) in the prompt, ascending
     policy: str = DEFAULT_POLICY
     ratio: float = DEFAULT_RATIO  # share of the approximate tokens to recompute, 0 to 1

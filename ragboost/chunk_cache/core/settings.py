@@ -112,7 +112,6 @@ class EngineChunkSettings(Fields):
 
     @property
     def backend(self) -> str:
-        """Attention of the recomputation."""
         return "varlen" if self._is_on_accelerator else "tiled"
 
     @property
@@ -121,7 +120,6 @@ class EngineChunkSettings(Fields):
 
     @property
     def defaults(self) -> EngineChunkRequest:
-        """Options of requests that leave them out."""
         return EngineChunkRequest(
             policy=self.policy, ratio=self.ratio, granularity=self.granularity
         )

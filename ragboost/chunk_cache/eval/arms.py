@@ -52,8 +52,6 @@ class FilledArm(NamedTuple):
 
 
 class MeasuredArm(NamedTuple):
-    """A filled prompt beside full attention's."""
-
     outcome: ArmOutcome
     full: FullAnswer
     agreement: Agreement
@@ -134,7 +132,6 @@ def stop_ids(reuse: ChunkReuse) -> list[int | None]:
 
 
 def summarise(outcomes: Sequence[ArmOutcome], full: Sequence[ArmOutcome]) -> ArmSummary:
-    """Sum up an arm's outcomes on some prompts, and full attention's on the same."""
     return ArmSummary(
         outcomes[0].policy,
         outcomes[0].ratio,

@@ -44,8 +44,6 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 
 
 class ReuseMetrics:
-    """Counts prompts with chunks, the origins of their tokens, and what the store holds."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {
             field: Gauge(

@@ -213,7 +213,6 @@ class ReuseMiddleware(ABC):
         extension: Mapping[str, Any],
         reply_to: Sequence[Any],
     ) -> bytes | RequestError | None:
-        """Return the body with its plan; None: the request is served exactly."""
         rest = {name: value for name, value in fields.items() if name != FIELD}
         try:
             plan = await self._plan(scope, rest, extension)
@@ -329,7 +328,6 @@ class ReuseMiddleware(ABC):
         await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})
 
     async def _ask_store(self, *command: Any) -> dict[str, Any] | None:
-        """Send the engine a `StoreCommand` of these fields."""
         announcer = self._announcer
         if announcer is None or not self._takes_commands:
             return None

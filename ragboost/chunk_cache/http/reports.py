@@ -172,7 +172,6 @@ def connect_to_inbox(directory: Path) -> "zmq.Socket[bytes]":
 
 
 def send_to_inbox(socket: "zmq.Socket[bytes]", message: object) -> None:
-    """Send a message, or drop it if the queue is full."""
     try:
         socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
     except zmq.ZMQError as error:

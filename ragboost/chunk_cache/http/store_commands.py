@@ -48,7 +48,6 @@ def read_store_options(extension: Mapping[str, Any]) -> StoreOptions:
 
 
 def run_command(command: StoreCommand, library: ChunkLibrary) -> dict[str, Any]:
-    """Carry out a command in the engine's process."""
     store, options = library.store, command.options
     if not isinstance(store, TieredStore):
         return {"error": "several_workers"}
@@ -76,7 +75,6 @@ def run_command(command: StoreCommand, library: ChunkLibrary) -> dict[str, Any]:
 
 
 def _describe(key: str, store: TieredStore) -> dict[str, Any]:
-    """Return where KV of a chunk is, and whether any of it is pinned."""
     places = dict.fromkeys(place for each in keys_of(key) for place in store.places(each))
     return {"places": [*places], "pinned": any(store.is_kept(each) for each in keys_of(key))}
 

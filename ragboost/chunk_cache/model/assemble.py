@@ -16,8 +16,6 @@ from ragboost.chunk_cache.store.keys import tokens_digest
 
 
 class TokenSource(IntEnum):
-    """The origin of a token's KV."""
-
     MISSING = 0
     """Not stored: the token must be computed."""
     APPROXIMATE = 1
@@ -39,8 +37,6 @@ class ChunkSpan:
 
 @dataclass(slots=True)
 class Assembly:
-    """A prompt with its stored KV."""
-
     tokens: list[int]  # of the whole prompt
     cache: RequestCache  # zeros for missing tokens
     source: torch.Tensor  # `TokenSource` of each token, (tokens,) int8
@@ -58,7 +54,6 @@ class Assembly:
 
     @property
     def candidates(self) -> torch.Tensor:
-        """Positions of the approximate tokens, ascending."""
         return torch.nonzero(self.source == TokenSource.APPROXIMATE).flatten()
 
 

@@ -151,7 +151,6 @@ def between_passes(runner: Any) -> Iterator[None]:
 
 
 def attention_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attention layers in order, with their names."""
     found = [
         (name, module)
         for name, module in model.named_modules()

@@ -69,7 +69,6 @@ class PoolScheduler:
         return len(self._requests)
 
     def find(self, req: Any) -> PoolRequest | None:
-        """Return a request that mentions chunks; None for any other."""
         params = getattr(req.sampling_params, "custom_params", None)
         if not isinstance(params, Mapping) or PARAMS_KEY not in params:
             return None

@@ -72,7 +72,6 @@ class DiskTier:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, including unfinished ones."""
         with self._locked():
             return sum(entry.size_bytes for entry in self._scan())
 
@@ -256,7 +255,6 @@ def _read(path: Path) -> bytearray:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return True if an unfinished file's writer has died and so released its lock."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

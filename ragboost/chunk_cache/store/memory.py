@@ -82,7 +82,6 @@ class MemoryTier:
         return key in self._kept.get(owner_of(key), ())
 
     def peek(self, key: str) -> ChunkKV | None:
-        """Return KV without marking it as used."""
         return self._chunks.get(key)
 
     def load(self, key: str) -> ChunkKV | None:

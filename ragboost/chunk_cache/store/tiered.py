@@ -135,11 +135,9 @@ class TieredStore:
         return self._loads.is_awaited(keys)
 
     def is_on_its_way(self, key: str) -> bool:
-        """Return True while KV is loaded, whether or not a request should wait for it."""
         return key in self._loads
 
     def wait_for_load(self, *, timeout_s: float) -> None:
-        """Wait until one of the loads under way has ended, if there are any."""
         self._loads.wait(timeout_s=timeout_s)
 
     def clear(self) -> None:
@@ -229,7 +227,6 @@ class TieredStore:
         return next((chunk for chunk in unwritten if chunk is not None), None)
 
     def _demote(self, key: str, chunk: ChunkKV) -> None:
-        """Write evicted KV elsewhere."""
         for tier in self._tiers:
             if key not in tier:
                 tier.write(key, chunk)

@@ -78,7 +78,6 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """True while the store is not to be asked."""
         return self._clock() < self._open_until
 
     @property
@@ -86,7 +85,6 @@ class Breaker:
         return self._num_failures >= _MAX_FAILURES
 
     def failed(self, *, is_hung: bool = False) -> None:
-        """Note a failure; one that hangs counts as three."""
         with self._lock:
             self._num_failures += _MAX_FAILURES if is_hung else 1
             if self._num_failures < _MAX_FAILURES or self.is_open:
@@ -145,7 +143,6 @@ class Speeds:
 
     @property
     def is_slow(self) -> bool:
-        """True if loading is slower than computing."""
         with self._lock:
             return self._is_slow()
 

@@ -23,8 +23,6 @@ _MAX_ASKED = 1 << 14  # chunks between two steps
 
 
 class _RankLoad:
-    """A chunk that the ranks were told to load."""
-
     def __init__(self, wait_until: float) -> None:
         self.wait_until = self.retry_at = wait_until
         self.has_failed = False

@@ -152,7 +152,6 @@ Hasher = Callable[[Any], list[bytes]]
 
 
 def new_request(tokens: list[int], hasher: Hasher) -> Any:
-    """Return a request of vLLM that hashes its blocks so."""
     sampling = _vllm().SamplingParams(max_tokens=1)
     return _vllm().Request("ragboost", tokens, sampling, None, block_hasher=hasher)
 

@@ -20,11 +20,11 @@ from ragboost.engine.http.prompts import Prompts
 from ragboost.engine.http.protocol import ApiError, GenerationRequest
 from ragboost.engine.http.responses import (
     DONE,
-    EventStreamResponse,
     Kind,
     ResponseBuilder,
     TextPiece,
     event,
+    stream,
     unless_disconnected,
 )
 from ragboost.engine.http.schemas import ChatCompletionRequest, CompletionRequest
@@ -103,7 +103,8 @@ class CompletionService:
         builder = ResponseBuilder(kind, self.loaded.name, num_prompt_tokens=num_prompt_tokens)
         pieces = self._generate(prompt, fields, max_tokens=max_tokens)
         if fields.stream:
-            return EventStreamResponse(_events(pieces, builder, has_usage=fields.include_usage))
+            events = _events(pieces, builder, has_usage=fields.include_usage)
+            return await stream(events, request.receive)
         whole = await unless_disconnected(_whole(pieces, builder), request.receive)
         return Response(orjson.dumps(whole), media_type="application/json")
 
@@ -148,7 +149,7 @@ class CompletionService:
             ended = ("the engine has stopped; see its log for the reason", "engine_stopped", None)
             message, code, retry_after_s = full if self.engine.is_healthy else ended
             raise ApiError(message, status=503, code=code, retry_after_s=retry_after_s)
-        stream = TextStream(self.loaded.tokenizer, stop=fields.stop)
+        text_stream = TextStream(self.loaded.tokenizer, stop=fields.stop)
         count, reason = 0, None
         try:
             while reason is None:
@@ -156,10 +157,10 @@ class CompletionService:
                 if token is None:
                     raise ApiError("the engine failed", status=500, code="internal_error")
                 count += 1
-                text = "" if reason == "stop" else stream.push(token)
+                text = "" if reason == "stop" else text_stream.push(token)
                 if reason is not None:
-                    text += stream.finish()
-                if stream.is_stopped:
+                    text += text_stream.finish()
+                if text_stream.is_stopped:
                     reason = "stop"
                 if count == 1:
                     self.metrics.ttft.observe(time.perf_counter() - begin)

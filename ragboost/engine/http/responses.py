@@ -4,12 +4,12 @@ disconnects."""
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive
 
 from ragboost.chunk_cache.core.request import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.usage import with_report
@@ -88,42 +88,23 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-class EventStreamResponse(Response):
-    """A stream that starts with its first event; an error before that becomes an ordinary response.
-    When the client disconnects, `events` is closed."""
+async def stream(events: AsyncGenerator[bytes, None], receive: Receive) -> Response:
+    """Return a stream once its first event is there: an error before it is an ordinary response."""
+    first = await unless_disconnected(anext(events), receive)
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def whole() -> AsyncGenerator[bytes, None]:
         try:
-            await unless_disconnected(self._send(send), receive)
-        except (ClientLeftError, OSError):  # OSError: the server noticed it while sending
-            return
-
-    async def _send(self, send: Send) -> None:
-        start = {
-            "type": "http.response.start",
-            "status": self.status_code,
-            "headers": self.raw_headers,
-        }
-        is_started = False
-        try:
-            async for data in self._events:
-                if not is_started:
-                    await send(start)
-                    is_started = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            yield first
+            async for data in events:
+                yield data
         finally:
-            await self._events.aclose()
+            await events.aclose()
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(whole(), media_type="text/event-stream", headers=headers)
 
 
-async def unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_until_disconnect(receive))
     try:

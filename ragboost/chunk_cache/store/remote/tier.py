@@ -45,8 +45,6 @@ class RemoteDriver(Protocol):
 
 
 class RemoteTier:
-    """A `ChunkTier` in a remote store."""
-
     def __init__(self, driver: RemoteDriver) -> None:
         self.num_refused = 0  # damaged or foreign values
         self._driver = driver
