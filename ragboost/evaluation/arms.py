@@ -47,36 +47,19 @@ ARMS = (
     EvalArm("boosted-no-hints", {**_ORDERED, "hints.order": False}, drops_locations=True),
     EvalArm(
         "hints-before",
-        {**_HINTED, "hints.position": "before_question", "hints.location_position": "with_hints"},
+        {**_HINTED, "hints.position": "before_question"},
         advice='hints.position = "before_question"',
     ),
     EvalArm(
         "hints-after",
-        {**_HINTED, "hints.position": "after_question", "hints.location_position": "with_hints"},
+        {**_HINTED, "hints.position": "after_question"},
         advice='hints.position = "after_question"',
-    ),
-    EvalArm(
-        "hints-in-place",
-        {**_HINTED, "hints.location_position": "in_place"},
-        advice='hints.location_position = "in_place"',
-        in_conversations=True,
     ),
     *(_keep_last(count) for count in range(MAX_KEEP_LAST + 1)),
     EvalArm("shuffled", _PLAIN, shuffle="as_retrieved"),
     EvalArm("shuffled-hints", _HINTED, shuffle="as_moved"),
     EvalArm("reversed", _PLAIN, shuffle="reversed"),
-    EvalArm(
-        "dedup",
-        {**_TURNS, "hints.location_position": "with_hints"},
-        advice="ordering.enabled = false",
-        in_conversations=True,
-    ),
-    EvalArm(
-        "dedup-in-place",
-        {**_TURNS, "hints.location_position": "in_place"},
-        advice='ordering.enabled = false and hints.location_position = "in_place"',
-        in_conversations=True,
-    ),
+    EvalArm("dedup", _TURNS, advice="ordering.enabled = false", in_conversations=True),
     EvalArm("dedup-no-hints", _TURNS, drops_locations=True, in_conversations=True),
 )
 

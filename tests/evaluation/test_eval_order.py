@@ -139,7 +139,7 @@ def test_conversations_are_measured_with_their_own_arms(tmp_path: Path, engine: 
     done = run(path, engine.url, "--yes", "--json")
 
     assert done.exit_code == 0, done.output
-    assert {"dedup", "dedup-in-place", "dedup-no-hints"} <= json.loads(done.stdout)["arms"].keys()
+    assert {"dedup", "dedup-no-hints"} <= json.loads(done.stdout)["arms"].keys()
 
 
 @pytest.mark.parametrize(

@@ -91,15 +91,13 @@ def test_the_reversed_arm_sends_the_least_relevant_document_first() -> None:
     assert not any("by relevance" in p.messages[-1][1] for p in rendered("reversed", *SINGLE))
 
 
-def test_later_turns_refer_to_documents_behind_in_place_or_not_at_all() -> None:
+def test_later_turns_refer_to_documents_or_not_at_all() -> None:
     def last(name: str) -> str:
         return rendered(name, *TURNS)[1].messages[-1][1]
 
     one, two = (f"Please refer to [Doc_{name}] in the previous conversation." for name in "BA")
     assert last("dedup") == f"[Doc_D]\ntext of D\n\n{one}\n{two}\n\nquestion 2?"
-    assert last("dedup-in-place") == f"[Doc_D]\ntext of D\n\n{one}\n\n{two}\n\nquestion 2?"
     assert last("dedup-no-hints") == "[Doc_D]\ntext of D\n\nquestion 2?"
-    assert last("hints-in-place") == last("dedup-in-place")
 
 
 def test_a_turn_carries_the_earlier_ones_as_they_were_sent_with_the_right_answers() -> None:
