@@ -142,7 +142,7 @@ def _ask(
 
 
 def _show(result: "OrderEvaluation", failures: Mapping[str, str], *, as_json: bool) -> None:
-    from ragboost.evaluation.result_table import result_table
+    from ragboost.evaluation.results import result_table
 
     if failures:
         first = next(iter(failures.values()))

@@ -148,7 +148,7 @@ def engine(
 def _lint(log: Path, settings: Settings, *, as_json: bool) -> NoReturn:
     from rich.console import Console
 
-    from ragboost.proxy.hosted.lint import lint_log
+    from ragboost.proxy.hosted.report import lint_log
 
     report = lint_log(log, prices=settings.prices)
     for reason in report.bad_lines:

@@ -5,16 +5,45 @@
 `doc_ids` refer to a corpus; `conversation_id` makes turns. Malformed records are skipped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ragboost.errors import RequestError, json_type
-from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.integrations.retrieval.corpus import Corpus, find_documents
 from ragboost.requests.recorded_request import RecordedRequest
-from ragboost.types import as_documents
+from ragboost.types import Document, as_documents
 from ragboost.util.jsonl import Line, decode, read_lines
+
+
+@dataclass(frozen=True, slots=True)
+class EvalQuestion:
+    id: str  # unique in the file
+    text: str
+    documents: tuple[Document, ...]  # most relevant first; not empty
+    # Right answers; the first one is the assistant's message in later turns.
+    answers: tuple[str, ...]
+    conversation: str | None = None  # its conversation; None: it stands alone
+
+
+def text_of(row: Mapping[str, object], *names: str) -> str:
+    """Return the first of these fields that is present; it must be a non-empty text."""
+    value = next((row[name] for name in names if row.get(name) is not None), None)
+    if not isinstance(value, str) or not value.strip():
+        raise RequestError(f"{names[0]} must be a non-empty string", param=names[0])
+    return value
+
+
+def answers_of(value: object) -> tuple[str, ...]:
+    """Return answers given as a text, a number or a list of them, without blank ones."""
+    values = value if isinstance(value, list | tuple) else [value]
+    answers = [
+        str(entry).strip() for entry in values if entry is not None and not isinstance(entry, dict)
+    ]
+    if not any(answers):
+        raise RequestError("the right answer is missing", param="answers")
+    return tuple(dict.fromkeys(answer for answer in answers if answer))
+
 
 MAX_SHOWN = 3
 _EXPECTED = (

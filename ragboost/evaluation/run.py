@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from ragboost.config import Settings
 from ragboost.evaluation.answers import AnswerFile, answer_key, ask_all
-from ragboost.evaluation.arms import EvalArm
+from ragboost.evaluation.arms import ArmPrompt, ArmRenderer, EvalArm, Messages
 from ragboost.evaluation.endpoint import ChatEndpoint
-from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer, Messages
-from ragboost.evaluation.questions import EvalQuestion
+from ragboost.evaluation.loading import EvalQuestion
 from ragboost.evaluation.results import OrderEvaluation, compare
 from ragboost.util.text_scores import contains, exact_match, word_f1
 

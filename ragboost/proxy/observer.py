@@ -12,7 +12,7 @@ from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError
-from ragboost.proxy.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
+from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.records import Observation

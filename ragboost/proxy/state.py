@@ -20,7 +20,7 @@ from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.records import Observer
 from ragboost.proxy.replicas.load_board import LoadBoard
-from ragboost.proxy.replicas.message_handler import MessageHandler
+from ragboost.proxy.replicas.messages import MessageHandler
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.dispatcher import Dispatcher

@@ -16,8 +16,7 @@ from ragboost.cache_events import (
     EventBatch,
     decode_batch,
 )
-from ragboost.cache_sync.mirror_block import MirrorBlock
-from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
+from ragboost.cache_sync.prefix_mirror import Changes, MirrorBlock, PrefixMirror
 from tests.cache_sync.token_mirror import TokenMirror
 from tests.cache_sync.toy import ToyCache
 from tests.test_cache_events import frames

@@ -7,9 +7,8 @@ import pytest
 from ragboost.booster import Booster
 from ragboost.config import Settings, load_settings
 from ragboost.errors import RequestError
-from ragboost.evaluation.arms import ARMS, choose_arms
-from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer
-from ragboost.evaluation.questions import EvalQuestion
+from ragboost.evaluation.arms import ARMS, ArmPrompt, ArmRenderer, choose_arms
+from ragboost.evaluation.loading import EvalQuestion
 from ragboost.types import Document
 
 DOCUMENTS = {name: Document(f"text of {name}", id=name) for name in "ABCDEF"}

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from ragboost.booster.booster import Booster
 from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.evaluation.demo.workload import Workload, WorkloadTurn
-from ragboost.evaluation.endpoint import ChatEndpoint
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.endpoint import ChatEndpoint, StreamedAnswer
 
 MODEL = "demo"
 # Documents in retriever order, each as often as it was retrieved.

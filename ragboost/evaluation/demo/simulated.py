@@ -10,7 +10,7 @@ from ragboost.booster.booster import Booster
 from ragboost.config import IndexSettings, Settings
 from ragboost.evaluation.demo.replay import PLAIN
 from ragboost.evaluation.demo.workload import Workload, WorkloadTurn
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.endpoint import StreamedAnswer
 from ragboost.requests.wires.usage import Usage
 
 

@@ -12,8 +12,13 @@ from typing import Any
 
 from ragboost.booster.tenants import bounded_name
 from ragboost.config import SessionSettings
-from ragboost.proxy.replicas.message_handler import MessageHandler
-from ragboost.proxy.replicas.messages import PromptQueue, ReplicaMessage, decode, encode
+from ragboost.proxy.replicas.messages import (
+    MessageHandler,
+    PromptQueue,
+    ReplicaMessage,
+    decode,
+    encode,
+)
 from ragboost.proxy.sessions.redis import make_client
 from ragboost.util.redis_client import redis_errors
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ragboost.config import PriceSettings
-from ragboost.proxy.hosted.lint import LintReport, lint_log
-from ragboost.proxy.hosted.lint.conversations import LastPrompts
+from ragboost.proxy.hosted.conversations import LastPrompts
+from ragboost.proxy.hosted.report import LintReport, lint_log
 from ragboost.requests.json_body import JsonBody
 
 Body = dict[str, Any]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ragboost.config import PriceSettings
-from ragboost.proxy.hosted.lint.causes import Cause
-from ragboost.proxy.hosted.lint.comparison import PrefixBreak
-from ragboost.proxy.hosted.lint.conversations import LastPrompts
-from ragboost.proxy.hosted.lint.live import CacheBreak, PrefixWatch
+from ragboost.proxy.hosted.causes import Cause
+from ragboost.proxy.hosted.comparison import PrefixBreak
+from ragboost.proxy.hosted.conversations import LastPrompts
+from ragboost.proxy.hosted.live import CacheBreak, PrefixWatch
 from ragboost.requests.json_body import JsonBody
 from ragboost.requests.parsed_request import parse_request
 from ragboost.requests.wires.normal_form import EngineKind

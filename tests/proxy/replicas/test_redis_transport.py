@@ -15,8 +15,13 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.replicas import redis_transport
 from ragboost.proxy.replicas.load_board import LoadBoard
-from ragboost.proxy.replicas.message_handler import MessageHandler
-from ragboost.proxy.replicas.messages import LoadReport, ReplicaMessage, SentPrompt, encode
+from ragboost.proxy.replicas.messages import (
+    LoadReport,
+    MessageHandler,
+    ReplicaMessage,
+    SentPrompt,
+    encode,
+)
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.sessions.redis import make_client
 from ragboost.proxy.upstream.backend import Load

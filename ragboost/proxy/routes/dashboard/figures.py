@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from ragboost.proxy.hosted.lint.causes import MENDS, Cause
+from ragboost.proxy.hosted.causes import MENDS, Cause
 from ragboost.requests.formats.detection import ADVICE
 
 # What helps where no request is at fault.

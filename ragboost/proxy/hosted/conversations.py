@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.proxy.hosted.lint.prompt import (
+from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     PromptPart,
     blocks_of,
@@ -17,7 +17,7 @@ from ragboost.proxy.hosted.lint.prompt import (
     is_system,
     moves_system,
 )
-from ragboost.proxy.hosted.lint.seen_prompt import MAX_SOUGHT, SeenPrompt
+from ragboost.proxy.hosted.seen_prompt import MAX_SOUGHT, SeenPrompt
 from ragboost.requests.json_body import JsonBody
 from ragboost.requests.wires.body import has_cache_mark, may_have_cache_mark, tool_name
 from ragboost.requests.wires.normal_form import EngineKind

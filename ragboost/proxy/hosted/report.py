@@ -10,11 +10,11 @@ from rich.table import Table
 
 from ragboost.config import PriceSettings, Settings
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.proxy.hosted.lint.causes import MENDS, Cause
-from ragboost.proxy.hosted.lint.comparison import PrefixBreak
-from ragboost.proxy.hosted.lint.conversations import LastPrompts
-from ragboost.proxy.hosted.lint.live import HEAD_CAUSES, PromptComparison
-from ragboost.proxy.hosted.lint.prompt import (
+from ragboost.proxy.hosted.causes import MENDS, Cause
+from ragboost.proxy.hosted.comparison import PrefixBreak
+from ragboost.proxy.hosted.conversations import LastPrompts
+from ragboost.proxy.hosted.live import HEAD_CAUSES, PromptComparison
+from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     conversation_name,
     estimate_tokens,

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.config import PriceSettings
-from ragboost.proxy.hosted.lint.causes import MENDS, Cause
-from ragboost.proxy.hosted.lint.comparison import (
+from ragboost.proxy.hosted.causes import MENDS, Cause
+from ragboost.proxy.hosted.comparison import (
     PrefixBreak,
     compare,
     expired_break,
     rendered_break,
 )
-from ragboost.proxy.hosted.lint.conversations import LastPrompts, Predecessor
-from ragboost.proxy.hosted.lint.seen_prompt import SeenPrompt
+from ragboost.proxy.hosted.conversations import LastPrompts, Predecessor
 from ragboost.proxy.hosted.receipts import find_price, lost_cost
+from ragboost.proxy.hosted.seen_prompt import SeenPrompt
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.body import is_stored, may_have_cache_mark
 from ragboost.requests.wires.normal_form import EngineKind
