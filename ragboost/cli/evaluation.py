@@ -17,7 +17,7 @@ from ragboost.errors import RequestError
 if TYPE_CHECKING:
     from ragboost.evaluation.loading import LoadedQuestions
     from ragboost.evaluation.results import OrderEvaluation
-    from ragboost.evaluation.run import CostEstimate, OrderRun
+    from ragboost.evaluation.run import OrderRun
 
 _SYSTEM = "Answer the question from the documents, in as few words as possible."
 _VERDICT_TOKENS = 16
@@ -52,8 +52,6 @@ def eval_order(
     concurrency: int = typer.Option(8, min=1, max=256, help="Requests at a time."),
     timeout: float = typer.Option(120.0, min=1.0, metavar="SECONDS", help="For one response."),
     answers: Path | None = _ANSWERS,
-    price_in: float | None = typer.Option(None, min=0.0, help="Per million prompt tokens."),
-    price_out: float | None = typer.Option(None, min=0.0, help="Per million new tokens."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
     seed: int = typer.Option(0, min=0, help="Of shuffled orders and of the intervals."),
     as_json: bool = AS_JSON,
@@ -84,8 +82,7 @@ def eval_order(
     check_not_input(answers, inputs=[questions, *([corpus] if corpus else [])])
     kept = AnswerFile(answers)
     run = make_run(endpoint=asked, answers=kept, judge=judging, system=system, seed=seed)
-    estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
-    _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
+    _ask(run, max_tokens, is_sure=yes, concurrency=concurrency, progress=progress)
     _show(run.result(metric=chosen_metric), run.failures, as_json=as_json)
 
 
@@ -114,7 +111,7 @@ def _with_arms(names: Sequence[str], loaded: "LoadedQuestions") -> Callable[...,
 
 def _ask(
     run: "OrderRun",
-    estimate: Callable[[], "CostEstimate"],
+    max_tokens: int,
     *,
     is_sure: bool,
     concurrency: int,
@@ -124,7 +121,7 @@ def _ask(
 
     with progress_bar(progress) as on_progress:
         run.render(on_progress)
-    cost = estimate()
+    cost = run.estimate(max_tokens=max_tokens)
     typer.echo(cost.sentence(), err=True)
     if (cost.num_missing or cost.num_verdicts) and not is_sure:
         try:

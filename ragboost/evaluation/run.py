@@ -48,7 +48,7 @@ _BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """Requests, tokens and money that a run takes, told before its first request."""
+    """Requests and tokens that a run takes, told before its first request."""
 
     num_prompts: int  # distinct prompts of all arms
     num_known: int  # those answered by earlier runs
@@ -56,20 +56,10 @@ class CostEstimate:
     max_completion_tokens: int  # at most, of the others
     num_verdicts: int = 0  # requests to the judge, at most
     judge_tokens: int = 0  # estimated tokens of these
-    price_in: float | None = None  # per million prompt tokens; None: not given
-    price_out: float | None = None  # per million completion tokens
 
     @property
     def num_missing(self) -> int:
         return self.num_prompts - self.num_known
-
-    @property
-    def money(self) -> float | None:
-        """The most that the answers cost, without the judge."""
-        if self.price_in is None and self.price_out is None:
-            return None
-        tokens_in = self.prompt_tokens * (self.price_in or 0.0)
-        return (tokens_in + self.max_completion_tokens * (self.price_out or 0.0)) / 1e6
 
     def sentence(self) -> str:
         earlier = f", {self.num_known:,} answered before" if self.num_known else ""
@@ -78,8 +68,6 @@ class CostEstimate:
             f"about {self.prompt_tokens:,} prompt tokens, at most {self.max_completion_tokens:,} "
             "new ones"
         )
-        if self.money is not None:
-            text += f", at most {self.money:,.2f} at your prices"
         if self.num_verdicts:
             text += (
                 f"; up to {self.num_verdicts:,} requests to the judge, about "
@@ -134,9 +122,7 @@ class OrderRun:
                 on_progress("ordering", done, total)
             self._asked[arm.name] = tuple(asked)
 
-    def estimate(
-        self, *, max_tokens: int, price_in: float | None, price_out: float | None
-    ) -> CostEstimate:
+    def estimate(self, *, max_tokens: int) -> CostEstimate:
         tokens = {asked.key: asked.prompt.prompt_tokens for asked in self._all()}
         missing = [key for key in tokens if key not in self._answers]
         verdicts = judge_tokens = 0
@@ -152,8 +138,6 @@ class OrderRun:
             max_completion_tokens=len(missing) * max_tokens,
             num_verdicts=verdicts,
             judge_tokens=judge_tokens,
-            price_in=price_in,
-            price_out=price_out,
         )
 
     def ask(self, *, concurrency: int, on_progress: StageProgress) -> None:

@@ -100,13 +100,10 @@ def test_a_judge_decides_and_its_verdicts_are_kept(questions: Path) -> None:
 
 
 def test_nothing_is_asked_before_the_cost_is_accepted(questions: Path, engine: FakeEngine) -> None:
-    prices = ["--price-in", "2.5", "--price-out", "10"]
-
-    done = run(questions, engine.url, *prices, stdin="n\n")
+    done = run(questions, engine.url, stdin="n\n")
 
     assert done.exit_code == 1
     assert "distinct prompts: about" in done.output
-    assert "at your prices" in done.output
     assert not engine.completions
 
 
