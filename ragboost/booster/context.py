@@ -5,7 +5,7 @@ with equal leading documents begin with equal bytes.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Self
 
 from ragboost.index import IndexEntry
 from ragboost.types import Document, Hint
@@ -32,8 +32,6 @@ class Context:
     hints: tuple[Hint, ...] = ()
     #: False: the order hint is left out, since it costs more than the order saves.
     is_order_hinted: bool = True
-    #: Where the hints are rendered.
-    hint_position: Literal["before_question", "after_question"] = "before_question"
     #: Child positions from the root of the context index (paper section 4.1).
     search_path: tuple[int, ...] = ()
     #: Tokens of the documents at the front of the payload, and of the earlier turns, that the
@@ -76,8 +74,6 @@ class Context:
         hints = "\n".join([hint.text for hint in self.hints])
         if not hints:
             return self.query
-        if self.hint_position == "after_question":
-            return f"{self.query}\n\n{hints}"
         return f"{hints}\n\n{self.query}"
 
     def messages(self, *, system: str | None = None) -> list[dict[str, str]]:

@@ -57,16 +57,6 @@ ARMS = (
     EvalArm(BASELINE, _PLAIN, advice="ordering.enabled = false and hints.location = false"),
     EvalArm(BOOSTED),
     EvalArm("boosted-no-hints", {**_ORDERED, "hints.order": False}, drops_locations=True),
-    EvalArm(
-        "hints-before",
-        {**_HINTED, "hints.position": "before_question"},
-        advice='hints.position = "before_question"',
-    ),
-    EvalArm(
-        "hints-after",
-        {**_HINTED, "hints.position": "after_question"},
-        advice='hints.position = "after_question"',
-    ),
     *(_keep_last(count) for count in range(MAX_KEEP_LAST + 1)),
     EvalArm("shuffled", _PLAIN, shuffle="as_retrieved"),
     EvalArm("shuffled-hints", _HINTED, shuffle="as_moved"),

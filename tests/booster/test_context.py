@@ -32,15 +32,6 @@ def test_documents_hints_and_question_stand_in_this_order() -> None:
     )
 
 
-def test_hints_may_stand_behind_the_question() -> None:
-    booster = Booster(Settings.model_validate({"hints": {"position": "after_question"}}))
-    booster.boost("q", ["b", "a"])
-
-    text = booster.boost("Where?", ["a", "b"]).render()
-
-    assert text.index("Where?") < text.index("Documents by relevance")
-
-
 def test_templates_are_the_users() -> None:
     hints = {
         "label_template": "Source {label}:",

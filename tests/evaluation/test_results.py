@@ -41,7 +41,7 @@ def test_nothing_is_claimed_where_no_answer_is_right() -> None:
 
 
 def test_a_loss_names_the_best_setting_that_still_boosts() -> None:
-    arms = {"retriever": 150, "boosted": 100, "hints-after": 120, "keep-last-2": 150}
+    arms = {"retriever": 150, "boosted": 100, "keep-last-1": 120, "keep-last-2": 150}
 
     said = evaluation(arms).conclusion()
 
