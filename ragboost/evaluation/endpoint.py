@@ -202,14 +202,7 @@ class ChatEndpoint:
             if isinstance(content, list):
                 content = "".join(part.get("text") or "" for part in content)
             return str(content)
-        except (
-            ValueError,
-            KeyError,
-            IndexError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise RefusedPromptError(
                 f"{self.where} returned no chat completion ({error!r}): {text[:200]!r}"
             ) from None

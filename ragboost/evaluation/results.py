@@ -18,7 +18,7 @@ Scores = Mapping[str, Mapping[str, float]]
 class ArmResult:
     arm: EvalArm
     num_changed: int  # questions whose prompt differs from the baseline's
-    num_failed: int  # questions without an answer or a verdict
+    num_failed: int  # questions without an answer
     prompt_tokens: int  # estimated, of all its prompts
     predicted_hit_rate: float  # share of them that the Booster predicts to be cached
     scores: Mapping[str, float]  # mean by metric, over the questions that all arms have answered
