@@ -145,12 +145,12 @@ def engine(
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
 
 
-def _lint(log: Path, settings: Settings, *, as_json: bool) -> NoReturn:
+def _lint(log: Path, *, as_json: bool) -> NoReturn:
     from rich.console import Console
 
     from ragboost.proxy.hosted.report import lint_log
 
-    report = lint_log(log, prices=settings.prices)
+    report = lint_log(log)
     for reason in report.bad_lines:
         typer.echo(f"skipped: {reason}", err=True)
     if report.num_bad_lines > len(report.bad_lines):
@@ -213,7 +213,7 @@ def doctor(
 
         try_request(trial, settings, as_json=as_json)
     if log is not None:
-        _lint(log, settings, as_json=as_json)
+        _lint(log, as_json=as_json)
     _examine(settings, kv_events=kv_events, as_json=as_json)
 
 

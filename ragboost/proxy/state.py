@@ -57,7 +57,7 @@ class ProxyState:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         backends, tenants = Backends.of(settings), Tenants(settings)
-        metrics = Metrics(settings.prices, is_shadow=settings.proxy.shadow)
+        metrics = Metrics(is_shadow=settings.proxy.shadow)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
