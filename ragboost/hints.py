@@ -78,12 +78,7 @@ def location_hints(
     """Render a hint for each document that an earlier turn contains, or one for all of them.
 
     A client that gives the documents of all turns again would else have a longer hint with every
-    turn.
-
-    Args:
-        labels: those of that turn, most relevant first.
-        template: `{document}` becomes one.
-        num_carried: documents that the earlier turns contain; 0: each is to be named.
+    turn. The earlier turns contain `num_carried` documents; 0: each is to be named.
     """
     if len(labels) == num_carried > _MAX_NAMED:
         text = template.replace("{document}", "all documents")
@@ -102,12 +97,8 @@ def order_hint(labels: Sequence[str], by_relevance: Sequence[int], *, template: 
 
     Of more than `MAX_LABELS` documents it names the most relevant, and adds "then the rest in the
     order shown" if the prompt has the others in relevance order.
-
-    Args:
-        labels: the documents' labels in prompt order. Copies of a document share one, which is
-            named once, at the rank of the most relevant copy.
-        by_relevance: positions in `labels`, most relevant first.
-        template: contains `{order}`, which becomes `[Doc_2] >> [Doc_1] >> [Doc_4]`.
+    `labels` are in prompt order; copies of a document share one, which is named once, at the rank
+    of the most relevant copy. `{order}` becomes `[Doc_2] >> [Doc_1] >> [Doc_4]`.
     """
     places = dict(zip(reversed(labels), range(len(labels) - 1, -1, -1), strict=True))
     by_rank = list(dict.fromkeys(map(labels.__getitem__, by_relevance)))

@@ -146,7 +146,6 @@ class PrefixMirror:
         self._is_cleared = False
         self._owed = 0
         self._group: int | None = None
-        self._sparse_groups: set[int] = set()  # that are no full attention
         self.block_size = 0
         self.is_tree = False
         self.num_resident_tokens = 0
@@ -220,27 +219,13 @@ class PrefixMirror:
             self._touched.add(event.session_id)
 
     def _is_counted_group(self, event: BlockStored) -> bool:
-        """Return True for the group with full attention, which gives each block of tokens a hash.
-
-        Engines that do not say of which kind a group is are judged by that: a Mamba group keeps the
-        last state of a prefix alone, so that its hashes are fewer than its blocks of tokens.
-        """
+        """Return True for the first group with full attention."""
         group, kind = event.group_idx, event.kv_cache_spec_kind
         if kind is not None and kind not in FULL_ATTENTION:
             return False
-        if group is None:
-            return True
-        if kind is None and _is_sparse(event):
-            if group == self._group:  # its first events had one block each
-                requests = set(self._requests)
-                self.clear(is_partial=True)
-                self._touched |= requests
-            self._sparse_groups.add(group)
-        if group in self._sparse_groups:
-            return False
         if self._group is None:
             self._group = group
-        return group == self._group
+        return group in (None, self._group)
 
     def _parent(self, event: BlockStored) -> MirrorBlock | None:
         if event.parent_block_hash is not None:
@@ -382,9 +367,3 @@ class PrefixMirror:
         for request, block in self._requests.items():
             if block.requests is None or request not in block.requests or not block.is_reachable:
                 raise ContextIndexError(f"request {request!r} belongs to no resident block")
-
-
-def _is_sparse(event: BlockStored) -> bool:
-    """Return True if an event has fewer hashes than whole blocks of tokens."""
-    num_tokens, size = len(event.token_ids), event.block_size
-    return size > 0 and num_tokens % size == 0 and num_tokens > len(event.block_hashes) * size

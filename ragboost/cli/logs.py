@@ -6,7 +6,6 @@ Only commands set handlers up; the packages know `logging.getLogger` alone.
 
 import json
 import logging
-import multiprocessing
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +29,6 @@ class _JsonLines(_TextLines):
         fields = {
             "time": self.formatTime(record),
             "level": record.levelname,
-            "process": record.processName,
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -40,15 +38,10 @@ class _JsonLines(_TextLines):
 
 
 def log_to_terminal(settings: LogSettings) -> None:
-    """Write the log to standard error and the access log to standard output, in this process.
-
-    A worker's lines have its name; each line is written at once.
-    """
-    is_worker = multiprocessing.parent_process() is not None
-    where = "%(levelname)s %(processName)s" if is_worker else "%(levelname)s"
+    """Write the log to standard error and the access log to standard output."""
     lines = _JsonLines if settings.format == "json" else _TextLines
     handler = logging.StreamHandler()
-    handler.setFormatter(lines(f"%(asctime)s {where} %(name)s: %(message)s"))
+    handler.setFormatter(lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
     access = logging.getLogger("ragboost.access")
     access.setLevel(logging.INFO)  # it is switched on and off by `proxy.access_log` alone

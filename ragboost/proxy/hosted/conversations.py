@@ -54,11 +54,7 @@ class LastPrompts:
     A request with a name continues the conversation of that name. Any other continues one that
     has its first message or one of its last, if it has more in common with it than an opening
     question. One that continues none is compared with the last that has the same tools, or the
-    same line at an end of its instructions.
-
-    Args:
-        max_size: bytes of the requests that are kept; larger ones are not.
-        clock: monotonic, in seconds.
+    same line at an end of its instructions. All have `max_size` bytes at most.
     """
 
     def __init__(
@@ -102,11 +98,8 @@ class LastPrompts:
     ) -> tuple[Predecessor, SeenPrompt] | None:
         """Add a request, and return the one before it and itself; None if there is none before it.
 
-        Args:
-            owner: keeps the requests of different users apart.
-            name: of its conversation, unique for its owner; empty if it is not named.
-            has_head: compare its tools and instructions with those of other conversations.
-            kind: of the backend.
+        The name of its conversation is unique for its owner. With `has_head`, its tools and
+        instructions are compared with those of other conversations.
         """
         for field in PROMPTS:
             if decoded := body.fields.get(field):
