@@ -11,10 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ragboost.config import BackendSettings, EngineSettings, FormatSettings, IndexSettings, Settings
 from ragboost.evaluation.demo.comparison import summarize
-from ragboost.evaluation.demo.corpus import standard_library
-from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers, replay
-from ragboost.evaluation.demo.simulated import simulate_replay
-from ragboost.evaluation.demo.workload import Workload, make_workload
+from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers, replay, simulate_replay
+from ragboost.evaluation.demo.workload import Workload, make_workload, standard_library
 from ragboost.evaluation.endpoint import StreamedAnswer
 from ragboost.proxy.serving import serve_in_thread
 
