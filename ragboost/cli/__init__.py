@@ -55,11 +55,11 @@ app.command(rich_help_panel=_TRAFFIC)(demo)
 app.command(rich_help_panel=_TRAFFIC)(simulate)
 app.command(rich_help_panel=_TRAFFIC)(batch)
 app.command("eval-order", rich_help_panel=_TRAFFIC)(eval_order)
-app.add_typer(bench, name="bench", rich_help_panel=_TRAFFIC)
+app.add_typer(bench, name="bench", cls=CommandGroup, rich_help_panel=_TRAFFIC)
 app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)
 app.command(rich_help_panel=_REUSE)(calibrate)
 app.command(rich_help_panel=_REUSE)(precompute)
-app.add_typer(chunks, name="chunks", rich_help_panel=_REUSE)
+app.add_typer(chunks, name="chunks", cls=CommandGroup, rich_help_panel=_REUSE)
 
 
 def _joined(text: str) -> str:

@@ -24,6 +24,12 @@ _VERDICT_TOKENS = 16
 _TABLE_WIDTH = 100
 
 
+_ARM: list[str] = typer.Option(
+    [],
+    metavar="ARM",
+    help="Arm to ask, such as keep-last-2, repeatable, or all; by default retriever, boosted and "
+    "boosted-no-hints.",
+)
 _METRIC: str | None = typer.Option(
     None, help="em, f1, contains or judge, for the last sentence; by default f1 or judge."
 )
@@ -40,7 +46,7 @@ def eval_order(
     model: str = typer.Option(..., help="The model's name there."),
     corpus: Path | None = CORPUS,
     limit: int | None = typer.Option(None, min=1, help="Most questions to ask."),
-    arm: list[str] = typer.Option([], help="Arm to ask, repeatable; by default all."),
+    arm: list[str] = _ARM,
     metric: str | None = _METRIC,
     judge: str | None = typer.Option(None, metavar="URL", help="Endpoint that judges answers."),
     judge_model: str | None = typer.Option(None, help="The judge; by default the same model."),
@@ -59,7 +65,7 @@ def eval_order(
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
-    """Measure whether reordering costs answers, with your model and your questions.
+    """Measure whether your model answers worse when documents are reordered.
 
     Asks each question in retriever order and as RAGBoost would send it, with and without hints, and
     compares the answers. Settings come from ragboost.toml and the environment, as for `serve`.

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.evaluation.arms import BASELINE, BOOSTED, EvalArm
+from ragboost.evaluation.arms import BASELINE, BOOSTED, EVERY_ARM, EvalArm
 from ragboost.evaluation.bootstrap import MeanInterval, paired_difference
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -64,7 +64,10 @@ class OrderEvaluation:
             return f"{lost}; no other arm was asked."
         left = best.differences[self.metric]
         if best.arm.name == BASELINE:
-            return f"{lost}: set {best.arm.advice}, the only arm asked that loses nothing."
+            return (
+                f"{lost}: set {best.arm.advice}, the only arm asked that loses nothing, or look "
+                f"for a setting that still reorders with --arm {EVERY_ARM}."
+            )
         return (
             f"{lost}: set {best.arm.advice}, which {_changed(left.mean)} "
             f"({100 * left.low:+.1f} to {100 * left.high:+.1f})."
