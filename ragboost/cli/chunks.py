@@ -24,7 +24,7 @@ def size(
     ),
     documents: int = typer.Option(..., min=1, help="Number of documents."),
     tokens: int = typer.Option(512, min=1, help="Tokens of a document, on average."),
-    dtype: str = typer.Option("bfloat16", help="Of the engine's KV cache."),
+    dtype: str = typer.Option("bfloat16", help="Number format of the engine's KV cache."),
     ranks: int = typer.Option(1, min=1, help="Tensor-parallel size: each rank stores its part."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

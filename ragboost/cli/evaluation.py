@@ -31,10 +31,13 @@ _ARM: list[str] = typer.Option(
     "boosted-no-hints.",
 )
 _METRIC: str | None = typer.Option(
-    None, help="em, f1, contains or judge, for the last sentence; by default f1 or judge."
+    None,
+    help="Score of the last sentence: em, f1, contains or judge; by default f1, or judge if there is one.",
 )
 _ANSWERS: Path | None = typer.Option(
-    None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
+    None,
+    metavar="FILE",
+    help="Keep answers here, so that a stopped run can continue; by default beside QUESTIONS.",
 )
 
 
@@ -45,23 +48,27 @@ def eval_order(
     endpoint: str = typer.Option(..., metavar="URL", help="Any OpenAI-compatible server."),
     model: str = typer.Option(..., help="The model's name there."),
     corpus: Path | None = CORPUS,
-    limit: int | None = typer.Option(None, min=1, help="Most questions to ask."),
+    limit: int | None = typer.Option(
+        None, min=1, metavar="N", help="Ask only the first N questions."
+    ),
     arm: list[str] = _ARM,
     metric: str | None = _METRIC,
     judge: str | None = typer.Option(None, metavar="URL", help="Endpoint that judges answers."),
-    judge_model: str | None = typer.Option(None, help="The judge; by default the same model."),
+    judge_model: str | None = typer.Option(None, help="Model that judges; by default the same."),
     system: str = typer.Option(_SYSTEM, help="System message; empty for none."),
     max_tokens: int = typer.Option(64, min=1, help="Longest answer."),
     body: str = BODY,
     key_env: str = KEY_ENV,
     judge_key_env: str = typer.Option("OPENAI_API_KEY", help="The same for the judge's key."),
     concurrency: int = typer.Option(8, min=1, max=256, help="Requests at a time."),
-    timeout: float = typer.Option(120.0, min=1.0, metavar="SECONDS", help="For one response."),
+    timeout: float = typer.Option(
+        120.0, min=1.0, metavar="SECONDS", help="Longest wait for a response."
+    ),
     answers: Path | None = _ANSWERS,
-    price_in: float | None = typer.Option(None, min=0.0, help="Per million prompt tokens."),
-    price_out: float | None = typer.Option(None, min=0.0, help="Per million new tokens."),
+    price_in: float | None = typer.Option(None, min=0.0, help="Price of a million prompt tokens."),
+    price_out: float | None = typer.Option(None, min=0.0, help="Price of a million new tokens."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
-    seed: int = typer.Option(0, min=0, help="Of shuffled orders and of the intervals."),
+    seed: int = typer.Option(0, min=0, help="Seed of shuffled orders and intervals."),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
