@@ -61,11 +61,7 @@ def trace(
 
     requests = read_trace(file, limit=limit)
     served = ChatEndpoint(
-        endpoint,
-        model=model,
-        api_key=api_key(key_env),
-        body=json_fields(body),
-        timeout_s=timeout,
+        endpoint, model=model, api_key=api_key(key_env), body=json_fields(body), timeout_s=timeout
     )
     replay = TraceReplay(
         served, speed=speed, concurrency=concurrency, max_tokens=max_tokens, scale=scale

@@ -25,14 +25,10 @@ _TABLE_WIDTH = 100
 
 
 _ARM: list[str] = typer.Option(
-    [],
-    metavar="ARM",
-    help="Arm to ask, such as keep-last-2, repeatable, or all; by default retriever, boosted and "
-    "boosted-no-hints.",
+    [], metavar="ARM", help="Repeatable, or all; by default retriever, boosted, boosted-no-hints."
 )
 _METRIC: str | None = typer.Option(
-    None,
-    help="Score of the last sentence: em, f1, contains or judge; by default f1, or judge if there is one.",
+    None, help="Score of the last sentence: em, f1, contains, judge; by default f1 or judge."
 )
 _ANSWERS: Path | None = typer.Option(
     None,

@@ -132,8 +132,7 @@ _ENGINE: str = typer.Option(
     "behind its neighbours.",
 )
 _NEIGHBOURS: Path | None = typer.Option(
-    None,
-    help="JSONL with id and neighbours (ids, the closest last); by default, BM25 finds them.",
+    None, help="JSONL with id and neighbours (ids, the closest last); by default, BM25 finds them."
 )
 _TEMPLATE: str | None = typer.Option(
     None,

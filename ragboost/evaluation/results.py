@@ -64,10 +64,7 @@ class OrderEvaluation:
             return f"{lost}; no other arm was asked."
         left = best.differences[self.metric]
         if best.arm.name == BASELINE:
-            return (
-                f"{lost}: set {best.arm.advice}, the only arm asked that loses nothing, or look "
-                f"for a setting that still reorders with --arm {EVERY_ARM}."
-            )
+            return f"{lost}: set {best.arm.advice}, or try more settings with --arm {EVERY_ARM}."
         return (
             f"{lost}: set {best.arm.advice}, which {_changed(left.mean)} "
             f"({100 * left.low:+.1f} to {100 * left.high:+.1f})."
