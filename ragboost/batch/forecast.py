@@ -90,7 +90,7 @@ def forecast(
 def _sizes(smallest: int, largest: int) -> list[int]:
     largest = max(largest, 2 * smallest)
     ratio = (largest / smallest) ** (1 / (_NUM_SIZES - 1))
-    return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
+    return sorted({round(smallest * ratio**i) for i in range(_NUM_SIZES)})
 
 
 def _online(requests: BatchRequests, settings: Settings, size: int | None) -> float:

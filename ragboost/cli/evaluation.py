@@ -23,9 +23,14 @@ _SYSTEM = "Answer the question from the documents, in as few words as possible."
 _TABLE_WIDTH = 100
 
 
-_METRIC: str = typer.Option("f1", help="em, f1 or contains, for the last sentence.")
+_ARM: list[str] = typer.Option(
+    [], metavar="ARM", help="Repeatable, or all; by default retriever, boosted, boosted-no-hints."
+)
+_METRIC: str = typer.Option("f1", help="Score of the last sentence: em, f1 or contains.")
 _ANSWERS: Path | None = typer.Option(
-    None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
+    None,
+    metavar="FILE",
+    help="Keep answers here, so that a stopped run can continue; by default beside QUESTIONS.",
 )
 
 
@@ -36,22 +41,26 @@ def eval_order(
     endpoint: str = typer.Option(..., metavar="URL", help="Any OpenAI-compatible server."),
     model: str = typer.Option(..., help="The model's name there."),
     corpus: Path | None = CORPUS,
-    limit: int | None = typer.Option(None, min=1, help="Most questions to ask."),
-    arm: list[str] = typer.Option([], help="Arm to ask, repeatable; by default all."),
+    limit: int | None = typer.Option(
+        None, min=1, metavar="N", help="Ask only the first N questions."
+    ),
+    arm: list[str] = _ARM,
     metric: str = _METRIC,
     system: str = typer.Option(_SYSTEM, help="System message; empty for none."),
     max_tokens: int = typer.Option(64, min=1, help="Longest answer."),
     body: str = BODY,
     key_env: str = KEY_ENV,
     concurrency: int = typer.Option(8, min=1, max=256, help="Requests at a time."),
-    timeout: float = typer.Option(120.0, min=1.0, metavar="SECONDS", help="For one response."),
+    timeout: float = typer.Option(
+        120.0, min=1.0, metavar="SECONDS", help="Longest wait for a response."
+    ),
     answers: Path | None = _ANSWERS,
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
-    seed: int = typer.Option(0, min=0, help="Of shuffled orders and of the intervals."),
+    seed: int = typer.Option(0, min=0, help="Seed of shuffled orders and intervals."),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
-    """Measure whether reordering costs answers, with your model and your questions.
+    """Measure whether your model answers worse when documents are reordered.
 
     Asks each question in retriever order and as RAGBoost would send it, with and without hints, and
     compares the answers. Settings come from ragboost.toml and the environment, as for `serve`.

@@ -55,7 +55,7 @@ def log_to_terminal(settings: LogSettings) -> None:
 
 def log_settings_file(path: Path | None) -> None:
     """Say which file the settings are from."""
-    logger.info("settings from %s", path if path is not None else "no file")
+    logger.info("settings from %s", path or "flags and environment: no ragboost.toml here")
 
 
 if TYPE_CHECKING:

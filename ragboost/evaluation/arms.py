@@ -21,6 +21,8 @@ from ragboost.ordering import Order
 
 BASELINE = "retriever"
 BOOSTED = "boosted"
+DEFAULT_ARMS = {BASELINE, BOOSTED, "boosted-no-hints"}
+EVERY_ARM = "all"
 MAX_KEEP_LAST = 5
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -67,13 +69,13 @@ ARMS = (
 
 
 def choose_arms(names: Iterable[str], *, has_conversations: bool) -> tuple[EvalArm, ...]:
-    """Return arms by name, the baseline first; all that differ from each other if none is named."""
-    requested = set(names)
-    arms = {arm.name: arm for arm in ARMS}
+    """Return arms by name, the baseline first; `all` are those that differ from each other."""
+    requested = set(names) or DEFAULT_ARMS
+    arms = {EVERY_ARM: None, **{arm.name: arm for arm in ARMS}}
     for name in requested:
         if name not in arms:
             raise RequestError(f"--arm must be one of {', '.join(arms)}, got {name!r}")
-    if not requested:
+    if EVERY_ARM in requested:
         return tuple(arm for arm in ARMS if has_conversations or not arm.in_conversations)
     return tuple(arm for arm in ARMS if arm.name in requested | {BASELINE})
 

@@ -116,7 +116,7 @@ def test_conversations_are_measured_with_their_own_arms(tmp_path: Path, engine: 
     rows = [{**row, "conversation_id": number // 2} for number, row in enumerate(ROWS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    done = run(path, engine.url, "--yes", "--json")
+    done = run(path, engine.url, "--yes", "--json", "--arm", "all")
 
     assert done.exit_code == 0, done.output
     assert {"dedup", "dedup-no-hints"} <= json.loads(done.stdout)["arms"].keys()

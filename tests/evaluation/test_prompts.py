@@ -106,12 +106,17 @@ def test_a_turn_carries_the_earlier_ones_as_they_were_sent_with_the_right_answer
     assert second.prompt_tokens > first.prompt_tokens
 
 
+def test_three_arms_are_asked_by_default() -> None:
+    names = [arm.name for arm in choose_arms([], has_conversations=True)]
+    assert names == ["retriever", "boosted", "boosted-no-hints"]
+
+
 def test_arms_that_only_differ_in_later_turns_are_left_out_without_conversations() -> None:
-    names = [arm.name for arm in choose_arms([], has_conversations=False)]
+    names = [arm.name for arm in choose_arms(["all"], has_conversations=False)]
     assert names[:2] == ["retriever", "boosted"]
     assert "dedup" not in names
-    assert len(choose_arms([], has_conversations=True)) == len(ARMS)
+    assert len(choose_arms(["all"], has_conversations=True)) == len(ARMS)
     chosen = choose_arms(["keep-last-2"], has_conversations=False)
     assert [arm.name for arm in chosen] == ["retriever", "keep-last-2"]
-    with pytest.raises(RequestError, match=r"--arm must be one of retriever, .*got 'best'"):
+    with pytest.raises(RequestError, match=r"--arm must be one of all, retriever, .*got 'best'"):
         choose_arms(["best"], has_conversations=False)

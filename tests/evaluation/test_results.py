@@ -53,7 +53,7 @@ def test_a_loss_that_no_setting_avoids_advises_to_switch_ordering_off() -> None:
     said = evaluation({"retriever": 150, "boosted": 100, "keep-last-2": 110}).conclusion()
 
     assert "set ordering.enabled = false" in said
-    assert said.endswith("the only arm asked that loses nothing.")
+    assert said.endswith("or try more settings with --arm all.")
 
 
 def test_only_questions_that_all_arms_answered_are_compared() -> None:

@@ -24,7 +24,7 @@ def run_demo(
     sessions: int = 80,
     conversations: int = 10,
     turns: int = 4,
-    k: int = 6,
+    k: int = 8,
     capacity_tokens: int = 65_536,
     seed: int = 1,
     engine: EngineSettings | None = None,
