@@ -21,6 +21,7 @@ from ragboost.util.bounded_map import BoundedMap
 MAX_TENANTS = 1024  # one per model, cache salt and team
 _MAX_MODELS = 64
 _MAX_NAME = 256
+_MIN_NODES = 10_000  # of one backend's index
 
 
 class TenantKey(NamedTuple):
@@ -108,6 +109,8 @@ class Tenant:
                 policy=self._policy,
                 seat=seat,
             )
+            nodes = self._settings.proxy.memory.nodes // (2 * self._settings.num_backends)
+            booster.index.max_nodes = max(nodes, _MIN_NODES)
             booster.residency.follow(**self._modes.get(backend, CacheMode())._asdict())
             self._boosters[backend] = booster
         return booster
@@ -196,7 +199,11 @@ class Tenants:
         # Lengths of documents by model; all models share one if a tokenizer is configured.
         self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
-        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(max_entries=max_tenants)
+        # Their size is the number of their nodes when they were used last.
+        self._max_nodes = settings.proxy.memory.nodes
+        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
+            max_entries=max_tenants, max_size=self._max_nodes
+        )
         if settings.tokens.tokenizer is not None:
             self._counter("")  # so that a missing file is said now, not to the first request
 
@@ -205,7 +212,7 @@ class Tenants:
 
     def get(self, key: TenantKey) -> Tenant:
         """Return the tenant of a key; an unknown one is new."""
-        tenant = self._tenants.get(key)
+        tenant = self._tenants.peek(key)
         if tenant is None:
             tenant = Tenant(
                 key,
@@ -214,7 +221,7 @@ class Tenants:
                 numbers=self.numbers if self._settings.num_backends > 1 else None,
                 tokens=self._counter(key.model),
             )
-            self._tenants.put(key, tenant)
+        self._tenants.put(key, tenant, size=min(tenant.num_nodes, self._max_nodes // 2))
         return tenant
 
     def find(self, key: TenantKey) -> Tenant | None:
@@ -252,6 +259,7 @@ class Tenants:
             counter = make_counter(self._settings.tokens)
             counter.is_counted = counter.is_counted or self.is_counting
             counter.all_counters = self.counters.values
+            counter.max_wanted_bytes = self._settings.proxy.memory.uncounted
             self.counters.put(name, counter)
         return counter
 

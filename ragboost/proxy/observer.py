@@ -33,7 +33,9 @@ class RequestObserver:
         proxy = settings.proxy  # the teams of a file may become more
         num_teams = len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS
         template = ChatTemplate.beside(settings.tokens.tokenizer)
-        self._watch = PrefixWatch(settings.prices, num_teams=num_teams, template=template)
+        self._watch = PrefixWatch(
+            settings.prices, max_bytes=proxy.memory.prompts, num_teams=num_teams, template=template
+        )
         self._tenants = tenants
         self._metrics = metrics
         self._is_recorded = proxy.record is not None

@@ -76,7 +76,7 @@ class BoostPipeline:
         self.tenants = tenants
         # Apart, so that single questions, which most requests without a name are, evict no
         # conversation that has one.
-        self._named, self._unnamed = History(settings.session), History(settings.session)
+        self._named, self._unnamed = History.of(settings), History.of(settings)
         self.observer = RequestObserver(settings, tenants, metrics)
         self._settings = settings
         self._metrics = metrics

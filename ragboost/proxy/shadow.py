@@ -22,7 +22,7 @@ class ShadowTrial:
         self._metrics = metrics
         self._observer = observer
         self._label_template = settings.hints.label_template
-        self._history = History(settings.session)
+        self._history = History.of(settings)
 
     async def run(
         self, request: ParsedRequest, tenant: Tenant, placed: Placed, *, in_thread: bool

@@ -98,7 +98,7 @@ class ProxyState:
             recent,
             [*logs, recent, metrics, learning, hold_out],
             dispatcher,
-            make_store(settings.session, on_failure=metrics.session_store_failures.inc),
+            make_store(settings, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
             board,
             replicas,

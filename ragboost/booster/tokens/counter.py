@@ -15,7 +15,6 @@ from ragboost.types import KEY_OF, Document
 
 DEFAULT_TOKENS_PER_BYTE = 0.25  # until documents are counted
 _MAX_WANTED = 4096
-_MAX_WANTED_BYTES = 64 * 1024 * 1024  # of all counters together, beside a 64th for each
 _MAX_IDS = 4_000_000  # token ids kept, 4 bytes each
 _MIN_RATIO_CHANGE = 0.05  # relative; smaller changes keep the estimates
 _MIN_SAMPLE_TOKENS = 1024  # a ratio of fewer tokens means nothing
@@ -37,6 +36,8 @@ class TokenCounter:
         self, count_tokens: Callable[[str], int] | None = None, *, max_documents: int = 200_000
     ) -> None:
         self.max_documents = max_documents
+        # Of texts to count: of all counters together, beside a 64th for each.
+        self.max_wanted_bytes = 64 << 20
         # Returns all counters of the process, which share the memory for texts that wait.
         self.all_counters: Callable[[], Iterable[TokenCounter]] | None = None
         self._is_counted = False  # somebody calls `take_wanted`
@@ -183,10 +184,10 @@ class TokenCounter:
         self.has_wanted.set()
 
     def _has_too_many_bytes(self) -> bool:
-        if self._wanted_bytes <= _MAX_WANTED_BYTES // 64:
+        if self._wanted_bytes <= self.max_wanted_bytes // 64:
             return False
         counters = [self] if self.all_counters is None else self.all_counters()
-        return sum(each._wanted_bytes for each in counters) > _MAX_WANTED_BYTES
+        return sum(each._wanted_bytes for each in counters) > self.max_wanted_bytes
 
     def _update_ratio(self, tokens: int, size: int) -> None:
         if self._sample_bytes > 1 << 20:
