@@ -19,7 +19,7 @@ from ragboost.proxy.observability.collectors import (
     make_registry,
 )
 from ragboost.proxy.observability.instruments import Counter, Histogram
-from ragboost.proxy.records import Answer, Placed, Savings, SentRequest
+from ragboost.proxy.records import Answer, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
@@ -242,9 +242,7 @@ class Metrics:
         self._requests.labels(endpoint, model, outcome).inc(1)
         self._duration.labels(endpoint).observe(seconds)
 
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
+    async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
         """Count a completion: time, tokens, money, arm."""
         if answer.ended is None:
             return
