@@ -81,13 +81,13 @@ class SentRequest(NamedTuple):
     def saved(self, usage: Usage | None) -> Savings:
         """Return what was saved, as far as the backend's report confirms the prediction: one that
         has fewer cached tokens than predicted has evicted some, in any order."""
-        predicted = self.context.predicted_cached_tokens if self.context is not None else 0
-        if usage is None:
+        if usage is None or (self.context is None and not usage.reused_tokens):
             return self.savings
-        cached, order = usage.cached_tokens, self.savings.order
+        predicted = self.context.predicted_cached_tokens if self.context is not None else 0
+        cached, (order, dropped, _, hints) = usage.cached_tokens, self.savings
         if cached is not None and cached < predicted:
             order *= cached / predicted
-        return self.savings._replace(order=order, reuse=float(usage.reused_tokens or 0))
+        return Savings(order, dropped, float(usage.reused_tokens or 0), hints)
 
     def response_headers(self, detection: Detection) -> RawHeaders:
         """Return headers that tell the client of it."""

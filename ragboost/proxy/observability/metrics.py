@@ -19,7 +19,7 @@ from ragboost.proxy.observability.collectors import (
     make_registry,
 )
 from ragboost.proxy.observability.instruments import Counter, Histogram
-from ragboost.proxy.records import Answer, Savings, SentRequest
+from ragboost.proxy.records import NO_SAVINGS, Answer, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
@@ -268,6 +268,8 @@ class Metrics:
         self._bought_tokens.inc(bought_tokens or 0)
 
     def count_savings(self, savings: Savings) -> None:
+        if savings is NO_SAVINGS:
+            return
         self._saved["order"].inc(max(0.0, savings.order))
         self._saved["deduplication"].inc(savings.deduplication)
         self._saved["reuse"].inc(savings.reuse)
