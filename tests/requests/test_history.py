@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from ragboost.config import SessionSettings
 from ragboost.requests.history import History
 from ragboost.requests.json_body import chain_links
 from ragboost.requests.sent_history import FORM_BYTES, HistoryDelta, SentMessage
 
 
 def make(now: list[float] | None = None, **limits: Any) -> History:
-    settings = SessionSettings(**{"max_sessions": 10, "max_bytes": 10_000, "ttl_s": 100, **limits})
-    return History(settings, clock=lambda: now[0] if now else 0.0)
+    bounds = {"max_bytes": 10_000, "ttl_s": 100, **limits}
+    return History(**bounds, clock=lambda: now[0] if now else 0.0)
 
 
 def links_of(*messages: str) -> list[bytes]:
@@ -56,7 +55,7 @@ def test_the_last_turns_of_a_conversation_are_evicted_first() -> None:
 
 
 def test_a_conversation_in_use_is_found_however_many_others_begin() -> None:
-    history = make(max_sessions=1)
+    history = make(max_bytes=16 * (FORM_BYTES + 10))
     add(history, "q1")
     for number in range(100):
         add(history, f"other {number}")

@@ -17,7 +17,7 @@ from ragboost.proxy.observability.collectors import (
     make_registry,
 )
 from ragboost.proxy.observability.instruments import Counter, Histogram
-from ragboost.proxy.records import Answer, Placed, Savings, SentRequest
+from ragboost.proxy.records import NO_SAVINGS, Answer, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
@@ -230,9 +230,7 @@ class Metrics:
         self._requests.labels(endpoint, model, outcome).inc(1)
         self._duration.labels(endpoint).observe(seconds)
 
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
+    async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
         """Count a completion: time, tokens, arm."""
         if answer.ended is None:
             return
@@ -253,6 +251,8 @@ class Metrics:
         self._bought_tokens.inc(bought_tokens or 0)
 
     def count_savings(self, savings: Savings) -> None:
+        if savings is NO_SAVINGS:
+            return
         self._saved["order"].inc(max(0.0, savings.order))
         self._saved["deduplication"].inc(savings.deduplication)
         self._saved["reuse"].inc(savings.reuse)

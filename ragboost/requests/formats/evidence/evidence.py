@@ -27,7 +27,6 @@ _NUM_HEADS = 3  # texts with one beginning, from which on this is a part of the 
 _MAX_TENANTS = 64
 _MAX_BEGINNINGS = 64  # of a tenant, and together
 _MAX_SIZE_BYTES = 8 << 20
-_MAX_ALL_BYTES = 64 << 20
 _MAX_DECISIONS = 2048
 _MAX_SPANS = 16_384
 _SPAN_BYTES = 150
@@ -70,9 +69,9 @@ class Evidence:
     first turn was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int = 64 << 20) -> None:
         self._tenants: BoundedMap[str, _Tenant] = BoundedMap(
-            max_entries=_MAX_TENANTS, max_size=_MAX_ALL_BYTES
+            max_entries=_MAX_TENANTS, max_size=max_bytes
         )
         self._lock = Lock()
 
