@@ -77,7 +77,6 @@ class JsonBody:
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        self._is_lenient = False
         if len(raw) > _MAX_CONTAINERS and _num_openers(raw) > _MAX_CONTAINERS:
             raise MalformedBodyError("the body has too many objects and lists")
         self.raw_fields = self._split_fields()  # the client's bytes, not copied
@@ -128,9 +127,7 @@ class JsonBody:
         return self.encode_bytes(encoded)
 
     def encode_bytes(self, value: Any) -> bytes:
-        if isinstance(value, msgspec.Raw):
-            return bytes(value)
-        return _bytes(_dump(value)) if self._is_lenient else _ENCODER.encode(value)
+        return bytes(value) if isinstance(value, msgspec.Raw) else encode_json(value)
 
     def _encode_value(self, value: Any) -> msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
@@ -172,9 +169,9 @@ class JsonBody:
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
 
-    def _load(self, raw: bytes) -> Any:
+    @staticmethod
+    def _load(raw: bytes) -> Any:
         """Accept what engines accept, too: lone surrogates and NaN."""
-        self._is_lenient = True
         try:
             value = _LENIENT.decode(_text(raw))
         except RecursionError:
@@ -207,7 +204,8 @@ def decode_json(raw: bytes | msgspec.Raw) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode a value; lone surrogates, which UTF-8 cannot carry, become escapes."""
+    """Encode a value, by what it holds alone; lone surrogates, which UTF-8 cannot carry, become
+    escapes."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:
