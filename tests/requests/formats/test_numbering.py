@@ -74,3 +74,15 @@ def test_where_answers_are_not_seen_documents_that_may_be_cited_stay() -> None:
     with pytest.raises(LeftAloneError):
         find_format(formats, user(prompt(f"Cite [n].\n\n{listed}")))
     assert find_format(make_formats(Settings()), user(prompt(f"Cite [n].\n\n{listed}"))) is not None
+
+
+def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> None:
+    """Short ones are no documents, but an answer cites them by the same numbers."""
+    write = '<source id="{}">{}</source>'
+    listed = "\n".join(write.format(n, text) for n, text in enumerate([LEASE, RENT], 1))
+    short = "\n".join(write.format(n, "yes") for n in (1, 2))
+    for question, stays in ((short, True), ("Who signed?", False)):
+        messages = [{"role": "system", "content": listed}, {"role": "user", "content": question}]
+        hit = find_format(make_formats(Settings()), {"messages": messages})
+        assert hit is not None and hit[1].numbering is not None
+        assert (hit[1].numbering.stays, hit[1].numbering.maps_answer) == (stays, not stays)
