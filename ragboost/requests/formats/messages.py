@@ -237,9 +237,7 @@ class Messages:
         stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
         before = group.around()[0] if leading.slot.is_user else ""
         numbering = replace(
-            numbering,
-            stays=stays or asks_for_number(numbering, before),
-            maps_answer=not has_other,
+            numbering, stays=stays or asks_for_number(numbering, before), maps_answer=not has_other
         )
         return _Layout(leading, references, cites, numbering, behind)
 

@@ -155,12 +155,9 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
 
 def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan, ...]:
     ends = [(lines[first], lines[end - 1].end) for first, end in cut.runs]
-    spans = [
-        DocumentSpan(line.text_start, end, line.start)
-        if cut.has_numbers
-        else DocumentSpan(line.start, end)
-        for line, end in ends
-    ]
+    spans = [DocumentSpan(line.start, end) for line, end in ends]
+    if cut.has_numbers:
+        spans = [DocumentSpan(line.text_start, end, line.start) for line, end in ends]
     are_alike = cut.has_marks or _are_alike(lines, cut, text)
     return tuple(spans) if are_alike and _are_worth_it(text, spans) else ()
 

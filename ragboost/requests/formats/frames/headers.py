@@ -27,11 +27,7 @@ class _Header(NamedTuple):
 
 
 def find(
-    text: str,
-    hidden: HiddenParts,
-    around: Surroundings,
-    *,
-    is_closed: bool,
+    text: str, hidden: HiddenParts, around: Surroundings, *, is_closed: bool
 ) -> Iterator[Candidate]:
     """Find the documents of each container.
 

@@ -64,12 +64,7 @@ class _Label(NamedTuple):
 
 
 def find(
-    text: str,
-    hidden: HiddenParts,
-    around: Surroundings,
-    *,
-    is_closed: bool,
-    may_ask: bool,
+    text: str, hidden: HiddenParts, around: Surroundings, *, is_closed: bool, may_ask: bool
 ) -> Iterator[Candidate]:
     """Find lists of labelled documents.
 
@@ -97,18 +92,12 @@ def find(
             yield _paired(text, labels, pairs[before, after], frame)
         elif is_counted or (before == _ID_PREFIX and len(set(names)) == len(names)):
             first, last = labels[0].start, labels[-1].end
-            holders = [c for c in around.containers if c.start <= first and last <= c.end]
-            if is_closed and not holders:
-                begin, end = strip(text, 0, len(text))
-                holders = [Container(begin, end, end)]
+            begin, end = strip(text, 0, len(text))
+            whole = [Container(begin, end, end)] if is_closed else []
+            holders = [c for c in (*around.containers, *whole) if c.start <= first <= last <= c.end]
+            holder = holders[0] if holders else None
             yield _listed(
-                text,
-                labels,
-                frame,
-                around,
-                is_counted=is_counted,
-                holder=holders[0] if holders else None,
-                may_ask=may_ask,
+                text, labels, frame, around, is_counted=is_counted, holder=holder, may_ask=may_ask
             )
         elif names[0] in ("0", "1") and names[1] in ("1", "2"):
             yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
@@ -291,9 +280,8 @@ def _listed(
 
 
 def _ruled(text: str, starts: Sequence[int], rules: Sequence[Rule]) -> tuple[int, int, str] | None:
-    """Return the end of the last document, that of the frame, and what separates the documents,
-    where the same rule stands before each label and perhaps once behind the last; the ends are -1
-    if none does. None: not before each.
+    """Return the end of the last document and of the frame, and what separates the documents, where
+    the same rule stands before each label. The ends are -1 if none stands behind the last one.
 
     Raises:
         OddMarkError: more such rules, or too few to be sure that they separate the documents.
@@ -310,11 +298,9 @@ def _ruled(text: str, starts: Sequence[int], rules: Sequence[Rule]) -> tuple[int
     between = [rule for rule in others if rule is not None]
     mark = between[0].mark
     same = [rule for rule in rules if rule.mark == mark]
+    ends = [strip(text, 0, rule.start)[1] for rule in between]
     separator = common_separator(
-        [
-            text[strip(text, 0, rule.start)[1] : start]
-            for rule, start in zip(between, starts[1:], strict=True)
-        ]
+        [text[slice(*each)] for each in zip(ends, starts[1:], strict=True)]
     )
     num = len(between) + (first is not None and first.mark == mark)
     if mark in separator and num > 1:
