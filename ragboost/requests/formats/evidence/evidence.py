@@ -42,6 +42,7 @@ _PLACES = re.compile(
 class DocumentSpan(NamedTuple):
     start: int
     end: int
+    label: int = -1  # where a label with the number of its place begins; -1: it has none
 
 
 class _Tenant:
@@ -152,12 +153,10 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
 
 
 def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan, ...]:
-    spans = [
-        DocumentSpan(
-            lines[first].text_start if cut.has_numbers else lines[first].start, lines[end - 1].end
-        )
-        for first, end in cut.runs
-    ]
+    ends = [(lines[first], lines[end - 1].end) for first, end in cut.runs]
+    spans = [DocumentSpan(line.start, end) for line, end in ends]
+    if cut.has_numbers:
+        spans = [DocumentSpan(line.text_start, end, line.start) for line, end in ends]
     are_alike = cut.has_marks or _are_alike(lines, cut, text)
     return tuple(spans) if are_alike and _are_worth_it(text, spans) else ()
 
