@@ -42,7 +42,6 @@ _LOWERED = (
     "proxy.routes.dashboard.history._MAX_SAMPLES",
     "booster.tokens.counter._MAX_IDS",
     "booster.tokens.counter._MAX_WANTED",
-    "booster.tokens.counter._MAX_WANTED_BYTES",
 )
 _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
     (DocumentPool, "max_bytes"),
