@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.usage import with_report
+from ragboost.engine.runtime.request import Scores
 
 Kind = Literal["chat", "text"]
 
@@ -18,6 +19,7 @@ class TextPiece(NamedTuple):
     completion_tokens: int
     cached_tokens: int  # prompt tokens served from exact cached KV
     origins: TokenOrigins | None = None  # of the prompt, if it reuses chunks or has a graph
+    scores: Scores = ()
 
 
 class ResponseBuilder:
