@@ -20,6 +20,7 @@ from ragboost.config.proxy import (
     PriceSettings,
     ProxySettings,
     ReplicaSettings,
+    ReuseSettings,
     RouterSettings,
     WaitingRoomSettings,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "PriceSettings",
     "ProxySettings",
     "ReplicaSettings",
+    "ReuseSettings",
     "RouterSettings",
     "Section",
     "SessionSettings",

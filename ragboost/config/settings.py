@@ -22,6 +22,7 @@ from ragboost.config.proxy import (
     PriceSettings,
     ProxySettings,
     ReplicaSettings,
+    ReuseSettings,
     RouterSettings,
     WaitingRoomSettings,
 )
@@ -59,6 +60,7 @@ class Settings(Section):
         "earlier message is changed.",
     )
     boost: BoostSettings = BoostSettings()
+    reuse: ReuseSettings = ReuseSettings()
     router: RouterSettings = RouterSettings()
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()
     proxy: ProxySettings = ProxySettings()

@@ -15,6 +15,7 @@ from ragboost.cache_sync.tracked_request import (
 )
 from ragboost.config import Settings
 from ragboost.proxy.observability.metrics import Metrics
+from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import NO_SAVINGS, Observation, Savings, SentRequest
 from ragboost.proxy.upstream.chunk_reuse import ChunkReuseProbe
 from ragboost.proxy.upstream.mapped_answer import continued_text
@@ -28,10 +29,16 @@ from ragboost.requests.wires.body import is_stored, message_list
 
 
 class RequestEncoder:
-    def __init__(self, settings: Settings, metrics: Metrics, chunk_reuse: ChunkReuseProbe) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        chunk_reuse: ChunkReuseProbe,
+        error_bar: ErrorBar,
+    ) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._chunk_reuse = chunk_reuse
+        self._chunk_reuse, self._error_bar = chunk_reuse, error_bar
         self._is_shadow = settings.proxy.shadow
 
     @property
@@ -94,7 +101,15 @@ class RequestEncoder:
         if request.has_stream_options and self._chunk_reuse.is_supported:
             message = request.found.message if request.found is not None else None
             reuse, team = request.options.get("reuse"), request.tenant_key.team
-            fields = add_chunks(fields, context, message=message, reuse=reuse, tenant=team)
+            documents = context.documents if context is not None else ()
+            fields = add_chunks(
+                fields,
+                context,
+                message=message,
+                reuse=reuse,
+                tenant=team,
+                not_reused=self._error_bar.not_reused(request, documents),
+            )
         if new_id is not None:
             fields = {**fields, SESSION_FIELD: new_id.name}
         return request.body.encode(fields)

@@ -23,6 +23,7 @@ from ragboost.proxy.observability.detection_log import DetectionLog
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observer import RequestObserver, with_arm
 from ragboost.proxy.priorities import Priorities
+from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import (
     NO_OBSERVATION,
     Observation,
@@ -72,6 +73,7 @@ class BoostPipeline:
         chunk_reuse: ChunkReuseProbe,
         kinds: EngineKinds,
         dispatcher: Dispatcher,
+        error_bar: ErrorBar,
     ) -> None:
         self.tenants = tenants
         # Apart, so that single questions, which most requests without a name are, evict no
@@ -94,7 +96,8 @@ class BoostPipeline:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self.formats = make_formats(settings, learns=True)
         self._parse = partial(parse_request, formats=self.formats)
-        self._encoder = RequestEncoder(settings, metrics, chunk_reuse)
+        self._error_bar = error_bar
+        self._encoder = RequestEncoder(settings, metrics, chunk_reuse, error_bar)
         self._stable = StableOrder.of(settings) if self._shadow is None else None
         self._priorities: Priorities | None = None
         if settings.proxy.priorities:
@@ -137,6 +140,8 @@ class BoostPipeline:
         )
         read = partial(self._read, raw, headers, parse, team=team, has_chunks=has_stream_options)
         parsed = await run_bytes(read, len(raw), max_bytes=_PARSED_BYTES)
+        if self._shadow is None:
+            parsed = self._error_bar.steer(parsed)
         seen = await self._observe(parsed, raw, is_whole=history is None)
         tenant = None
         if not self._is_plain(parsed, history):

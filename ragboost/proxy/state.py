@@ -18,6 +18,7 @@ from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import Observer
 from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.message_handler import MessageHandler
@@ -38,6 +39,7 @@ class ProxyState:
     metrics: Metrics  # in a registry of their own
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    error_bar: ErrorBar  # checks answers with reused chunks
     kinds: EngineKinds  # finds out what the backends are
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     hold_out: HoldOut  # what it saves, by the hold-out of boost.share
@@ -61,6 +63,7 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
+        error_bar = ErrorBar(settings.reuse, chunk_reuse, metrics)
         kinds = EngineKinds(backends.all)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
@@ -82,6 +85,7 @@ class ProxyState:
             chunk_reuse=chunk_reuse,
             kinds=kinds,
             dispatcher=dispatcher,
+            error_bar=error_bar,
         )
         recent, learning, hold_out = RecentRequests(), CacheLearning(sync, metrics), HoldOut()
         log = _request_log(settings.proxy, metrics)
@@ -92,6 +96,7 @@ class ProxyState:
             metrics,
             sync,
             chunk_reuse,
+            error_bar,
             kinds,
             pipeline,
             hold_out,
@@ -120,7 +125,7 @@ class ProxyState:
             await self.chunk_reuse.open()
             await self.kinds.open()
             async with AsyncExitStack() as stack:
-                for part in (self.refresher, self.board, self.replicas):
+                for part in (self.refresher, self.board, self.replicas, self.error_bar):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()

@@ -117,6 +117,7 @@ class Completions(Passthrough):
         self.endpoint = endpoint
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
+        self._error_bar = state.error_bar
         self._observers = state.observers
         self._recent = state.recent
 
@@ -184,6 +185,8 @@ class Completions(Passthrough):
         if self._has_notes:
             exchange.notes.update(prepared.notes)
         added, usage, ended = prepared.response_headers, None, None
+        tap = self._error_bar.tap(prepared)
+        reader.tap = tap.feed if tap is not None else None
         try:
             usage = await relay(exchange, admission, sent, added=added, reader=reader)
             ended = time.perf_counter()
@@ -191,6 +194,8 @@ class Completions(Passthrough):
             answer = _answer(exchange, admission, usage, ended=ended)
             for observer in self._observers:
                 await observer.done(parsed, placed, sent, answer)
+            if tap is not None:
+                self._error_bar.done(prepared, tap, answer)
 
 
 def _answer(
