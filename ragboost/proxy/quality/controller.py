@@ -60,7 +60,8 @@ class RatioController:
         self._changed += is_changed
         self._sum = max(0.0, self._sum + (self._changed_step if is_changed else self._same_step))
         if self._sum >= _ALARM:
-            self._patience[level] = min(_MAX_PATIENCE, 2 * self._patience[level])
+            if self.level:  # not for probes, which fail as expected
+                self._patience[level] = min(_MAX_PATIENCE, 2 * self._patience[level])
             self._enter(max(0, self.level - 1))
         elif self._is_known_good():
             self._enter(self.level + 1)

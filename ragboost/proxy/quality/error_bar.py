@@ -136,6 +136,11 @@ class ErrorBar:
         if self._task is not None:
             self._task.cancel()
 
+    @property
+    def num_waiting(self) -> int:
+        """Checks that wait or run."""
+        return len(self._waiting.checks)
+
     def of_team(self, team: str) -> list[dict[str, Any]]:
         """Return the figures of a team's routes, as JSON values."""
         return [
@@ -254,12 +259,11 @@ class ErrorBar:
             if not idle:
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 continue
-            check = idle[0]
-            waiting.checks.remove(check)
-            waiting.num_bytes -= len(check.body)
+            await self._check(idle[0])
+            waiting.checks.remove(idle[0])
+            waiting.num_bytes -= len(idle[0].body)
             if not waiting.checks:
                 waiting.has_more.clear()
-            await self._check(check)
 
     async def _check(self, check: _Check) -> None:
         begin = perf_counter()
