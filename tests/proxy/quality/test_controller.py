@@ -1,5 +1,6 @@
 """The controller keeps changed answers within a budget, whatever each ratio loses."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -65,7 +66,7 @@ def test_the_most_that_stays_in_the_budget_is_used_most_of_the_time() -> None:
 def test_a_bad_ratio_is_tried_less_and_less_often() -> None:
     _, levels = run(lambda level, _: 1.0 if level > 2 else 0.0, 50_000)
     tries = [n for n in range(1, 50_000) if levels[n] == 3 > levels[n - 1]]
-    gaps = [late - early for early, late in zip(tries, tries[1:], strict=False)]
+    gaps = [late - early for early, late in itertools.pairwise(tries)]
 
     assert gaps == sorted(gaps)
     assert gaps[-1] > 8 * gaps[0]
