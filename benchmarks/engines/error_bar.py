@@ -32,6 +32,7 @@ from tests.eventually import eventually
 _TOWNS = ("Lund", "Bergen", "Turku", "Vaasa", "Odense", "Tartu", "Narvik", "Visby")
 _NAMES = ("Tilda Brask", "Ines Okafor", "Maren Varga", "Ruth Moreau", "Yara Drago", "Selma Quist")
 _PETS = ("Odin", "Biscuit", "Pepper", "Hazel", "Clover", "Mocha", "Juno", "Otis")
+_DRAIN_S = 600.0
 
 
 def make_documents(rng: random.Random) -> list[dict[str, str]]:
@@ -79,7 +80,7 @@ class Run:
         answer = self._client.post("/v1/chat/completions", json=body)
         answer.raise_for_status()
         fields = answer.json()
-        eventually(lambda: not self._bar.num_waiting)
+        eventually(lambda: not self._bar.num_waiting, within_s=_DRAIN_S)
         for route in self._client.get("/dashboard/data").json()["reuse_checks"]:
             if route["is_steered"] and (not self.path or self.path[-1][1] != route["ratio"]):
                 self.path.append((route["checked"], route["ratio"]))
