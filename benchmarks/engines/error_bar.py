@@ -91,7 +91,9 @@ class Run:
         families = text_string_to_metric_families(self._client.get("/metrics").text)
         samples = [sample for family in families for sample in family.samples]
         reasons = {s.labels["reason"]: s.value for s in samples if "_unchecked_total" in s.name}
-        sums = {s.name: s.value for s in samples if "_check_" in s.name or "_gap_nats_" in s.name}
+        sums = {
+            s.name: s.value for s in samples if "_check_" in s.name or "_gap_nats_sum" in s.name
+        }
         return {**sums, **{f"unchecked {reason}": value for reason, value in reasons.items()}}
 
     def quality(self) -> dict[str, Any]:

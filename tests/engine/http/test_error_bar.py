@@ -86,9 +86,10 @@ class Gate:
         await self._app(scope, replay, send)
 
     async def _answer(self, send: Any, body: dict[str, Any]) -> None:
-        answer, status = self.check, 200
+        answer: Any = self.check
+        status = answer if isinstance(answer, int) else 200
         if isinstance(answer, int):
-            answer, status = b"", answer
+            answer = b""
         elif callable(answer):
             answer = json.dumps(answer(body)).encode()
         headers = [(b"content-type", b"application/json")]
