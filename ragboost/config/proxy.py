@@ -195,6 +195,26 @@ class BoostSettings(Section):
     )
 
 
+class ReuseSettings(Section):
+    """Chunk reuse by the backends: how much it may change answers."""
+
+    check: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the greedy answers with reused chunks that the backend scores once "
+        "more, exactly, while it has nothing else to do; metrics and dashboard show how many are "
+        "not what the exact model says.",
+    )
+    max_changed: float | None = Field(
+        None,
+        gt=0,
+        le=0.5,
+        description="Share of the answers that reuse may change: moves the recompute ratio of each "
+        "endpoint, model and team, up to exactness. None: only measure.",
+    )
+
+
 class LogSettings(Section):
     """The log of `ragboost serve` and `ragboost engine` on standard error."""
 

@@ -28,6 +28,7 @@ from ragboost.proxy.observability.hold_out import with_arm
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.priorities import Priorities
+from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import NO_SAVINGS, Savings, SentRequest
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -72,6 +73,7 @@ class BoostPipeline:
         chunk_reuse: ChunkReuseProbe,
         kinds: EngineKinds,
         dispatcher: Dispatcher,
+        error_bar: ErrorBar,
     ) -> None:
         self.tenants = tenants
         # Apart, so that single questions, which most requests without a name are, evict no
@@ -99,6 +101,7 @@ class BoostPipeline:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self.formats = make_formats(settings, learns=True)
         self._parse = partial(parse_request, formats=self.formats)
+        self._error_bar = error_bar
         self._stable = StableOrder.of(settings) if self._shadow is None else None
         self._priorities: Priorities | None = None
         if settings.proxy.priorities:
@@ -141,6 +144,8 @@ class BoostPipeline:
         )
         read = partial(self._read, raw, headers, parse, team=team, has_chunks=has_stream_options)
         parsed = await run_bytes(read, len(raw), max_bytes=_PARSED_BYTES)
+        if self._shadow is None:
+            parsed = self._error_bar.steer(parsed)
         is_read = history is not None or self._settings.proxy.receipts
         observed: dict[str, Any] = {}
         if parsed.bypass is not UNREAD:
@@ -347,7 +352,15 @@ class BoostPipeline:
         if request.has_stream_options and self._chunk_reuse.is_supported:
             message = request.found.message if request.found is not None else None
             reuse, team = request.options.get("reuse"), request.tenant_key.team
-            fields = add_chunks(fields, context, message=message, reuse=reuse, tenant=team)
+            documents = context.documents if context is not None else ()
+            fields = add_chunks(
+                fields,
+                context,
+                message=message,
+                reuse=reuse,
+                tenant=team,
+                not_reused=self._error_bar.not_reused(request, documents),
+            )
         if new_id is not None:
             fields = {**fields, SESSION_FIELD: new_id.name}
         return request.body.encode(fields)

@@ -19,6 +19,7 @@ from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import Observer
 from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.messages import MessageHandler
@@ -39,6 +40,7 @@ class ProxyState:
     metrics: Metrics  # in a registry of their own
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    error_bar: ErrorBar  # checks answers with reused chunks
     kinds: EngineKinds  # finds out what the backends are
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     hold_out: HoldOut  # what it saves, by the hold-out of boost.share
@@ -62,6 +64,7 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
+        error_bar = ErrorBar(settings.reuse, chunk_reuse, metrics)
         kinds = EngineKinds(backends.all)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
@@ -83,6 +86,7 @@ class ProxyState:
             chunk_reuse=chunk_reuse,
             kinds=kinds,
             dispatcher=dispatcher,
+            error_bar=error_bar,
         )
         recent, hold_out = RecentRequests(), HoldOut()
         log = _request_log(settings.proxy, metrics)
@@ -101,6 +105,7 @@ class ProxyState:
             metrics,
             sync,
             chunk_reuse,
+            error_bar,
             kinds,
             pipeline,
             hold_out,
@@ -129,7 +134,7 @@ class ProxyState:
             await self.chunk_reuse.open()
             await self.kinds.open()
             async with AsyncExitStack() as stack:
-                for part in (self.refresher, self.board, self.replicas):
+                for part in (self.refresher, self.board, self.replicas, self.error_bar):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()

@@ -89,6 +89,8 @@ class ParsedRequest:
     # out.
     is_boost_wanted: bool = True
     arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
+    # Level of the ratio at which its answer is checked, -1 for none; None: it is not checked.
+    check_level: int | None = None
     session: str | None = None  # unique name of its conversation; None: unnamed
     owner: bytes = b""  # hash of what tells users apart: credentials, end user, cache salt
     shape: Format | None = None  # of its documents; None without any, as is `found`

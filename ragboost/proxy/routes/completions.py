@@ -118,6 +118,7 @@ class Completions(Passthrough):
         self.endpoint = endpoint
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
+        self._error_bar = state.error_bar
         self._observers = state.observers
         self._recent = state.recent
 
@@ -181,6 +182,8 @@ class Completions(Passthrough):
         if self._has_notes:
             exchange.notes.update(sent.notes(parsed.detection))
         added, usage, ended = sent.response_headers(parsed.detection), None, None
+        tap = self._error_bar.tap(parsed, sent)
+        reader.tap = tap.feed if tap is not None else None
         try:
             usage = await relay(exchange, admission, sent, added=added, reader=reader)
             ended = time.perf_counter()
@@ -188,6 +191,8 @@ class Completions(Passthrough):
             answer = _answer(exchange, admission, usage, ended=ended)
             for observe in self._observers:
                 await observe(parsed, sent, answer)
+            if tap is not None:
+                self._error_bar.done(parsed, sent, tap, answer)
 
 
 def _answer(
