@@ -2,13 +2,13 @@
 
 Prompts are the product's: the Booster writes the documents, in the retriever's order, behind the
 system message and before the question, or behind it and before `Answer:`; the model's chat template
-frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own.
+frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own,
+and one for each document of the corpus that all others are stored behind, as `policy@document`.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -67,11 +67,13 @@ class ArmRunner:
         is_question_first: bool = False,
         num_bought: int = 0,  # leading documents computed exactly, in all arms
         answer_tokens: int = MAX_ANSWER_TOKENS,
+        constants: Mapping[str, Document] | None = None,  # by name, of `policy@name`
     ) -> None:
         assert loaded.adapter is not None, loaded.reuse_refusal
         self._loaded, self._adapter, self._stored = loaded, loaded.adapter, stored
         self._is_question_first, self._answer_tokens = is_question_first, answer_tokens
-        self._num_bought = num_bought
+        self._num_bought, self._constants = num_bought, constants or {}
+        self._beginnings = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
         # The engine's attention is for its packed batches; what is decoded here is one sequence.
         self._adapter.model.set_attn_implementation("sdpa")
         self._adapter.install()
@@ -90,7 +92,13 @@ class ArmRunner:
         if any(policy in MEASURED for policy, _ in arms):
             self._measure(reuse, tokens, chunks)
         outcomes: list[Outcome] = []
-        fill = partial(self._fill, reuse, tokens, chunks)
+        names = {policy.partition("@")[2] for policy, _ in arms}
+        stores = {name: self._behind(reuse, name, tokens, chunks) for name in names | {""}}
+
+        def fill(arm: Arm) -> FilledArm:
+            policy, _, name = arm[0].partition("@")
+            return self._fill(stores[name], tokens, chunks, (policy, arm[1]))
+
         for outcome, full, found, cache in measure_arms(fill, arms, answer=self._answer):
             text = None
             if answers or found.same_answer:
@@ -196,6 +204,28 @@ class ArmRunner:
             kv = prime(reuse, tokens[: chunks[0][0]], text, neighbours=others)
             key = reuse.library.slot(reuse.library.key(text), is_first=False)
             reuse.library.add(key, kv, is_first=False)
+
+    def _behind(
+        self,
+        reuse: ChunkReuse,
+        name: str,
+        tokens: Sequence[int],
+        chunks: Sequence[tuple[int, int]],
+    ) -> ChunkReuse:
+        """Return a store with each chunk computed behind the constant document of this name, but
+        for the first, which is exact alone; without a name, the store that is given."""
+        if not name:
+            return reuse
+        before, [(_, stop), *_] = self.prompt(STORING, [self._constants[name]])
+        self._beginnings.precompute(before[:stop], [])
+        behind = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
+        behind.precompute(tokens[: chunks[0][0]], [tokens[slice(*chunks[0])]])
+        library = behind.library
+        for start, end in chunks[1:]:
+            key = library.slot(library.key(tokens[start:end]), is_first=False)
+            kv = self._beginnings.compute(before[:stop], tokens[start:end])
+            library.add(key, kv, is_first=False)
+        return behind
 
     def _fill(
         self,
