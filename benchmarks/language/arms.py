@@ -25,6 +25,7 @@ from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.selection import MEASURED
+from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.engine.http.prompts import Prompts
@@ -73,7 +74,9 @@ class ArmRunner:
         self._loaded, self._adapter, self._stored = loaded, loaded.adapter, stored
         self._is_question_first, self._answer_tokens = is_question_first, answer_tokens
         self._num_bought, self._constants = num_bought, constants or {}
-        self._beginnings = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
+        self._identity: Identity | None = None  # of the model's weights, read once
+        self._beginnings = self._empty_store()
+        self._identity = self._beginnings.library.identity
         # The engine's attention is for its packed batches; what is decoded here is one sequence.
         self._adapter.model.set_attn_implementation("sdpa")
         self._adapter.install()
@@ -122,13 +125,17 @@ class ArmRunner:
         self, case: LanguageCase, arms: Sequence[Arm]
     ) -> tuple[ChunkReuse, list[int], tuple[tuple[int, int], ...]]:
         """Return a store with the chunks of a case, its prompt, and their positions in it."""
-        reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
+        reuse = self._empty_store()
         self._store(reuse, case)
         earlier = case.earlier
         tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
         if self._stored == "primed":
             self._prime(reuse, tokens, chunks)
         return reuse, tokens, chunks
+
+    def _empty_store(self) -> ChunkReuse:
+        store = TieredStore(host_bytes=4 << 30)
+        return ChunkReuse(self._adapter, store, identity=self._identity)
 
     def _answer(self, filled: FilledArm) -> FullAnswer:
         return FullAnswer(
@@ -218,7 +225,7 @@ class ArmRunner:
             return reuse
         before, [(_, stop), *_] = self.prompt(STORING, [self._constants[name]])
         self._beginnings.precompute(before[:stop], [])
-        behind = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
+        behind = self._empty_store()
         behind.precompute(tokens[: chunks[0][0]], [tokens[slice(*chunks[0])]])
         library = behind.library
         for start, end in chunks[1:]:
