@@ -72,8 +72,8 @@ def forecast(
     points = []
     for done, size in enumerate(sizes):
         move("replaying", done, len(sizes))
-        plain = predict(requests, None, cache_tokens=size, block_size=None)
-        planned = predict(requests, plan, cache_tokens=size, block_size=None)
+        plain = predict(requests, None, cache_tokens=size)
+        planned = predict(requests, plan, cache_tokens=size)
         online = _online(requests, settings, size)
         points.append(ForecastPoint(size, plain.hit_rate, online, planned.hit_rate))
     move("replaying", len(sizes), len(sizes))

@@ -44,9 +44,6 @@ def batch(
     ),
     corpus: Path | None = CORPUS,
     cache_tokens: int | None = _CACHE_TOKENS,
-    block_size: int | None = typer.Option(
-        None, min=1, help="Tokens per block of that cache; by default whole documents."
-    ),
     memory: int = _MEMORY,
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = AS_JSON,
@@ -73,7 +70,6 @@ def batch(
             keep=[corpus] if corpus else [],
             settings=settings,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
-            block_size=block_size,
             memory_mb=memory,
             strict=strict,
             on_progress=on_progress,

@@ -124,16 +124,6 @@ class HintSettings(Section):
         description="Refer to a document of an earlier turn instead of sending it again. Off: it "
         "is sent again.",
     )
-    position: Literal["before_question", "after_question"] = Field(
-        "before_question",
-        description="Position of the hints in the prompt. Behind the question they cost a small "
-        "model answers.",
-    )
-    location_position: Literal["with_hints", "in_place"] = Field(
-        "with_hints",
-        description="Position of location hints that RAGBoost renders itself: behind the "
-        "documents, beside the order hint, or in_place of the documents that they refer to.",
-    )
     order_template: str = Field(
         "Documents by relevance, most relevant first: {order}",
         description="Text of the order hint; {order} becomes the labels, most relevant first.",

@@ -1,4 +1,4 @@
-"""Settings of the proxy: backends, their prices, the choice between them, the server."""
+"""Settings of the proxy: backends, the choice between them, the server."""
 
 from contextlib import suppress
 from ipaddress import ip_address
@@ -298,30 +298,3 @@ class ProxySettings(Section):
     def has_keys(self) -> bool:
         """Clients must send an API key."""
         return bool(self.api_keys) or self.api_keys_file is not None
-
-
-class PriceSettings(Section):
-    """Prices of a model's prompt tokens; the multipliers are Anthropic's unless changed."""
-
-    model: str = Field(
-        min_length=1,
-        description="Name of the model, or its beginning; the longest that fits is used.",
-    )
-    input: float = Field(
-        gt=0, allow_inf_nan=False, description="Price of a million prompt tokens, in any currency."
-    )
-    cached_read: float = Field(
-        0.1, ge=0, le=1, description="Price of a token read from the cache, as a share of `input`."
-    )
-    write: float = Field(
-        1.25,
-        ge=1,
-        allow_inf_nan=False,
-        description="Price of a token written to the cache, as a multiple of `input`; 1: no extra.",
-    )
-    write_1h: float = Field(
-        2.0,
-        ge=1,
-        allow_inf_nan=False,
-        description="Price of a token written for an hour, as a multiple of `input`.",
-    )

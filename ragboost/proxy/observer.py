@@ -12,7 +12,7 @@ from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.booster.tokens.chat_template import ChatTemplate
 from ragboost.config import Settings
 from ragboost.errors import RagBoostError
-from ragboost.proxy.hosted.lint.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
+from ragboost.proxy.hosted.live import MAX_TEAMS, CacheBreak, PrefixWatch, PromptComparison
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.request_log import describe
 from ragboost.proxy.records import Observation
@@ -33,7 +33,7 @@ class RequestObserver:
         proxy = settings.proxy  # the teams of a file may become more
         num_teams = len(proxy.api_keys) if proxy.api_keys_file is None else MAX_TEAMS
         template = ChatTemplate.beside(settings.tokens.tokenizer)
-        self._watch = PrefixWatch(settings.prices, num_teams=num_teams, template=template)
+        self._watch = PrefixWatch(num_teams=num_teams, template=template)
         self._tenants = tenants
         self._metrics = metrics
         self._is_recorded = proxy.record is not None
@@ -86,7 +86,7 @@ class RequestObserver:
         max_bytes = _MAX_BYTES if comparison.template is None else 0  # rendering takes longer
         found = await run_bytes(comparison.run, comparison.num_bytes, max_bytes=max_bytes)
         ratio = self._tenants.tokens_per_byte(model)
-        cache_break = self._watch.report(comparison, found, model=model, tokens_per_byte=ratio)
+        cache_break = self._watch.report(comparison, found, tokens_per_byte=ratio)
         if cache_break is not None:
             cause, lost = str(cache_break.cause), cache_break.lost_tokens
             self._metrics.count_cache_break(cause, lost_tokens=lost)

@@ -10,7 +10,7 @@ from ragboost.booster.context import Context
 from ragboost.booster.tokens import TokenCounter, num_bytes
 from ragboost.cache_sync.tracked_request import TrackedRequest
 from ragboost.ordering import Order
-from ragboost.proxy.hosted.lint.live import CacheBreak
+from ragboost.proxy.hosted.live import CacheBreak
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.mapped_answer import AnswerMapper
 from ragboost.requests.formats.citations import CitationMap

@@ -20,7 +20,7 @@ from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.records import Observer
 from ragboost.proxy.replicas.load_board import LoadBoard
-from ragboost.proxy.replicas.message_handler import MessageHandler
+from ragboost.proxy.replicas.messages import MessageHandler
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -57,7 +57,7 @@ class ProxyState:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         backends, tenants = Backends.of(settings), Tenants(settings)
-        metrics = Metrics(settings.prices, is_shadow=settings.proxy.shadow)
+        metrics = Metrics(is_shadow=settings.proxy.shadow)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)

@@ -81,10 +81,9 @@ WORLDS = (
         is_ample=False,
     ),
     World(
-        "other hints",
+        "numbers kept",
         {
             "formats": {"numbers": "keep"},
-            "hints": {"position": "after_question"},
             "ordering": {"keep_last": 1},
         },
         keys=("key-one",),
@@ -92,7 +91,7 @@ WORLDS = (
     World("no references", {"dedup": {"enabled": False}}, dedups=False),
 )
 
-_NOT_SERVED = ("SQLite and passages", "other hints", "no references")
+_NOT_SERVED = ("SQLite and passages", "numbers kept", "no references")
 SERVED_WORLDS = (
     *(world for world in WORLDS if world.name not in _NOT_SERVED),
     World("sessions in Redis, tenants", {"session": {"store": "redis"}}, keys=("one", "two")),

@@ -26,7 +26,7 @@ from typing import Any
 
 from ragboost.booster import tenants
 from ragboost.cli import main
-from ragboost.proxy.hosted.lint.conversations import LastPrompts
+from ragboost.proxy.hosted.conversations import LastPrompts
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.requests.formats.documents import DocumentPool
 from ragboost.util.bounded_map import BoundedMap

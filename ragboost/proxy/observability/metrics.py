@@ -1,6 +1,6 @@
 """Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import Gauge, generate_latest
@@ -10,8 +10,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ragboost.booster.context import Context
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
-from ragboost.config import PriceSettings
-from ragboost.proxy.hosted.receipts import cost_of
 from ragboost.proxy.observability.collectors import (
     NumberCollector,
     Read,
@@ -34,8 +32,7 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 class Metrics:
     """The metrics of one app, in a registry of its own."""
 
-    def __init__(self, prices: Sequence[PriceSettings] = (), *, is_shadow: bool = False) -> None:
-        self._prices = prices
+    def __init__(self, *, is_shadow: bool = False) -> None:
         self.registry = make_registry()
         self._counter = partial(Counter, registry=self.registry)
         self._histogram = partial(Histogram, registry=self.registry)
@@ -185,15 +182,6 @@ class Metrics:
         )
 
     def _declare_savings(self, prefix: str) -> None:
-        self._cost = self._counter(
-            "ragboost_prompt_cost_total",
-            "Cost of the prompts of models with a price, in the currency of `prices`.",
-            ("arm",),
-        )
-        self._uncached_cost = self._counter(
-            "ragboost_uncached_prompt_cost_total",
-            "Cost that the same prompts would have had without a cache and without dropping.",
-        )
         saved = self._counter(
             f"{prefix}_saved_prompt_tokens_total",
             "Prompt tokens that backends did not compute because of RAGBoost, against the request "
@@ -245,7 +233,7 @@ class Metrics:
     async def done(
         self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
     ) -> None:
-        """Count a completion: time, tokens, money, arm."""
+        """Count a completion: time, tokens, arm."""
         if answer.ended is None:
             return
         arm, usage = parsed.arm or "", answer.usage
@@ -253,11 +241,6 @@ class Metrics:
             self._ttft.labels(answer.endpoint, arm).observe(answer.ttft_s)
         if usage is not None:
             self._count_usage(usage, arm, bought_tokens=usage.bought_tokens(sent.bought_tokens))
-            model, dropped = parsed.tenant_key.model, sent.dropped_tokens
-            cost = cost_of(self._prices, model, usage, dropped_tokens=dropped)
-            if cost is not None:
-                self._cost.labels(arm).inc(cost.cost)
-                self._uncached_cost.inc(cost.uncached)
         if answer.outcome == "ok":
             self.count_savings(sent.saved(usage))
 

@@ -11,7 +11,7 @@ from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.errors import INTERNAL_ERROR
 from ragboost.proxy.asgi.paths import ForwardedPaths
 from ragboost.proxy.asgi.request_body import ClientDisconnectedError
-from ragboost.proxy.hosted.receipts import cost_of, write_receipt
+from ragboost.proxy.hosted.receipts import write_receipt
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
 from ragboost.proxy.records import Answer, PreparedRequest, SentRequest
@@ -153,17 +153,15 @@ class Completions(Passthrough):
         if not self._settings.proxy.receipts:
             return None
         parsed, sent, seen = prepared.parsed, prepared.sent, prepared.sent.seen
-        prices, dropped = self._settings.prices, sent.dropped_tokens
 
         def write(usage: Usage) -> bytes:
             return write_receipt(
                 usage,
                 detection=parsed.detection,
                 predicted_tokens=admission.cached_tokens,
-                dropped_tokens=dropped,
+                dropped_tokens=sent.dropped_tokens,
                 saved_tokens=sent.saved(usage).net,
                 bought_tokens=sent.bought_tokens,
-                cost=cost_of(prices, parsed.tenant_key.model, usage, dropped_tokens=dropped),
                 cache_break=seen.cache_break.as_json() if seen.cache_break else None,
             )
 

@@ -267,8 +267,7 @@ class Messages:
         group = layout.leading.group
         edits = [group.reordered(order)]
         if hint := self._note(layout, order, context):
-            after = self._settings.hints.position == "after_question"
-            edits.append(group.hinted(hint, at=len(group.value) if after else group.end))
+            edits.append(group.hinted(hint, at=group.end))
         return edits
 
 

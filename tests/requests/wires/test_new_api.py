@@ -20,7 +20,7 @@ openai_responses.OPENAI_RESPONSES = WireApi(
 
 from ragboost.booster import Booster
 from ragboost.config import Settings
-from ragboost.proxy.hosted.lint.prompt import PromptParts
+from ragboost.proxy.hosted.prompt import PromptParts
 from ragboost.requests.json_body import JsonBody
 from ragboost.proxy.app import create_app
 from ragboost.requests.formats import make_formats
