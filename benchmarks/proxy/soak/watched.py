@@ -37,7 +37,7 @@ _LOWERED = (
     "cache_sync.follower._MAX_REQUESTS",
     "cache_sync.follower._MAX_PREFIXES",
     "cache_sync.in_flight._MAX_REQUESTS",
-    "proxy.hosted.lint.live._MAX_BYTES",
+    "proxy.hosted.live._MAX_BYTES",
     "index.directory._MAX_RECENT",
     "proxy.observability.metrics._MAX_MODELS",
     "proxy.routes.dashboard.history._MAX_SAMPLES",
