@@ -229,9 +229,7 @@ def engine(
     max_model_len: int | None = setting("engine.max_model_len"),
     device: str | None = setting("engine.device"),
     dtype: str | None = setting("engine.dtype"),
-    num_threads: int | None = setting("engine.num_threads"),
     kv_events_endpoint: str | None = setting("engine.kv_events_endpoint"),
-    kv_events_replay_endpoint: str | None = setting("engine.kv_events_replay_endpoint"),
     config: Path | None = CONFIG,
 ) -> None:
     """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache.

@@ -90,7 +90,7 @@ def test_boosted_sessions_and_conversations_hit_more_than_plain_ones() -> None:
         sessions=36,
         conversations=2,
         turns=3,
-        engine=EngineSettings(model=Path("ragboost-tiny"), num_threads=1),
+        engine=EngineSettings(model=Path("ragboost-tiny")),
         console=Console(file=io.StringIO()),
     )
     for part in ("sessions", "conversations"):
@@ -104,7 +104,7 @@ def test_boosted_sessions_and_conversations_hit_more_than_plain_ones() -> None:
 
 def test_the_answers_of_a_model_are_shown_plain_beside_boosted() -> None:
     console = Console(file=io.StringIO(), width=160)
-    engine = EngineSettings(model=Path("ragboost-tiny"), num_threads=1, served_model_name=MODEL)
+    engine = EngineSettings(model=Path("ragboost-tiny"), served_model_name=MODEL)
 
     rows = ask_model(engine, console=console)
     console.print(answer_table("Answers", rows))

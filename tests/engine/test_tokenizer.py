@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.engine.builtin import build_tokenizer
-from ragboost.engine.text.tokenizer import ChatTokenizer, TextStream
+from ragboost.engine.tokenizer import ChatTokenizer, TextStream
 from ragboost.errors import RequestError
 
 TOKENIZER = ChatTokenizer(build_tokenizer())

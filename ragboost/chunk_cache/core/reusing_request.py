@@ -11,10 +11,11 @@ from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, find_
 from ragboost.chunk_cache.core.request import (
     PARAMS_KEY,
     EngineChunkRequest,
+    PromptReport,
+    TokenOrigins,
     in_namespace,
     read_request,
 )
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.store.load_table import MAX_WAIT_S
 
 

@@ -9,10 +9,10 @@ from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.request_cache import RequestCache
-from ragboost.chunk_cache.model.row_hooks import install_row_hooks
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import UnsupportedModelError
 from research.craft.reuse import CraftReuse
+from research.craft.row_hooks import RowDropper, install_row_hooks
 from tests.chunk_cache.families import FAMILIES, build_model
 
 TOKENS = [(7 * i + 5) % 90 for i in range(24)]
@@ -39,7 +39,7 @@ def stale(adapter: ModelAdapter) -> RequestCache:
 @pytest.mark.parametrize("family", KINDS)
 def test_dropping_rows_equals_putting_their_old_kv_back_in_later_layers(family: str) -> None:
     adapter = ModelAdapter(build_model(family))
-    assert adapter.can_drop_rows
+    assert install_row_hooks(adapter.model, num_layers=adapter.num_layers)
     assert install_row_hooks(adapter.model, num_layers=adapter.num_layers), "twice is once"
     old, cache, reference = stale(adapter), stale(adapter), stale(adapter)
     tokens = [TOKENS[i] for i in ROWS]
@@ -54,7 +54,9 @@ def test_dropping_rows_equals_putting_their_old_kv_back_in_later_layers(family: 
             inputs.value[:, :, DROPPED] = old.layers[layer].values[:, :, DROPPED]
 
     backend = make_backend("tiled")
-    got = adapter.forward(tokens, cache, plan=ForwardPlan(ROWS, backend=backend, observe=drop))
+    got = adapter.forward(
+        tokens, cache, plan=ForwardPlan(ROWS, backend=backend, observe=RowDropper(drop))
+    )
     want = adapter.forward(
         tokens, reference, plan=ForwardPlan(ROWS, backend=backend, observe=put_back)
     )
@@ -73,14 +75,15 @@ def test_ordinary_calls_stay_bit_identical() -> None:
     tokens = torch.tensor([TOKENS])
     with torch.no_grad():
         before = model(tokens).logits
-        assert ModelAdapter(model).can_drop_rows
+        adapter = ModelAdapter(model)
+        assert install_row_hooks(model, num_layers=adapter.num_layers)
         assert torch.equal(model(tokens).logits, before)
 
 
 def test_a_model_without_a_list_of_layers_cannot_drop_rows() -> None:
     assert not install_row_hooks(build_model("llama"), num_layers=7)
     adapter = ModelAdapter(build_model("llama"))
-    adapter.can_drop_rows = False
-    with pytest.raises(UnsupportedModelError, match="no list of 3 decoder layers"):
+    adapter.num_layers = 7
+    with pytest.raises(UnsupportedModelError, match="no list of 7 decoder layers"):
         CraftReuse(ChunkReuse(adapter, TieredStore()))
     assert CraftReuse(ChunkReuse(adapter, TieredStore()), early_stop=False)

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps, fill_steps, keep_measured
-from ragboost.chunk_cache.core.fill_speed import FillSpeed
+from ragboost.chunk_cache.core.fill_budget import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.model.attention import make_backend
 from ragboost.chunk_cache.model.nested_model import NestedModel

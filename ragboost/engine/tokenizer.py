@@ -30,9 +30,6 @@ class ChatTokenizer:
         )
         return text
 
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        return list(self._tokenizer.convert_ids_to_tokens(list(ids)))
-
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -5,14 +5,15 @@ import math
 import pytest
 
 from ragboost.chunk_cache.eviction import (
-    EVICTION_POLICIES,
+    LACR,
     EvictionPolicy,
+    Heat,
+    NextUse,
     Use,
-    make_eviction_policy,
+    cooled,
+    future_sums,
+    warmed,
 )
-from ragboost.chunk_cache.eviction.heat import Heat, cooled, warmed
-from ragboost.chunk_cache.eviction.lacr import LACR, future_sums
-from ragboost.chunk_cache.eviction.lru import NextUse
 from ragboost.errors import ChunkCacheError
 from research.eviction import POLICIES
 from research.eviction.lfu import NextUseLFU
@@ -34,7 +35,7 @@ def order(policy: EvictionPolicy, keys: str) -> str:
     return "".join(sorted(keys, key=policy.priority))
 
 
-@pytest.mark.parametrize("name", ["lfu", "next-use-lfu", *EVICTION_POLICIES])
+@pytest.mark.parametrize("name", ["lfu", "next-use-lfu", "lru", "heat", "lacr", "next-use"])
 def test_a_policy_forgets_what_was_evicted(name: str) -> None:
     policy = POLICIES[name]()
     for now in range(5):
@@ -49,7 +50,7 @@ def test_a_policy_forgets_what_was_evicted(name: str) -> None:
     assert policy.priority("often") <= policy.priority("once")
 
 
-@pytest.mark.parametrize("name", ["lfu", "next-use-lfu", *EVICTION_POLICIES])
+@pytest.mark.parametrize("name", ["lfu", "next-use-lfu", "lru", "heat", "lacr", "next-use"])
 def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> None:
     policy = POLICIES[name]()
     policy.used("a", use(0, is_hit=False))
@@ -57,11 +58,6 @@ def test_an_entry_that_was_used_again_outranks_one_that_was_not(name: str) -> No
     policy.used("a", use(2))
 
     assert policy.priority("b") < policy.priority("a")
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ChunkCacheError, match=r"must be one of lru, heat, .* got 'mru'"):
-        make_eviction_policy("mru")
 
 
 def test_lru_goes_by_the_last_use_and_lfu_by_the_number_of_uses() -> None:
