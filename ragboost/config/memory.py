@@ -8,7 +8,7 @@ NODE_BYTES = 800  # of a context index
 
 
 class MemoryParts(NamedTuple):
-    """Bounds of what grows with traffic. A fifth is left for the allocator."""
+    """Bounds of what grows with traffic. A seventh is left for the allocator."""
 
     bodies: int  # of running requests, as they arrive: each takes about four times its length
     conversations: int  # as they were sent: once for those with a name, once for those without
