@@ -91,10 +91,6 @@ class EngineHookSettings(Section):
         description="ZeroMQ address of the backend's KV events; tcp://*:PORT waits there for an "
         "engine that connects to tcp://HOST:PORT. None: ask the backend.",
     )
-    discover: bool = Field(
-        True,
-        description="Ask each backend for the address of its KV events and the size of its cache.",
-    )
     replay_endpoint: _ZmqAddress | None = Field(
         None, description="ZeroMQ address for replays of past events, if `endpoint` is set."
     )

@@ -13,10 +13,9 @@ from ragboost.config import EngineSettings
 from ragboost.evaluation.demo import run_demo
 from ragboost.evaluation.demo.answers import answer_table, ask_model
 from ragboost.evaluation.demo.comparison import summarize, table
-from ragboost.evaluation.demo.corpus import standard_library
 from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers
-from ragboost.evaluation.demo.workload import make_workload
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.demo.workload import make_workload, standard_library
+from ragboost.evaluation.endpoint import StreamedAnswer
 from ragboost.requests.wires.usage import Usage
 
 ROOT = Path(__file__).parents[3]

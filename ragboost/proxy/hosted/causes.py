@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from ragboost.proxy.hosted.lint.prompt import PromptPart, PromptParts, common_length
+from ragboost.proxy.hosted.prompt import PromptPart, PromptParts, common_length
 from ragboost.requests.wires.body import tool_name
 from ragboost.requests.wires.normal_form import joined
 from ragboost.requests.wires.registry import ANY

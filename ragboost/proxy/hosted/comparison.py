@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ragboost.booster.tokens.chat_template import ChatTemplate
-from ragboost.proxy.hosted.lint.causes import Cause, cause_of, value_cause
-from ragboost.proxy.hosted.lint.prompt import PromptPart, PromptParts, common_length, text_bytes
+from ragboost.proxy.hosted.causes import Cause, cause_of, value_cause
+from ragboost.proxy.hosted.prompt import PromptPart, PromptParts, common_length, text_bytes
 from ragboost.requests.wires.body import has_cache_mark, may_have_cache_mark
 from ragboost.requests.wires.normal_form import normal_message
 from ragboost.requests.wires.providers import PROMPT_CACHES

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ragboost.proxy.hosted.lint.prompt import (
+from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     PromptPart,
     blocks_of,
@@ -17,7 +17,7 @@ from ragboost.proxy.hosted.lint.prompt import (
     is_system,
     moves_system,
 )
-from ragboost.proxy.hosted.lint.seen_prompt import MAX_SOUGHT, SeenPrompt
+from ragboost.proxy.hosted.seen_prompt import MAX_SOUGHT, SeenPrompt
 from ragboost.requests.json_body import JsonBody
 from ragboost.requests.wires.body import has_cache_mark, may_have_cache_mark, tool_name
 from ragboost.requests.wires.normal_form import EngineKind
@@ -54,11 +54,7 @@ class LastPrompts:
     A request with a name continues the conversation of that name. Any other continues one that
     has its first message or one of its last, if it has more in common with it than an opening
     question. One that continues none is compared with the last that has the same tools, or the
-    same line at an end of its instructions.
-
-    Args:
-        max_size: bytes of the requests that are kept; larger ones are not.
-        clock: monotonic, in seconds.
+    same line at an end of its instructions. All have `max_size` bytes at most.
     """
 
     def __init__(
@@ -102,11 +98,8 @@ class LastPrompts:
     ) -> tuple[Predecessor, SeenPrompt] | None:
         """Add a request, and return the one before it and itself; None if there is none before it.
 
-        Args:
-            owner: keeps the requests of different users apart.
-            name: of its conversation, unique for its owner; empty if it is not named.
-            has_head: compare its tools and instructions with those of other conversations.
-            kind: of the backend.
+        The name of its conversation is unique for its owner. With `has_head`, its tools and
+        instructions are compared with those of other conversations.
         """
         for field in PROMPTS:
             if decoded := body.fields.get(field):

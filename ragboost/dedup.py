@@ -1,15 +1,39 @@
-"""Replace repeated texts and passages by references to their first occurrence.
+"""De-duplicate documents, equal if their keys are, and passages (RAGBoost section 6).
 
-Content-defined chunking: a gear hash over the last 32 bytes decides the cuts, so an insertion moves
-no other cut. Depends on a text and those before it alone, in linear time.
+Passages are cut by content: a gear hash over the last 32 bytes decides the cuts, so an insertion
+moves no other cut. Depends on a text and those before it alone, in linear time.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ragboost.types import KEY_OF, Document
+
+
+def unique_documents(documents: Sequence[Document]) -> tuple[Document, ...]:
+    """Drop repeats of a document; the others stay in relevance order."""
+    keys = list(map(KEY_OF, documents))
+    if len(set(keys)) == len(keys):
+        return tuple(documents)
+    first = dict(zip(reversed(keys), reversed(documents), strict=True))
+    return tuple(map(first.__getitem__, dict.fromkeys(keys)))
+
+
+def distinct_elements(keys: Sequence[str]) -> tuple[Hashable, ...]:
+    """Give copies of a document distinct names, as the context index requires."""
+    if len(set(keys)) == len(keys):
+        return tuple(keys)
+    seen: dict[str, int] = {}
+    elements: list[Hashable] = []
+    for key in keys:
+        copy = seen[key] = seen.get(key, -1) + 1
+        elements.append((key, copy) if copy else key)
+    return tuple(elements)
+
 
 _WINDOW_DOUBLINGS = 5  # 2 ** 5 = 32 bytes
 _NEWLINE = 10

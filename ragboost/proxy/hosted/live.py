@@ -6,28 +6,25 @@ knows the earlier conversation is told the cause alone. Does not know HTTP.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ragboost.booster.tokens.chat_template import ChatTemplate
-from ragboost.config import PriceSettings
-from ragboost.proxy.hosted.lint.causes import MENDS, Cause
-from ragboost.proxy.hosted.lint.comparison import (
+from ragboost.proxy.hosted.causes import MENDS, Cause
+from ragboost.proxy.hosted.comparison import (
     PrefixBreak,
     compare,
     expired_break,
     rendered_break,
 )
-from ragboost.proxy.hosted.lint.conversations import LastPrompts, Predecessor
-from ragboost.proxy.hosted.lint.seen_prompt import SeenPrompt
-from ragboost.proxy.hosted.receipts import find_price, lost_cost
+from ragboost.proxy.hosted.conversations import LastPrompts, Predecessor
+from ragboost.proxy.hosted.seen_prompt import SeenPrompt
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.body import is_stored, may_have_cache_mark
 from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.providers import PROMPT_CACHES
 from ragboost.util.bounded_map import BoundedMap
 
-_MAX_BYTES = 64 * 1024 * 1024  # of all teams
 _MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_TEAMS = 64
 _SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds in cache.ttls.values())
@@ -53,7 +50,6 @@ class CacheBreak(NamedTuple):
     path: str  # of the part of the prompt in which it differs
     tokens_in: int  # of the prompt before the difference, estimated
     lost_tokens: int  # behind it, which would have been cached, estimated
-    cost: float | None  # what these cost more than read from the cache; None without a price
     is_proven: bool = True  # its sender knows the conversation, and may read where that differs
 
     @property
@@ -83,7 +79,7 @@ class CacheBreak(NamedTuple):
             "tokens_in": self.tokens_in,
             "lost_tokens": self.lost_tokens,
         }
-        return fields if self.cost is None else {**fields, "cost": round(self.cost, 9)}
+        return fields
 
 
 class PromptComparison(NamedTuple):
@@ -124,23 +120,23 @@ class PrefixWatch:
     """The last requests of all users, bounded for each team.
 
     Args:
-        num_teams: that share the memory.
+        max_bytes: of all teams.
+        num_teams: that share them.
         template: of the model, where it is at hand.
         clock: monotonic, in seconds.
     """
 
     def __init__(
         self,
-        prices: Sequence[PriceSettings] = (),
         *,
+        max_bytes: int = 64 << 20,
         num_teams: int = 1,
         template: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prices = prices
         self._template = template
         self._clock = clock
-        self._max_size = _MAX_BYTES // min(max(num_teams, 1), MAX_TEAMS)
+        self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
 
     def observe(self, request: ParsedRequest, *, kind: EngineKind = "") -> PromptComparison | None:
@@ -172,7 +168,6 @@ class PrefixWatch:
         comparison: PromptComparison,
         found: PrefixBreak | None,
         *,
-        model: str,
         tokens_per_byte: float,
     ) -> CacheBreak | None:
         """Return what is said of a difference; None if nothing is lost."""
@@ -185,10 +180,8 @@ class PrefixWatch:
         lost = int(found.lost_bytes * tokens_per_byte)
         if lost <= 0:
             return None
-        price = find_price(self._prices, model)
-        cost = lost_cost(price, lost) if price is not None else None
         tokens_in = int(found.equal_bytes * tokens_per_byte)
-        return CacheBreak(found.cause, found.path, tokens_in, lost, cost, found.is_proven)
+        return CacheBreak(found.cause, found.path, tokens_in, lost, found.is_proven)
 
 
 def _may_expire(before: Predecessor, seconds: float) -> bool:

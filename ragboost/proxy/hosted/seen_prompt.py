@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from ragboost.proxy.hosted.lint.prompt import PROMPTS, PromptParts
+from ragboost.proxy.hosted.prompt import PROMPTS, PromptParts
 from ragboost.requests.json_body import JsonBody, decode_message
 from ragboost.requests.wires.body import num_instructions
 from ragboost.requests.wires.normal_form import EngineKind

@@ -1,12 +1,13 @@
-"""Labels by which prompt and hints name documents.
+"""Labels of documents, and hints that tell the model about reordering and de-duplication (RAGBoost
+sections 5.3 and 6).
 
 A label depends on the document and on those before it, never on a position, so equal leading
 documents have equal labels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ragboost.types import Document
+from ragboost.types import Document, Hint
 
 _KEY_DIGITS = (4, 8, 16, 32)
 
@@ -66,3 +67,44 @@ def _free_label(
         if is_free(label, key):
             break
     return label
+
+
+_MAX_NAMED = 3  # documents that are named one by one if they are all that there are
+
+
+def location_hints(
+    labels: Collection[str], *, template: str, num_carried: int = 0
+) -> tuple[Hint, ...]:
+    """Render a hint for each document that an earlier turn contains, or one for all of them.
+
+    A client that gives the documents of all turns again would else have a longer hint with every
+    turn. The earlier turns contain `num_carried` documents; 0: each is to be named.
+    """
+    if len(labels) == num_carried > _MAX_NAMED:
+        text = template.replace("{document}", "all documents")
+        return (Hint("location", text, tuple(labels)),)
+    return tuple(
+        [Hint("location", template.replace("{document}", label), (label,)) for label in labels]
+    )
+
+
+MAX_LABELS = 50  # documents that one hint names
+_REST = "then the rest in the order shown"
+
+
+def order_hint(labels: Sequence[str], by_relevance: Sequence[int], *, template: str) -> Hint | None:
+    """Render the relevance order; None if the prompt is in relevance order already.
+
+    Of more than `MAX_LABELS` documents it names the most relevant, and adds "then the rest in the
+    order shown" if the prompt has the others in relevance order.
+    `labels` are in prompt order; copies of a document share one, which is named once, at the rank
+    of the most relevant copy. `{order}` becomes `[Doc_2] >> [Doc_1] >> [Doc_4]`.
+    """
+    places = dict(zip(reversed(labels), range(len(labels) - 1, -1, -1), strict=True))
+    by_rank = list(dict.fromkeys(map(labels.__getitem__, by_relevance)))
+    order = list(map(places.__getitem__, by_rank))
+    if order == sorted(order):
+        return None
+    named, rest = tuple(by_rank[:MAX_LABELS]), order[MAX_LABELS:]
+    steps = (*named, _REST) if rest and rest == sorted(rest) else named
+    return Hint("order", template.replace("{order}", " >> ".join(steps)), named)

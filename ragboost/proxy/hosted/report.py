@@ -1,26 +1,24 @@
 """Lint a log of requests: sum up what breaks the prompt cache, and what that costs."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from ragboost.config import PriceSettings, Settings
+from ragboost.config import Settings
 from ragboost.errors import RagBoostError, RequestError
-from ragboost.proxy.hosted.lint.causes import MENDS, Cause
-from ragboost.proxy.hosted.lint.comparison import PrefixBreak
-from ragboost.proxy.hosted.lint.conversations import LastPrompts
-from ragboost.proxy.hosted.lint.live import HEAD_CAUSES, PromptComparison
-from ragboost.proxy.hosted.lint.prompt import (
+from ragboost.proxy.hosted.causes import MENDS, Cause
+from ragboost.proxy.hosted.comparison import PrefixBreak
+from ragboost.proxy.hosted.conversations import LastPrompts
+from ragboost.proxy.hosted.live import HEAD_CAUSES, PromptComparison
+from ragboost.proxy.hosted.prompt import (
     PROMPTS,
     conversation_name,
     estimate_tokens,
     prompt_bytes,
 )
-from ragboost.proxy.hosted.receipts import find_price, lost_cost
 from ragboost.requests.formats import Detection, Format, make_formats
 from ragboost.requests.formats.detection import DetectionCounts
 from ragboost.requests.headers import printable
@@ -43,7 +41,6 @@ class LintFinding:
     place: str
     times: int = 0
     lost_tokens: int = 0  # estimated, computed again because of them
-    cost: float = 0.0  # what these cost more than read from the cache; 0 without a price
     # The first ones, each with the lines of the two requests.
     examples: list[tuple[str, str, PrefixBreak]] = field(default_factory=list)
 
@@ -53,7 +50,6 @@ class LintFinding:
             "place": self.place,
             "times": self.times,
             "lost_tokens": self.lost_tokens,
-            "cost": round(self.cost, 6),
             "advice": MENDS[self.cause],
             "examples": [
                 {
@@ -79,7 +75,6 @@ class LintReport:
     prompt_tokens: int = 0  # estimated, of all requests
     bad_lines: list[str] = field(default_factory=list)  # no requests; the first ones, with reasons
     num_bad_lines: int = 0
-    has_prices: bool = False  # a price was found for some model
     detections: DetectionCounts = field(default_factory=DetectionCounts)  # of their documents
     _findings: dict[tuple[Cause, str], LintFinding] = field(default_factory=dict)
 
@@ -92,9 +87,7 @@ class LintReport:
         if len(self.bad_lines) < _MAX_BAD_LINES:
             self.bad_lines.append(reason)
 
-    def add(
-        self, earlier: str, later: str, found: PrefixBreak, *, price: PriceSettings | None
-    ) -> None:
+    def add(self, earlier: str, later: str, found: PrefixBreak) -> None:
         place = found.place
         if (found.cause, place) not in self._findings and len(self._findings) >= _MAX_FINDINGS:
             place = "other"
@@ -102,9 +95,6 @@ class LintReport:
         lost = estimate_tokens(found.lost_bytes)
         finding.times += 1
         finding.lost_tokens += lost
-        if price is not None:
-            self.has_prices = True
-            finding.cost += lost_cost(price, lost)
         if len(finding.examples) < _MAX_EXAMPLES:
             finding.examples.append((earlier, later, found))
 
@@ -123,15 +113,12 @@ class LintReport:
         table = Table(title="What breaks the prompt cache")
         for name in ("cause", "place", "times", "lost tokens"):
             table.add_column(name, justify="left" if name in ("cause", "place") else "right")
-        if self.has_prices:
-            table.add_column("cost", justify="right")
         table.add_column("first example")
         for finding in self.findings:
             earlier, later, found = finding.examples[0]
             where = f"{later} {found.path} byte {found.offset}, against {earlier}"
             row = [str(finding.cause), finding.place]
             row += [f"{finding.times:,}", f"{finding.lost_tokens:,}"]
-            row += [f"{finding.cost:.4f}"] if self.has_prices else []
             shown = f"{where}\n- {found.before!r}\n+ {found.after!r}\n{MENDS[finding.cause]}"
             table.add_row(*row, shown.replace("[", r"\["))
         return table
@@ -146,17 +133,12 @@ class LintReport:
         )
 
 
-def lint_log(
-    path: Path,
-    *,
-    prices: Sequence[PriceSettings] = (),
-) -> LintReport:
+def lint_log(path: Path) -> LintReport:
     """Compare consecutive requests of each conversation in a log.
 
     Args:
         path: JSONL, also compressed with gzip, of request bodies, of objects with one, or a log of
             `proxy.record`, in which only lengths can be seen.
-        prices: of models, to give the cost.
 
     Raises:
         RequestError: the file cannot be read, or none of its lines is a request.
@@ -171,7 +153,7 @@ def lint_log(
             detection = Detection(logged.detection, logged.frame, len(logged.doc_ids))
             report.detections.add(detection)
         elif logged is not None:
-            _compare(logged, prompts, report, prices=prices)
+            _compare(logged, prompts, report)
             report.detections.add(_detection(logged.body.raw, formats))
     if not report.requests:
         reason = report.bad_lines[0] if report.bad_lines else f"{path} has no lines"
@@ -185,13 +167,7 @@ class _LoggedRequest(NamedTuple):
     where: str
 
 
-def _compare(
-    logged: _LoggedRequest,
-    prompts: LastPrompts,
-    report: LintReport,
-    *,
-    prices: Sequence[PriceSettings],
-) -> None:
+def _compare(logged: _LoggedRequest, prompts: LastPrompts, report: LintReport) -> None:
     body = logged.body
     report.requests += 1
     report.prompt_tokens += estimate_tokens(prompt_bytes(body.raw_fields))
@@ -202,8 +178,7 @@ def _compare(
     report.continued += not before.is_head_only
     found = PromptComparison(before, new).run()
     if found is not None and (not before.is_head_only or found.cause in HEAD_CAUSES):
-        price = find_price(prices, str(body.fields.get("model") or ""))
-        report.add(before.prompt.where, logged.where, found, price=price)
+        report.add(before.prompt.where, logged.where, found)
 
 
 def _detection(raw: bytes, formats: tuple[Format, ...]) -> Detection:

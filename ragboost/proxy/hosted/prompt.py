@@ -108,13 +108,8 @@ class PromptParts:
         num_above: int,
         kind: EngineKind = "",
     ) -> "PromptParts":
-        """Divide a request.
-
-        Args:
-            head: its other fields.
-            messages: of `field`, or the prompt that it is.
-            num_above: of the messages, those that are instructions before the first other one.
-        """
+        """Divide a request: its messages, of which `num_above` are instructions before the first
+        other one, are of `field`, or the prompt that it is; `head` are its other fields."""
         names = (*ANY.head_options, *ANY.message_options)
         options = {name: decode_message(head[name]) for name in names if name in head}
         choice = options.get("tool_choice")
