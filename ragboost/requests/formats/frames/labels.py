@@ -257,14 +257,9 @@ def _listed(
         end = close = _question(text, labels, bodies, separator) if may_ask else -1
     if end < 0 or (separator.count("\n") < 2 and close == end):
         numbers = tuple([label.number for label in labels]) if is_counted else ()
-        return Candidate(
-            starts[0],
-            len(text),
-            frame,
-            marks=tuple(starts),
-            numbers=numbers,
-            problem="the last one has no end",
-        )
+        start, problem = starts[0], "the last one has no end"
+        marks = tuple(starts)
+        return Candidate(start, len(text), frame, marks=marks, numbers=numbers, problem=problem)
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
