@@ -86,7 +86,7 @@ class BoostPipeline:
             template=ChatTemplate.beside(settings.tokens.tokenizer),
         )
         self._settings = settings
-        self._metrics = metrics
+        self._metrics, self._error_bar = metrics, error_bar
         self._sync = sync
         self._chunk_reuse = chunk_reuse
         self._kinds = kinds
@@ -101,7 +101,6 @@ class BoostPipeline:
             raise ConfigError("boost.share has no effect with proxy.shadow: remove one of them")
         self.formats = make_formats(settings, learns=True)
         self._parse = partial(parse_request, formats=self.formats)
-        self._error_bar = error_bar
         self._stable = StableOrder.of(settings) if self._shadow is None else None
         self._priorities: Priorities | None = None
         if settings.proxy.priorities:
