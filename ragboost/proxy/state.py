@@ -90,11 +90,8 @@ class ProxyState:
         )
         recent, hold_out = RecentRequests(), HoldOut()
         log = _request_log(settings.proxy, metrics)
-        observers: list[Observer] = [
-            recent.done,
-            metrics.done,
-            partial(learn, sync=sync, metrics=metrics),
-        ]
+        learning = partial(learn, sync=sync, metrics=metrics)
+        observers: list[Observer] = [recent.done, metrics.done, learning]
         if settings.boost.share < 1:
             observers.append(hold_out.done)
         if log is not None:
