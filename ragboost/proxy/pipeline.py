@@ -94,7 +94,7 @@ class BoostPipeline:
         # Tries boosting on the side, and nothing is boosted: the documents of a `ragboost` object
         # are rendered in the order given. None: requests are boosted.
         self._shadow: ShadowTrial | None = None
-        if settings.proxy.shadow:
+        if proxy.shadow:
             self._shadow = ShadowTrial(settings, metrics, tenants)
         self._share = settings.boost.share
         if self._shadow is not None and self._share < 1:
@@ -102,9 +102,7 @@ class BoostPipeline:
         self.formats = make_formats(settings, learns=True)
         self._parse = partial(parse_request, formats=self.formats)
         self._stable = StableOrder.of(settings) if self._shadow is None else None
-        self._priorities: Priorities | None = None
-        if settings.proxy.priorities:
-            self._priorities = Priorities(settings.proxy.priorities)
+        self._priorities = Priorities(proxy.priorities) if proxy.priorities else None
         self._logged: set[tuple[str, str]] = set()  # what was seen of documents, once each
 
     @property
