@@ -126,11 +126,12 @@ _ENGINE: str = typer.Option(
     ...,
     metavar="URL",
     help="A running engine with chunk reuse, which stores each document computed alone, and "
-    "measures it behind its neighbours.",
+    "measures it behind another one.",
 )
 _NEIGHBOURS: Path | None = typer.Option(
     None,
-    help="JSONL of id and neighbours: ids, the closest last. By default those that BM25 finds.",
+    help="JSONL of id and neighbours: ids, the closest last, before each document in the second "
+    "pass. By default one constant document of the corpus is before all.",
 )
 _TEMPLATE: str | None = typer.Option(
     None,
@@ -156,11 +157,10 @@ def precompute(
         None, envvar="RAGBOOST_BACKEND__API_KEY", help="The engine's."
     ),
     concurrency: int = typer.Option(4, min=1, max=64, help="Requests at a time."),
-    top_n: int = typer.Option(
-        10,
-        min=0,
-        help="Neighbours before each document in a second pass, whose KV is reused behind other "
-        "documents; 0: no such pass.",
+    alone: bool = typer.Option(
+        False,
+        "--alone",
+        help="Leave out the second pass, whose KV is reused behind other documents.",
     ),
     neighbours: Path | None = _NEIGHBOURS,
     system: Path | None = typer.Option(
@@ -170,8 +170,7 @@ def precompute(
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
-    """Let a running engine compute the KV of a corpus, each document alone and after its likely
-    neighbours.
+    """Let a running engine compute the KV of a corpus, each document alone and behind another one.
 
     \b
     ragboost precompute --corpus corpus.jsonl --engine http://127.0.0.1:8000
@@ -180,7 +179,7 @@ def precompute(
     from ragboost.chunk_cache.http.chunk_client import ChunkClient
     from ragboost.chunk_cache.http.precompute import prepare
     from ragboost.integrations.retrieval.corpus import Corpus
-    from ragboost.integrations.retrieval.neighbours import find_neighbours
+    from ragboost.integrations.retrieval.neighbours import read_neighbours
 
     client = ChunkClient(
         engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt, public_key=public_key
@@ -188,20 +187,18 @@ def precompute(
     check_paths(corpus=corpus, system=system, neighbours=neighbours)
     with progress_bar(progress) as on_progress:
         documents = Corpus.read(corpus)
-        on_progress("neighbours", 0, 1)
-        found = find_neighbours(documents, neighbours, top_n=top_n)
-        on_progress("neighbours", 1, 1)
+        found = read_neighbours(documents, neighbours) if neighbours else None
         client.check()
         label = load_settings().hints.label_template
         outcome = prepare(
             client,
             [_text(document, template, label=label) for document in documents],
-            found,
+            [()] * len(documents) if alone else found,
             system=_read(system) if system else None,
             concurrency=concurrency,
             on_progress=on_progress,
         )
-    typer.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentences(top_n=top_n))
+    typer.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentences(is_alone=alone))
 
 
 def _read(path: Path) -> str:
