@@ -16,7 +16,6 @@ export PIP_RETRIES ?= 5
 export PIP_DEFAULT_TIMEOUT ?= 60
 # uv installs in seconds what takes pip minutes, and looks where pip is told to look. pip is asked if uv fails.
 export UV := $(abspath $(BIN)/uv)
-export UV_COMPILE_BYTECODE ?= 1
 ifdef PIP_FIND_LINKS
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 endif
@@ -36,10 +35,10 @@ help:                ## list the targets
 install: $(STAMP)    ## create .venv and install RAGBoost with everything the demo and the tests need
 
 $(STAMP): pyproject.toml requirements-dev.txt
+	@echo "Installing into $(VENV), about 2 GB on disk, once; a minute or more, by your connection:"
+	@echo "1 of 3: a virtual environment, and uv, which installs the rest"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit("RAGBoost needs Python 3.11 or later, got %d.%d: run make PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@echo "Installing into $(VENV), about 2 GB on disk, once; a minute or more, by your connection:"
-	@echo "1 of 3: uv, which installs the rest"
 	@$(BIN)/python -m pip install -q -c requirements-dev.txt uv
 	@echo "2 of 3: $(TORCH)"
 	@$(call install_into_venv,'$(TORCH)')

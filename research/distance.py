@@ -7,8 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows, number
-from ragboost.index.clustering.walk import walk
+from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows, number, walk
 from ragboost.ordering.batch import BatchPlan, make_plan
 
 MAX_CONTEXTS = 8_000

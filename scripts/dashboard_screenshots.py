@@ -19,9 +19,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from ragboost.config import BackendSettings, EngineSettings, IndexSettings, Settings
 from ragboost.engine import create_engine_app, with_events
-from ragboost.evaluation.demo.corpus import standard_library
 from ragboost.evaluation.demo.replay import MODEL, replay
-from ragboost.evaluation.demo.workload import Workload, make_workload
+from ragboost.evaluation.demo.workload import Workload, make_workload, standard_library
 from ragboost.proxy.app import create_app
 from ragboost.proxy.serving import serve_in_thread
 

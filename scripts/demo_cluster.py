@@ -19,9 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ragboost.errors import RagBoostError
-from ragboost.evaluation.demo.corpus import standard_library
 from ragboost.evaluation.demo.replay import MODEL
-from ragboost.evaluation.demo.workload import make_workload
+from ragboost.evaluation.demo.workload import make_workload, standard_library
 from scripts.cluster import BALANCERS, Cluster, installed_balancer
 from scripts.cluster_traffic import ClusterClient, Talk, Turn, hit_rate, num_moved
 

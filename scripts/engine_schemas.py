@@ -15,13 +15,6 @@ class TokenizeRequest(BaseModel):
     messages: Objects | None = None
     documents: Objects | None = None
     add_special_tokens: bool = True
-    return_token_strs: bool = False
-
-
-class DetokenizeRequest(BaseModel):
-    """Body with token ids."""
-
-    tokens: list[int]
 
 
 class CompletionUsage(BaseModel):
@@ -57,13 +50,6 @@ class TokenizeResponse(BaseModel):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeResponse(BaseModel):
-    """Text of token ids."""
-
-    prompt: str
 
 
 class ModelCard(BaseModel):
@@ -124,14 +110,12 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
     "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
 }
 RESPONSES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": Completion,
     "/v1/completions": Completion,
     "/v1/models": ModelList,
     "/tokenize": TokenizeResponse,
-    "/detokenize": DetokenizeResponse,
     "/kv_event_sources": EventEndpoint,
     "/chunk_reuse": ChunkReuseInfo,
 }

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.config.model_directory import find_model
 from ragboost.engine.loading import TUNED
-from ragboost.engine.text.tokenizer import ChatTokenizer
+from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.graph.conversation import PromptWriter
 from ragboost.graph.layout import DepPrompt, LinearNode
 from ragboost.graph.request import FIELD, GraphFields

@@ -3,9 +3,13 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from ragboost.cli import app
@@ -13,8 +17,20 @@ from ragboost.cli import app
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["demo"], ["bench", "trace"]])
-def test_help_shows_flags_as_flags(command: list[str]) -> None:
+def commands(group: TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+ALL = list(commands(cast("TyperGroup", get_command(app))))
+
+
+@pytest.mark.parametrize("command", ALL, ids=" ".join)
+def test_help_shows_flags_as_flags(command: tuple[str, ...]) -> None:
     help_text = CliRunner().invoke(app, [*command, "--help"]).output
     assert "--help" in help_text
     assert not re.search(r"<?bool", help_text, flags=re.IGNORECASE)

@@ -123,10 +123,6 @@ def _run(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-def _size(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return _run(env, "chunks", "size", "--model", str(NAME), "--documents", "7", "--json")
-
-
 def _find(env: dict[str, str]) -> str:
     """Return what `find_model` does in a new process: the directory, or its error."""
     code = (
@@ -138,6 +134,18 @@ def _find(env: dict[str, str]) -> str:
     command = [sys.executable, "-c", code, str(NAME)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def _find_one(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Find a model of which one file is needed, in a new process."""
+    code = (
+        "import sys; from pathlib import Path; from ragboost.errors import ConfigError\n"
+        "from ragboost.config.model_directory import find_model\n"
+        "try: print(find_model(Path(sys.argv[1]), only='config.json'))\n"
+        "except ConfigError as error: sys.exit(f'ragboost: {error}')"
+    )
+    command = [sys.executable, "-c", code, str(NAME)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 def test_what_a_model_is_loaded_from_is_downloaded_once_and_code_and_pickles_never(
@@ -174,12 +182,12 @@ def test_a_model_without_safetensors_is_refused(hub: FakeHub, tmp_path: Path) ->
     assert "it has no model.safetensors" in said
 
 
-def test_a_command_takes_the_one_file_that_it_needs(hub: FakeHub, tmp_path: Path) -> None:
+def test_only_the_one_file_that_is_needed_is_taken(hub: FakeHub, tmp_path: Path) -> None:
     env = _env(hub, tmp_path)
 
-    done = _size(env)
+    done = _find_one(env)
 
-    assert json.loads(done.stdout)["memory_bytes"] == 7 * 512 * 3 * 2 * 2 * 8 * 2
+    assert (Path(done.stdout.strip()) / "config.json").is_file()
     assert hub.downloaded == ["config.json"]
     assert "does not give" in _find({**env, "HF_HUB_OFFLINE": "1"})  # the weights are not there
 
@@ -189,17 +197,17 @@ def test_a_hub_that_gives_nothing_is_one_sentence_or_the_cache(
     hub: FakeHub, tmp_path: Path, trouble: int | str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert _size(_env(hub, tmp_path)).returncode == 0
+    assert _find_one(_env(hub, tmp_path)).returncode == 0
     hub.is_hanging = trouble == "hangs"
     hub.status = trouble if isinstance(trouble, int) else 200
     more = {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"} if trouble == "refuses" else {}
     more |= {"HF_HUB_OFFLINE": "1"} if trouble == "offline" else {}
 
-    cached = _size(_env(hub, tmp_path, **more))
-    done = _size(_env(hub, tmp_path / "empty", **more))
+    cached = _find_one(_env(hub, tmp_path, **more))
+    done = _find_one(_env(hub, tmp_path / "empty", **more))
 
     assert (cached.returncode, cached.stderr) == (0, "")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"ragboost: {NAME} is no directory, and ")
     assert "or copy the model and name its directory" in done.stderr

@@ -100,11 +100,6 @@ def test_a_package_loads_only_what_it_may(package: str) -> None:
     assert _loaded(modules) & HEAVY <= RULES[package]
 
 
-def test_a_knowledge_graph_needs_numpy_only() -> None:
-    """The public names of `ragboost.graph`, unlike dependency attention in the same folder."""
-    assert _loaded(["ragboost.graph"]) & HEAVY <= NUMPY
-
-
 def test_every_package_has_a_rule() -> None:
     packages = {f"ragboost.{p.parent.name}" for p in (ROOT / "ragboost").glob("*/__init__.py")}
 

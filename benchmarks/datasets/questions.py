@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.datasets.loaders import FORMATS, QuestionFormat, question_format, recognised
 from benchmarks.datasets.pools import Pools, RawQuestion, chunked
+from benchmarks.datasets.records import parse_records, read_records
 from ragboost.errors import RequestError
-from ragboost.evaluation.loading import MAX_SHOWN, parse_records, read_records
-from ragboost.evaluation.questions import text_of
+from ragboost.evaluation.loading import MAX_SHOWN, text_of
 from ragboost.types import Document, as_document
 
 

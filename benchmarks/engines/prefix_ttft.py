@@ -11,6 +11,7 @@ import statistics
 from typing import Any
 
 import httpx
+import torch
 
 from benchmarks.command import make_parser, model_directory, report, show_rows
 from ragboost.config import EngineSettings
@@ -31,10 +32,10 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int, default=1, help="compute threads")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    torch.set_num_threads(args.num_threads)
     result = measure(
         EngineSettings(
             model=args.model,
-            num_threads=args.num_threads,
             capacity_tokens=args.tokens * (len(HITS) * args.repeats + 4),
         ),
         tokens=args.tokens,
@@ -84,7 +85,7 @@ def measure(settings: EngineSettings, *, tokens: int, repeats: int, seed: int) -
         "model": app.state.loaded.name,
         "tokens": tokens,
         "repeats": repeats,
-        "num_threads": settings.num_threads,
+        "num_threads": torch.get_num_threads(),
         "hits": rows,
     }
 

@@ -16,9 +16,8 @@ import torch
 from benchmarks.language.cases import LanguageCase
 from ragboost.booster import Booster
 from ragboost.chunk_cache.core.fill import fill_steps
-from ragboost.chunk_cache.core.options import ReuseDefaults
 from ragboost.chunk_cache.core.prompt_plan import find_chunks, plan_prompt, plan_stored
-from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.request import EngineChunkRequest, ReuseDefaults
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import FULL, Arm, ArmOutcome, FilledArm, measure_arms
 from ragboost.chunk_cache.eval.full_answer import FullAnswer

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from benchmarks.command import make_parser, model_directory, report, show_rows
 from benchmarks.language.arms import MAX_ANSWER_TOKENS, ArmRunner, Outcome
 from benchmarks.language.cases import (
@@ -129,7 +131,8 @@ def _difference(
 
 def measure(args: Namespace) -> dict[str, Any]:
     """Answer the cases in every arm; return a row for each."""
-    settings = EngineSettings(model=args.model, num_threads=args.threads, dtype=args.dtype)
+    torch.set_num_threads(args.threads)
+    settings = EngineSettings(model=args.model, dtype=args.dtype)
     loaded = load_model(settings)
     count_tokens = token_counter(loaded.tokenizer)
     cases, arms = _cases(args, count_tokens), _arms(args)

@@ -26,6 +26,7 @@ from statistics import fmean
 from typing import Any
 
 import httpx
+import torch
 
 from benchmarks.command import make_parser, model_directory, report, show_rows
 from benchmarks.language.cases import CountTokens
@@ -94,7 +95,8 @@ class Asker:
 def measure(args: Namespace) -> dict[str, Any]:
     """Ask the questions in every arm; return a row for each arm."""
     arms = [PLAIN, PRODUCT, *(args.arm or ()), *([BEFORE] if args.before else ())]
-    settings = EngineSettings(model=args.model, num_threads=args.threads, dtype=args.dtype)
+    torch.set_num_threads(args.threads)
+    settings = EngineSettings(model=args.model, dtype=args.dtype)
     app = create_engine_app(settings)
     tokenizer = app.state.loaded.tokenizer
 

@@ -24,7 +24,7 @@ from benchmarks.language.arms import STORING, ArmRunner
 from benchmarks.language.cases import LanguageCase
 from benchmarks.language.guard import MODEL, NUM_PROMPTS, make_prompts, make_runner
 from ragboost.chunk_cache.eval.arms import FULL
-from ragboost.chunk_cache.eval.metrics import kl_divergence
+from ragboost.chunk_cache.eval.full_answer import kl_divergence
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.config.model_directory import find_model
 from scripts.processes import exit_on_sigterm

@@ -19,10 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from benchmarks.language.arms import ArmRunner
 from benchmarks.language.cases import LanguageCase
 from ragboost.chunk_cache.eval.arms import FULL
-from ragboost.chunk_cache.eval.metrics import kl_divergence
+from ragboost.chunk_cache.eval.full_answer import kl_divergence
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import load_model
@@ -128,7 +130,8 @@ def read_recorded() -> list[Watched]:
 
 def make_runner() -> ArmRunner:
     """Load the model."""
-    loaded = load_model(EngineSettings(model=MODEL, num_threads=1))
+    torch.set_num_threads(1)
+    loaded = load_model(EngineSettings(model=MODEL))
     return ArmRunner(loaded, stored="alone")
 
 

@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from benchmarks.command import make_parser, model_directory
 from benchmarks.language.arms import SYSTEM
 from benchmarks.language.cases import CountTokens, token_counter
@@ -127,7 +129,8 @@ def conversation_rows(sets: Iterable[NeedleSet]) -> Iterator[dict[str, Any]]:
 def measure(model: Path, args: Namespace) -> dict[str, Any]:
     """Serve a model and evaluate it; answers are kept in a folder, for the next run."""
     served = {"dtype": args.dtype, "capacity_tokens": CAPACITY}
-    app = create_engine_app(EngineSettings(model=model, num_threads=1, **served))
+    torch.set_num_threads(1)
+    app = create_engine_app(EngineSettings(model=model, **served))
     count_tokens = token_counter(app.state.loaded.tokenizer)
     draw = partial(needle_sets, args.data, count_tokens=count_tokens, seed=args.seed)
     single = list(single_rows(draw(count=-(-args.questions // NUM_DOCUMENTS))))[: args.questions]

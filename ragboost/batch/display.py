@@ -41,8 +41,7 @@ def progress_bar(is_shown: bool | None) -> Iterator[ProgressFunction]:
 
 def summary_table(summary: BatchSummary) -> Table:
     capacity = "unbounded" if summary.cache_tokens is None else f"{summary.cache_tokens:,} tokens"
-    blocks = f", blocks of {summary.block_size}" if summary.block_size else ""
-    table = Table(title=f"Predicted prefix cache ({capacity}{blocks})", title_justify="left")
+    table = Table(title=f"Predicted prefix cache ({capacity})", title_justify="left")
     for heading in ("", "before", "after"):
         table.add_column(heading, justify="right" if heading else "left")
     before, after = summary.before, summary.after

@@ -72,8 +72,8 @@ def forecast(
     points = []
     for done, size in enumerate(sizes):
         move("replaying", done, len(sizes))
-        plain = predict(requests, None, cache_tokens=size, block_size=None)
-        planned = predict(requests, plan, cache_tokens=size, block_size=None)
+        plain = predict(requests, None, cache_tokens=size)
+        planned = predict(requests, plan, cache_tokens=size)
         online = _online(requests, settings, size)
         points.append(ForecastPoint(size, plain.hit_rate, online, planned.hit_rate))
     move("replaying", len(sizes), len(sizes))
@@ -90,7 +90,7 @@ def forecast(
 def _sizes(smallest: int, largest: int) -> list[int]:
     largest = max(largest, 2 * smallest)
     ratio = (largest / smallest) ** (1 / (_NUM_SIZES - 1))
-    return [round(smallest * ratio**i) for i in range(_NUM_SIZES)]
+    return sorted({round(smallest * ratio**i) for i in range(_NUM_SIZES)})
 
 
 def _online(requests: BatchRequests, settings: Settings, size: int | None) -> float:

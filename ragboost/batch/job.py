@@ -33,7 +33,6 @@ class BatchSummary:
     # Requests in which documents were found, and by reason those in which none were.
     detections: Mapping[str, int]
     cache_tokens: int | None  # capacity of the simulated prefix cache; None if unbounded
-    block_size: int | None  # its block size in tokens; None for whole documents
     before: HitRate  # predicted hit rate of the input
     after: HitRate  # predicted hit rate of the output
 
@@ -79,7 +78,6 @@ def run_batch(
     settings: Settings | None = None,
     corpus: Corpus | None = None,
     cache_tokens: int | None = None,
-    block_size: int | None = None,
     memory_mb: int | None = None,
     strict: bool = False,
     keep: Sequence[Path] = (),
@@ -91,13 +89,13 @@ def run_batch(
     output line and the new order of its documents) and `*.rejects.jsonl` (malformed lines with
     number and error). Each file is complete or absent. Unchanged lines keep their bytes.
 
-    `cache_tokens` (None: unbounded) and `block_size` (None: whole documents) are of the prediction.
+    `cache_tokens` (None: unbounded) are of the prediction, which counts whole documents.
     A file that needs more memory than `memory_mb` (None: any) is refused. With `strict`, malformed
     lines fail the job, as always if there is no other line. `keep` are further files that it must
     not overwrite.
     """
     settings = settings or Settings()
-    SimulatedCache({}, capacity_tokens=cache_tokens, block_size=block_size)  # checks both
+    SimulatedCache({}, capacity_tokens=cache_tokens)  # checks it
     if memory_mb is not None and memory_mb < 1:
         raise RequestError(f"memory_mb must be at least 1, got {memory_mb}", param="memory_mb")
     output, positions, rejects = output_paths(output, inputs=[source, *keep])
@@ -116,7 +114,7 @@ def run_batch(
             on_progress("planning", 0, 1)
             plan = plan_file(requests, settings.ordering)
             on_progress("planning", 1, 1)
-            summary = _summary(requests, plan, cache_tokens=cache_tokens, block_size=block_size)
+            summary = _summary(requests, plan, cache_tokens=cache_tokens)
             with new_files(output, positions) as files:
                 writer = _Writer(parser, settings, *files)
                 writer.write(requests, plan, on_progress=on_progress)
@@ -163,9 +161,7 @@ class _Writer:
         return compose(retrieved, permutation, history=_NO_HISTORY, settings=settings)
 
 
-def _summary(
-    requests: BatchRequests, plan: FilePlan, *, cache_tokens: int | None, block_size: int | None
-) -> BatchSummary:
+def _summary(requests: BatchRequests, plan: FilePlan, *, cache_tokens: int | None) -> BatchSummary:
     num_documents = sum(map(len, requests.documents))
     return BatchSummary(
         requests=len(requests.documents),
@@ -177,9 +173,8 @@ def _summary(
         requests_reordered=sum(list(p) != sorted(p) for p in plan.permutations),
         detections=dict(requests.detections),
         cache_tokens=cache_tokens,
-        block_size=block_size,
-        before=predict(requests, None, cache_tokens=cache_tokens, block_size=block_size),
-        after=predict(requests, plan, cache_tokens=cache_tokens, block_size=block_size),
+        before=predict(requests, None, cache_tokens=cache_tokens),
+        after=predict(requests, plan, cache_tokens=cache_tokens),
     )
 
 

@@ -35,13 +35,7 @@ def plan_file(requests: BatchRequests, settings: OrderingSettings) -> FilePlan:
     return FilePlan(permutations, [*release, *fixed])
 
 
-def predict(
-    requests: BatchRequests,
-    plan: FilePlan | None,
-    *,
-    cache_tokens: int | None,
-    block_size: int | None,
-) -> HitRate:
+def predict(requests: BatchRequests, plan: FilePlan | None, *, cache_tokens: int | None) -> HitRate:
     """Predict the hit rate of a prefix cache for the file's documents, unchanged or planned.
 
     A request's head precedes its documents with a length of 0: it separates requests that cannot
@@ -59,5 +53,4 @@ def predict(
         map(sequence, plan.release if plan else range(len(requests.documents))),
         lambda item: 0 if isinstance(item, str) else requests.tokens[item],
         capacity_tokens=cache_tokens,
-        block_size=block_size,
     )

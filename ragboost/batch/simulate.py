@@ -28,8 +28,6 @@ class SimulatedCache:
 
     A request matches its longest resident prefix, then the rest is stored. Documents of the request
     are never evicted for it; of a prompt larger than the cache, the prefix that fits is stored.
-    With a `block_size`, only full blocks of the concatenated documents match and are stored, each
-    identified by all documents up to the one that holds its last token.
     """
 
     # A node is a document behind its prefix. Nodes are rows of columns, not objects: with a million
@@ -40,30 +38,18 @@ class SimulatedCache:
     # t's path. Hence the least recently used leaf is the end of the oldest run: walk the runs from
     # the oldest one, each from its end upwards. No heap, and every touch is visited once.
 
-    def __init__(
-        self,
-        tokens: TokenCounts,
-        *,
-        capacity_tokens: int | None = None,
-        block_size: int | None = None,
-    ) -> None:
+    def __init__(self, tokens: TokenCounts, *, capacity_tokens: int | None = None) -> None:
         if capacity_tokens is not None and capacity_tokens < 0:
             raise RequestError(
                 f"capacity_tokens must be at least 0, got {capacity_tokens}",
                 param="capacity_tokens",
             )
-        if block_size is not None and block_size < 1:
-            raise RequestError(
-                f"block_size must be at least 1, got {block_size}", param="block_size"
-            )
         self.num_tokens = 0
         self._count = tokens.__getitem__ if isinstance(tokens, Mapping) else tokens
         self._capacity = capacity_tokens
-        self._block_size = block_size
         self._children: dict[tuple[int, Hashable], int] = {}
         self._key: list[tuple[int, Hashable]] = [(_ROOT, None)]  # (parent, document)
-        self._size = [0]  # tokens that the node stands for
-        self._resident = [0]  # resident tokens: fewer than `size` only for leaves, with blocks
+        self._size = [0]  # tokens of the node
         self._last_used = [-1]  # number of the request
         self._free: list[int] = []
         self._ends: list[int] = []  # for each request, the deepest node of its path
@@ -71,7 +57,7 @@ class SimulatedCache:
 
     def request(self, documents: Sequence[Hashable]) -> HitRate:
         """Replay one request: match and then store its documents; return its tokens."""
-        sizes, prompt_tokens = self._sizes(documents)
+        sizes = self._sizes(documents)
         now = len(self._ends)
         node, depth, cached_tokens = _ROOT, 0, 0
         for document in documents:
@@ -80,20 +66,16 @@ class SimulatedCache:
                 break
             node = child
             self._last_used[node] = now
-            cached_tokens += self._resident[node]
+            cached_tokens += self._size[node]
             depth += 1
-        if self._is_filled(node):
-            for i in range(depth, len(sizes)):
-                child = self._add((node, documents[i]), size=sizes[i], now=now)
-                if child is None:
-                    break
-                node = child
-                if self._resident[node] < sizes[i]:
-                    break
+        for document, size in zip(documents[depth:], sizes[depth:], strict=True):
+            if not self._make_room(size):
+                break
+            node = self._add((node, document), size=size, now=now)
         self._ends.append(node)
-        return HitRate(cached_tokens, prompt_tokens)
+        return HitRate(cached_tokens, sum(sizes))
 
-    def _sizes(self, documents: Sequence[Hashable]) -> tuple[list[int], int]:
+    def _sizes(self, documents: Sequence[Hashable]) -> list[int]:
         sizes = [self._count(document) for document in documents]
         if sizes and min(sizes) < 0:
             document = documents[sizes.index(min(sizes))]
@@ -101,89 +83,46 @@ class SimulatedCache:
                 f"tokens of document {document!r} must be at least 0, got {min(sizes)}",
                 param="tokens",
             )
-        total = sum(sizes)
-        if self._block_size is not None:
-            end = stored = 0
-            for i, size in enumerate(sizes):
-                end += size
-                full = end - end % self._block_size
-                sizes[i] = full - stored
-                stored = full
-        return sizes, total
+        return sizes
 
-    def _is_filled(self, node: int) -> bool:
-        missing = self._size[node] - self._resident[node]
-        if missing:
-            added = self._make_room(missing)
-            self._resident[node] += added
-            self.num_tokens += added
-        return self._resident[node] == self._size[node]
-
-    def _add(self, key: tuple[int, Hashable], *, size: int, now: int) -> int | None:
-        """Add a leaf with as many tokens as fit; return None if none do."""
-        resident = self._make_room(size)
-        if resident == 0 and size > 0:
-            return None
-        self.num_tokens += resident
+    def _add(self, key: tuple[int, Hashable], *, size: int, now: int) -> int:
+        self.num_tokens += size
         if self._free:
             node = self._free.pop()
             self._key[node] = key
             self._size[node] = size
-            self._resident[node] = resident
             self._last_used[node] = now
         else:
             node = len(self._key)
             self._key.append(key)
             self._size.append(size)
-            self._resident.append(resident)
             self._last_used.append(now)
         self._children[key] = node
         return node
 
-    def _make_room(self, wanted: int) -> int:
-        """Evict until `wanted` tokens fit; return how many of them may be stored."""
+    def _make_room(self, wanted: int) -> bool:
+        """Evict until `wanted` tokens fit; return False if they do not even then."""
         if self._capacity is None:
-            return wanted
-        missing = self.num_tokens + wanted - self._capacity
-        if missing <= 0:
-            return wanted
-        room = wanted - (missing - self._evict(missing))
-        if room >= wanted:
-            return wanted
-        return room - room % self._block_size if self._block_size is not None else 0
-
-    def _evict(self, num_tokens: int) -> int:
-        evicted = 0
-        while evicted < num_tokens and self._oldest < len(self._ends):
+            return True
+        while self.num_tokens + wanted > self._capacity and self._oldest < len(self._ends):
             node = self._ends[self._oldest]
             if self._last_used[node] != self._oldest:  # used since, or the run is exhausted
                 self._oldest += 1
                 continue
-            evict = self._resident[node]
-            if self._block_size is not None:
-                blocks = -(-(num_tokens - evicted) // self._block_size)
-                evict = min(evict, blocks * self._block_size)
-            evicted += evict
-            self.num_tokens -= evict
-            self._resident[node] -= evict
-            if self._resident[node] == 0:
-                key = self._key[node]
-                del self._children[key]
-                self._free.append(node)
-                self._last_used[node] = -1
-                self._ends[self._oldest] = key[0]
-        return evicted
+            key = self._key[node]
+            self.num_tokens -= self._size[node]
+            del self._children[key]
+            self._free.append(node)
+            self._last_used[node] = -1
+            self._ends[self._oldest] = key[0]
+        return self.num_tokens + wanted <= self._capacity
 
 
 def simulate(
-    orders: Iterable[Sequence[Hashable]],
-    tokens: TokenCounts,
-    *,
-    capacity_tokens: int | None,
-    block_size: int | None = None,
+    orders: Iterable[Sequence[Hashable]], tokens: TokenCounts, *, capacity_tokens: int | None
 ) -> HitRate:
     """Replay requests, as documents in prompt order, through an initially empty prefix cache."""
-    cache = SimulatedCache(tokens, capacity_tokens=capacity_tokens, block_size=block_size)
+    cache = SimulatedCache(tokens, capacity_tokens=capacity_tokens)
     cached_tokens = prompt_tokens = 0
     for documents in orders:
         used = cache.request(documents)

@@ -110,8 +110,6 @@ def compose(
         positions=positions,
         labels=labels,
         hints=hints,
-        hint_position=settings.hints.position,
-        location_position=settings.hints.location_position,
         session=state.id if state is not None else None,
         turn=state.next_turn if state is not None else 0,
         num_blank=retrieved.num_blank,

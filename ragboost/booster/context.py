@@ -4,9 +4,8 @@ The prompt begins with the documents, and their bytes depend only on their seque
 with equal leading documents begin with equal bytes.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Self
 
 from ragboost.index import IndexEntry
 from ragboost.types import Document, Hint
@@ -33,11 +32,6 @@ class Context:
     hints: tuple[Hint, ...] = ()
     #: False: the order hint is left out, since it costs more than the order saves.
     is_order_hinted: bool = True
-    #: Where the hints are rendered.
-    hint_position: Literal["before_question", "after_question"] = "before_question"
-    #: Where location hints are rendered: with the order hint, or in place of the documents that
-    #: they refer to.
-    location_position: Literal["with_hints", "in_place"] = "with_hints"
     #: Child positions from the root of the context index (paper section 4.1).
     search_path: tuple[int, ...] = ()
     #: Tokens of the documents at the front of the payload, and of the earlier turns, that the
@@ -71,52 +65,16 @@ class Context:
         return self.render_documents() + self.render_question()
 
     def render_documents(self) -> str:
-        """Return the first part of the prompt: a block for each document, and for each location
-        hint that is in place of one."""
-        blocks = [
-            render_document(document, label=label)
-            for document, label in zip(self.documents, self.labels, strict=True)
-        ]
-        if self._is_in_place:
-            return "".join(self._interleaved(blocks))
-        return "".join(blocks)
+        """Return the first part of the prompt: a block for each document."""
+        pairs = zip(self.documents, self.labels, strict=True)
+        return "".join([render_document(document, label=label) for document, label in pairs])
 
     def render_question(self) -> str:
         """Return the second part of the prompt: the hints, one per line, and the question."""
-        hints = "\n".join(
-            hint.text for hint in self.hints if not (self._is_in_place and hint.kind == "location")
-        )
+        hints = "\n".join([hint.text for hint in self.hints])
         if not hints:
             return self.query
-        if self.hint_position == "after_question":
-            return f"{self.query}\n\n{hints}"
         return f"{hints}\n\n{self.query}"
-
-    @property
-    def _is_in_place(self) -> bool:
-        """True if location hints have places: some are to have them, and the documents are in
-        relevance order, as in all turns with an earlier one."""
-        if self.location_position == "with_hints" or -1 not in self.positions:
-            return False
-        return self._sent() == list(range(len(self.documents)))
-
-    def _sent(self) -> list[int]:
-        """Return the position of each document in relevance order, without those not sent."""
-        return list(dict.fromkeys(position for position in self.positions if position >= 0))
-
-    def _interleaved(self, blocks: Sequence[str]) -> Iterator[str]:
-        """Yield documents and location hints in relevance order (paper section 6)."""
-        texts = [hint.text for hint in self.hints if hint.kind == "location"]
-        written: set[int] = set()
-        referred: set[str] = set()
-        for document, position in zip(self.retrieved, self.positions, strict=True):
-            if position >= 0 and position not in written:
-                written.add(position)
-                yield blocks[position]
-            elif position < 0 and document.key not in referred:
-                if len(referred) < len(texts):  # the caller may have removed them
-                    yield f"{texts[len(referred)]}\n\n"
-                referred.add(document.key)
 
     def messages(self, *, system: str | None = None) -> list[dict[str, str]]:
         """Return chat messages: a system message if given, and a user message with the prompt."""

@@ -53,8 +53,7 @@ class CacheFollower:
         self.streams: dict[str, EventStream] = {}  # the engine's event streams by name
         self.capacity_tokens: int | None = None  # of its prefix cache, if reported
         self.num_responses = 0  # responses so far that reported the length of a prompt
-        # Called with the request id, if any, and the layout of what was sent here, for the other
-        # workers and replicas of a proxy.
+        # Called with the request id, if any, and the layout of what was sent here, for replicas.
         self.on_layout: list[Callable[[str | None, PromptLayout], None]] = []
         self._tenants = tenants
         self._clock = clock
@@ -137,11 +136,8 @@ class CacheFollower:
         ends: tuple[int, ...] | None = None,
         has_reused: bool = True,
     ) -> None:
-        """Handle the end of a response, with what it reports of its prompt.
-
-        Args:
-            has_reused: False: the engine has computed all documents, whatever was bought.
-        """
+        """Handle the end of a response, with what it reports of its prompt; unless the engine
+        `has_reused` chunks, it has computed all documents, whatever was bought."""
         if request_id is not None:
             self._in_flight.answer(request_id, prompt_tokens=prompt_tokens)
             self._update_forecast()
@@ -161,7 +157,7 @@ class CacheFollower:
             self._in_flight.remove(request_id)
 
     async def learn(self, request_id: str | None, layout: PromptLayout) -> None:
-        """Handle a prompt that another worker of the proxy has sent, or got a response to.
+        """Handle a prompt that another replica has sent, or got a response to.
 
         Events then say what of it is cached; without them its exact documents count as cached.
         """

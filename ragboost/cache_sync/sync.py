@@ -104,9 +104,8 @@ class CacheSync:
     def _start_following(self, engine: EngineClient) -> None:
         name = engine.name
         self._tasks_of[name] = [_start(self.followers[name].run(), name=f"following {name}")]
-        if self._settings.discover:
-            watch = self._watch(engine)
-            self._tasks_of[name].append(_start(watch, name=f"watching {name}"))
+        watch = self._watch(engine)
+        self._tasks_of[name].append(_start(watch, name=f"watching {name}"))
 
     async def close(self) -> None:
         tasks = [*self._tasks, *(task for tasks in self._tasks_of.values() for task in tasks)]

@@ -10,7 +10,6 @@ import typer
 
 from ragboost import __version__
 from ragboost.cli.bench import app as bench
-from ragboost.cli.chunks import app as chunks
 from ragboost.cli.evaluation import eval_order
 from ragboost.cli.offline import batch, demo, simulate
 from ragboost.cli.options import Command, CommandGroup
@@ -55,11 +54,10 @@ app.command(rich_help_panel=_TRAFFIC)(demo)
 app.command(rich_help_panel=_TRAFFIC)(simulate)
 app.command(rich_help_panel=_TRAFFIC)(batch)
 app.command("eval-order", rich_help_panel=_TRAFFIC)(eval_order)
-app.add_typer(bench, name="bench", rich_help_panel=_TRAFFIC)
+app.add_typer(bench, name="bench", cls=CommandGroup, rich_help_panel=_TRAFFIC)
 app.command("eval-reuse", rich_help_panel=_REUSE)(eval_reuse)
 app.command(rich_help_panel=_REUSE)(calibrate)
 app.command(rich_help_panel=_REUSE)(precompute)
-app.add_typer(chunks, name="chunks", rich_help_panel=_REUSE)
 
 
 def _joined(text: str) -> str:
@@ -68,7 +66,7 @@ def _joined(text: str) -> str:
     return "\n\n".join(p if p.startswith("\b") else p.replace("\n", " ") for p in paragraphs)
 
 
-for _group in (app, bench, chunks):
+for _group in (app, bench):
     for _command in _group.registered_commands:
         _command.cls = Command
         _command.help = _joined((_command.callback and _command.callback.__doc__) or "")

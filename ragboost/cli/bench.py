@@ -28,16 +28,20 @@ def trace(
         ..., metavar="URL", help="Any OpenAI-compatible server, without /v1."
     ),
     model: str = typer.Option(..., help="The model's name there."),
-    speed: float = typer.Option(1.0, min=0.001, help="Seconds of the trace per second."),
-    limit: int | None = typer.Option(None, min=1, help="Most requests, the first of the trace."),
+    speed: float = typer.Option(1.0, min=0.001, help="Seconds of the trace to send per second."),
+    limit: int | None = typer.Option(
+        None, min=1, metavar="N", help="Send only the first N requests."
+    ),
     concurrency: int = typer.Option(64, min=1, max=4096, help="Most requests at a time."),
     max_tokens: int = typer.Option(16, min=1, help="Longest answer."),
     scale: float = typer.Option(
-        1.0, min=0.001, max=10.0, help="Words for each token of the trace; below 1, shorter."
+        1.0, min=0.001, max=10.0, help="Words for each token of the trace; below 1: shorter texts."
     ),
     body: str = BODY,
     key_env: str = KEY_ENV,
-    timeout: float = typer.Option(600.0, min=1.0, metavar="SECONDS", help="For the next byte."),
+    timeout: float = typer.Option(
+        600.0, min=1.0, metavar="SECONDS", help="Longest wait for a byte."
+    ),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
@@ -57,11 +61,7 @@ def trace(
 
     requests = read_trace(file, limit=limit)
     served = ChatEndpoint(
-        endpoint,
-        model=model,
-        api_key=api_key(key_env),
-        body=json_fields(body),
-        timeout_s=timeout,
+        endpoint, model=model, api_key=api_key(key_env), body=json_fields(body), timeout_s=timeout
     )
     replay = TraceReplay(
         served, speed=speed, concurrency=concurrency, max_tokens=max_tokens, scale=scale

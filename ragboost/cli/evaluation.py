@@ -17,18 +17,20 @@ from ragboost.errors import RequestError
 if TYPE_CHECKING:
     from ragboost.evaluation.loading import LoadedQuestions
     from ragboost.evaluation.results import OrderEvaluation
-    from ragboost.evaluation.run import CostEstimate, OrderRun
+    from ragboost.evaluation.run import OrderRun
 
 _SYSTEM = "Answer the question from the documents, in as few words as possible."
-_VERDICT_TOKENS = 16
 _TABLE_WIDTH = 100
 
 
-_METRIC: str | None = typer.Option(
-    None, help="em, f1, contains or judge, for the last sentence; by default f1 or judge."
+_ARM: list[str] = typer.Option(
+    [], metavar="ARM", help="Repeatable, or all; by default retriever, boosted, boosted-no-hints."
 )
+_METRIC: str = typer.Option("f1", help="Score of the last sentence: em, f1 or contains.")
 _ANSWERS: Path | None = typer.Option(
-    None, metavar="FILE", help="Keeps answers, to go on later; by default beside QUESTIONS."
+    None,
+    metavar="FILE",
+    help="Keep answers here, so that a stopped run can continue; by default beside QUESTIONS.",
 )
 
 
@@ -39,27 +41,26 @@ def eval_order(
     endpoint: str = typer.Option(..., metavar="URL", help="Any OpenAI-compatible server."),
     model: str = typer.Option(..., help="The model's name there."),
     corpus: Path | None = CORPUS,
-    limit: int | None = typer.Option(None, min=1, help="Most questions to ask."),
-    arm: list[str] = typer.Option([], help="Arm to ask, repeatable; by default all."),
-    metric: str | None = _METRIC,
-    judge: str | None = typer.Option(None, metavar="URL", help="Endpoint that judges answers."),
-    judge_model: str | None = typer.Option(None, help="The judge; by default the same model."),
+    limit: int | None = typer.Option(
+        None, min=1, metavar="N", help="Ask only the first N questions."
+    ),
+    arm: list[str] = _ARM,
+    metric: str = _METRIC,
     system: str = typer.Option(_SYSTEM, help="System message; empty for none."),
     max_tokens: int = typer.Option(64, min=1, help="Longest answer."),
     body: str = BODY,
     key_env: str = KEY_ENV,
-    judge_key_env: str = typer.Option("OPENAI_API_KEY", help="The same for the judge's key."),
     concurrency: int = typer.Option(8, min=1, max=256, help="Requests at a time."),
-    timeout: float = typer.Option(120.0, min=1.0, metavar="SECONDS", help="For one response."),
+    timeout: float = typer.Option(
+        120.0, min=1.0, metavar="SECONDS", help="Longest wait for a response."
+    ),
     answers: Path | None = _ANSWERS,
-    price_in: float | None = typer.Option(None, min=0.0, help="Per million prompt tokens."),
-    price_out: float | None = typer.Option(None, min=0.0, help="Per million new tokens."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask before the first request."),
-    seed: int = typer.Option(0, min=0, help="Of shuffled orders and of the intervals."),
+    seed: int = typer.Option(0, min=0, help="Seed of shuffled orders and intervals."),
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
-    """Measure whether reordering costs answers, with your model and your questions.
+    """Measure whether your model answers worse when documents are reordered.
 
     Asks each question in retriever order and as RAGBoost would send it, with and without hints, and
     compares the answers. Settings come from ragboost.toml and the environment, as for `serve`.
@@ -70,23 +71,26 @@ def eval_order(
     from ragboost.batch.files import check_not_input
     from ragboost.evaluation.answers import AnswerFile
     from ragboost.evaluation.endpoint import ChatEndpoint
+    from ragboost.evaluation.run import METRICS
 
-    chosen_metric = _metric(metric, has_judge=judge is not None)
-    connect = partial(ChatEndpoint, timeout_s=timeout, body=json_fields(body))
-    asked = connect(endpoint, model=model, api_key=api_key(key_env), max_tokens=max_tokens)
-    judging = None
-    if judge is not None:
-        key, judge_model = api_key(judge_key_env), judge_model or model
-        judging = connect(judge, model=judge_model, api_key=key, max_tokens=_VERDICT_TOKENS)
+    if metric not in METRICS:
+        raise RequestError(f"--metric must be one of {', '.join(METRICS)}, got {metric!r}")
+    asked = ChatEndpoint(
+        endpoint,
+        model=model,
+        api_key=api_key(key_env),
+        body=json_fields(body),
+        max_tokens=max_tokens,
+        timeout_s=timeout,
+    )
     loaded = _load(questions, corpus=corpus, limit=limit)
     make_run = _with_arms(arm, loaded)
     answers = answers or questions.with_name(questions.name + ".answers.jsonl")
     check_not_input(answers, inputs=[questions, *([corpus] if corpus else [])])
     kept = AnswerFile(answers)
-    run = make_run(endpoint=asked, answers=kept, judge=judging, system=system, seed=seed)
-    estimate = partial(run.estimate, max_tokens=max_tokens, price_in=price_in, price_out=price_out)
-    _ask(run, estimate, is_sure=yes, concurrency=concurrency, progress=progress)
-    _show(run.result(metric=chosen_metric), run.failures, as_json=as_json)
+    run = make_run(endpoint=asked, answers=kept, system=system, seed=seed)
+    _ask(run, max_tokens, is_sure=yes, concurrency=concurrency, progress=progress)
+    _show(run.result(metric=metric), run.failures, as_json=as_json)
 
 
 def _load(path: Path, *, corpus: Path | None, limit: int | None) -> "LoadedQuestions":
@@ -114,7 +118,7 @@ def _with_arms(names: Sequence[str], loaded: "LoadedQuestions") -> Callable[...,
 
 def _ask(
     run: "OrderRun",
-    estimate: Callable[[], "CostEstimate"],
+    max_tokens: int,
     *,
     is_sure: bool,
     concurrency: int,
@@ -124,9 +128,9 @@ def _ask(
 
     with progress_bar(progress) as on_progress:
         run.render(on_progress)
-    cost = estimate()
+    cost = run.estimate(max_tokens=max_tokens)
     typer.echo(cost.sentence(), err=True)
-    if (cost.num_missing or cost.num_verdicts) and not is_sure:
+    if cost.num_missing and not is_sure:
         try:
             is_sure = typer.confirm("Ask?", err=True)
         except typer.Abort:
@@ -142,7 +146,7 @@ def _ask(
 
 
 def _show(result: "OrderEvaluation", failures: Mapping[str, str], *, as_json: bool) -> None:
-    from ragboost.evaluation.result_table import result_table
+    from ragboost.evaluation.results import result_table
 
     if failures:
         first = next(iter(failures.values()))
@@ -157,13 +161,3 @@ def _show(result: "OrderEvaluation", failures: Mapping[str, str], *, as_json: bo
         # Better broken by a narrow terminal than with numbers cut off.
         Console(width=max(Console().width, _TABLE_WIDTH)).print(result_table(result))
         typer.echo(result.conclusion())
-
-
-def _metric(name: str | None, *, has_judge: bool) -> str:
-    names = ("em", "f1", "contains", *(["judge"] if has_judge else []))
-    if name is None:
-        return "judge" if has_judge else "f1"
-    if name not in names:
-        hint = "; judge needs --judge URL" if name == "judge" else ""
-        raise RequestError(f"--metric must be one of {', '.join(names)}, got {name!r}{hint}")
-    return name

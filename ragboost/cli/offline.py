@@ -44,9 +44,6 @@ def batch(
     ),
     corpus: Path | None = CORPUS,
     cache_tokens: int | None = _CACHE_TOKENS,
-    block_size: int | None = typer.Option(
-        None, min=1, help="Tokens per block of that cache; by default whole documents."
-    ),
     memory: int = _MEMORY,
     strict: bool = typer.Option(False, "--strict", help="Fail on malformed lines."),
     as_json: bool = AS_JSON,
@@ -73,7 +70,6 @@ def batch(
             keep=[corpus] if corpus else [],
             settings=settings,
             cache_tokens=settings.index.capacity_tokens if cache_tokens is None else cache_tokens,
-            block_size=block_size,
             memory_mb=memory,
             strict=strict,
             on_progress=on_progress,
@@ -129,12 +125,7 @@ def simulate(
     \b
     ragboost simulate trace.jsonl --cache-tokens 100000 --cache-tokens 400000
     """
-    from ragboost.batch.display import (
-        ESTIMATED,
-        forecast_sentence,
-        forecast_table,
-        progress_bar,
-    )
+    from ragboost.batch.display import ESTIMATED, forecast_sentence, forecast_table, progress_bar
     from ragboost.batch.forecast import forecast
     from ragboost.integrations.retrieval.corpus import Corpus
 
@@ -157,11 +148,7 @@ def simulate(
 
 def demo(
     sessions: int = typer.Option(200, min=1, help="Independent users, one question each."),
-    conversations: int = typer.Option(10, min=1, help="Users with several questions."),
-    turns: int = typer.Option(4, min=1, help="Questions per conversation."),
-    k: int = typer.Option(8, "--k", min=1, help="Documents retrieved per question."),
-    capacity_tokens: int = typer.Option(65_536, min=1024, help="Capacity of the prefix cache."),
-    seed: int = typer.Option(1, help="Seed of the questions drawn."),
+    conversations: int = typer.Option(10, min=1, help="Users with four questions each."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Replay a RAG workload through proxy and embedded engine, plain and boosted.
@@ -178,14 +165,7 @@ def demo(
 
     console, is_simulated = Console(stderr=True), find_spec("torch") is None
     workload, result = run_demo(
-        sessions=sessions,
-        conversations=conversations,
-        turns=turns,
-        k=k,
-        capacity_tokens=capacity_tokens,
-        seed=seed,
-        is_simulated=is_simulated,
-        console=console,
+        sessions=sessions, conversations=conversations, is_simulated=is_simulated, console=console
     )
     answers: list[Answers] = []
     try:

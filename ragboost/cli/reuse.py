@@ -26,15 +26,16 @@ def eval_reuse(
     ),
     policy: list[str] = typer.Option(
         [],
+        metavar="POLICY",
         help=f"Policy to measure, repeatable; by default {DEFAULT_POLICY}; one of "
         f"{', '.join(POLICIES)}.",
     ),
     ratio: list[float] = typer.Option(
-        [0.05, 0.1, 0.15, 0.3], help="Recompute ratio to measure, repeatable."
+        [0.05, 0.1, 0.15, 0.3], metavar="RATIO", help="Recompute ratio to measure, repeatable."
     ),
     granularity: int = typer.Option(1, min=1, help="Tokens per selected block."),
     max_new_tokens: int = typer.Option(32, min=1, help="Length of text answers."),
-    limit: int | None = typer.Option(None, min=1, help="Most cases to read."),
+    limit: int | None = typer.Option(None, min=1, metavar="N", help="Read only the first N cases."),
     device: str = _DEVICE,
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
@@ -66,13 +67,15 @@ def calibrate(
     model: Path = MODEL,
     data: Path = typer.Option(..., metavar="FILE.jsonl", help="Prompts as for eval-reuse."),
     out: Path = typer.Option(
-        Path("calibration.json"), help="The file that engines read; run again to go on with it."
+        Path("calibration.json"), help="File that engines read; a second run continues it."
     ),
     policy: list[str] = typer.Option(
-        [], help="Policy to try, repeatable; by default all that need no measurements."
+        [],
+        metavar="POLICY",
+        help="Policy to try, repeatable; by default all that need no measurements.",
     ),
     ratio: list[float] = typer.Option(
-        [0.05, 0.1, 0.15, 0.2, 0.3], help="Recompute ratio to try, repeatable."
+        [0.05, 0.1, 0.15, 0.2, 0.3], metavar="RATIO", help="Recompute ratio to try, repeatable."
     ),
     cost: float | None = typer.Option(
         None,
@@ -90,9 +93,9 @@ def calibrate(
 ) -> None:
     """Choose policy and ratio of chunk reuse for your model by your prompts.
 
-    The nearest to full attention's answers within the cost; half of the prompts choose, the other
-    half says what to expect. Unless that confirms the choice by more than a standard error, the
-    default stays; what is no better than the default passes by chance in a sixth of the runs.
+    Half of the prompts choose the candidate whose answers are nearest to full attention's within
+    the cost, and the other half checks it. The default stays unless the check confirms the choice
+    by more than a standard error; by chance, it does so in a sixth of the runs.
 
     \b
     ragboost calibrate --model ./Qwen3-0.6B --data questions.jsonl
@@ -125,19 +128,19 @@ def calibrate(
 _ENGINE: str = typer.Option(
     ...,
     metavar="URL",
-    help="A running engine with chunk reuse, which stores each document computed alone, and "
-    "measures it behind another one.",
+    help="Running engine with chunk reuse. It stores each document computed alone, and measures it "
+    "behind another one.",
 )
 _NEIGHBOURS: Path | None = typer.Option(
     None,
-    help="JSONL of id and neighbours: ids, the closest last, before each document in the second "
-    "pass. By default one constant document of the corpus is before all.",
+    help="JSONL with id and neighbours (ids, the closest last) for the second pass; by default, "
+    "one constant document of the corpus precedes all others.",
 )
 _TEMPLATE: str | None = typer.Option(
     None,
     help="Text of a document in a prompt; \\n is a line end. By default as RAGBoost writes the "
-    "documents of a `ragboost` object, a chat session or a component: use {text} for those in your "
-    "own messages.",
+    "documents of a `ragboost` object, a chat session or a component; use {text} for documents in "
+    "your own messages.",
 )
 _PUBLIC_KEY: str | None = typer.Option(
     None,
@@ -150,11 +153,11 @@ _PUBLIC_KEY: str | None = typer.Option(
 def precompute(
     corpus: Path = typer.Option(..., help="JSONL of documents: id, title, text."),
     engine: str = _ENGINE,
-    tenant: str = typer.Option("", help="Whose requests share the documents."),
-    cache_salt: str | None = typer.Option(None, help="The salt of those requests."),
+    tenant: str = typer.Option("", help="Tenant whose requests reuse the documents."),
+    cache_salt: str | None = typer.Option(None, help="Cache salt of these requests."),
     public_key: str | None = _PUBLIC_KEY,
     api_key: str | None = typer.Option(
-        None, envvar="RAGBOOST_BACKEND__API_KEY", help="The engine's."
+        None, envvar="RAGBOOST_BACKEND__API_KEY", help="The engine's API key."
     ),
     concurrency: int = typer.Option(4, min=1, max=64, help="Requests at a time."),
     alone: bool = typer.Option(

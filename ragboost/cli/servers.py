@@ -2,18 +2,130 @@
 
 import json
 import logging
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from ragboost.cli.logs import log_settings_file, log_to_terminal
 from ragboost.cli.options import CONFIG, backends, setting, switch
-from ragboost.config import EngineSettings, Settings, load_settings, settings_file
+from ragboost.config import EngineSettings, LogSettings, Settings, load_settings, settings_file
 from ragboost.config.model_directory import check_model, find_model
-from ragboost.errors import ConfigError
+from ragboost.errors import ConfigError, RequestError
 
 logger = logging.getLogger(__name__)
+
+
+class _TextLines(logging.Formatter):
+    """Lines that begin with the time in UTC, as the access log has it."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+class _JsonLines(_TextLines):
+    """One JSON object per event; a traceback is a string in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def log_to_terminal(settings: LogSettings) -> None:
+    """Write the log to standard error and the access log to standard output."""
+    lines = _JsonLines if settings.format == "json" else _TextLines
+    handler = logging.StreamHandler()
+    handler.setFormatter(lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    access = logging.getLogger("ragboost.access")
+    access.setLevel(logging.INFO)  # it is switched on and off by `proxy.access_log` alone
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access.addHandler(handler)
+    access.propagate = False
+
+
+def log_settings_file(path: Path | None) -> None:
+    """Say which file the settings are from."""
+    logger.info("settings from %s", path or "flags and environment: no ragboost.toml here")
+
+
+if TYPE_CHECKING:
+    from ragboost.requests.explanation import Explanation
+
+_STDIN = Path("-")
+_MAX_SHOWN = 50  # documents
+
+
+def try_request(path: Path, settings: Settings, *, as_json: bool) -> NoReturn:
+    """Explain the request in a file, or on standard input; exit with 1 if no document is found."""
+    from ragboost.proxy.asgi.request_body import as_utf8
+    from ragboost.requests.explanation import Explainer
+    from ragboost.requests.formats.detection import FOUND
+
+    raw = _read(path, settings.proxy.max_body_bytes)
+    explanation = Explainer(settings).explain(as_utf8(raw))
+    if as_json:
+        typer.echo(explanation.as_json())
+    else:
+        for line in _lines(explanation):
+            typer.echo(line)
+    raise typer.Exit(int(explanation.detection not in (FOUND, "nothing_to_do")))
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        if path == _STDIN:
+            raw = sys.stdin.buffer.read(limit + 1)
+        else:
+            with path.open("rb") as file:
+                raw = file.read(limit + 1)
+    except OSError as error:
+        raise RequestError(f"--try: cannot read {path}: {error.strerror}") from None
+    if len(raw) > limit:
+        raise RequestError(
+            f"--try: {path} has more than {limit:,} bytes (proxy.max_body_bytes): give one request"
+        )
+    return raw
+
+
+def _lines(explanation: "Explanation") -> list[str]:
+    """Return lines without control characters, whatever the request's texts have."""
+    from ragboost.requests.headers import printable
+
+    documents = explanation.documents
+    frame = f" in the frame {explanation.frame}" if explanation.frame else ""
+    num = f": {len(documents):,} documents to order" if documents else ""
+    lines = [f"{explanation.detection}{num}{frame}"]
+    lines += [
+        f"{at:5}  {document.tokens:6,} tokens  {document.begins}"
+        for at, document in enumerate(documents[:_MAX_SHOWN], 1)
+    ]
+    if len(documents) > _MAX_SHOWN:
+        lines.append(f"       and {len(documents) - _MAX_SHOWN:,} more")
+    if explanation.order:
+        order = ", ".join(map(str, explanation.order[:_MAX_SHOWN]))
+        lines.append(f"sent, if a request had brought them in reverse order: {order}")
+    if explanation.note:
+        lines.append(f"the model is told: {printable(explanation.note)}")
+    if explanation.sent:
+        how = "counted" if explanation.is_counted else "estimated"
+        before, after = explanation.tokens_before, explanation.tokens_after
+        lines.append(f"tokens of the texts: {before:,} before, {after:,} after ({how})")
+    if explanation.why:
+        lines.append(f"why: {printable(explanation.why)}")
+    if explanation.advice:
+        lines.append(f"what helps: {explanation.advice}")
+    return lines
+
 
 _BACKEND = (
     "Base URL of a backend, without /v1; give it once per backend; by default "
@@ -117,9 +229,7 @@ def engine(
     max_model_len: int | None = setting("engine.max_model_len"),
     device: str | None = setting("engine.device"),
     dtype: str | None = setting("engine.dtype"),
-    num_threads: int | None = setting("engine.num_threads"),
     kv_events_endpoint: str | None = setting("engine.kv_events_endpoint"),
-    kv_events_replay_endpoint: str | None = setting("engine.kv_events_replay_endpoint"),
     config: Path | None = CONFIG,
 ) -> None:
     """Serve a Hugging Face model, or a small built-in one, with an exact prefix cache.
@@ -145,12 +255,12 @@ def engine(
     serve(create_engine_app(settings), host=settings.host, port=settings.port)
 
 
-def _lint(log: Path, settings: Settings, *, as_json: bool) -> NoReturn:
+def _lint(log: Path, *, as_json: bool) -> NoReturn:
     from rich.console import Console
 
-    from ragboost.proxy.hosted.lint import lint_log
+    from ragboost.proxy.hosted.report import lint_log
 
-    report = lint_log(log, prices=settings.prices)
+    report = lint_log(log)
     for reason in report.bad_lines:
         typer.echo(f"skipped: {reason}", err=True)
     if report.num_bad_lines > len(report.bad_lines):
@@ -209,11 +319,9 @@ def doctor(
     if len(files) > 1 or (files and (backend or kv_events is not None)):
         raise ConfigError(f"{files[0]} reads a file: give it alone, without --backend, say")
     if trial is not None:
-        from ragboost.cli.trial import try_request
-
         try_request(trial, settings, as_json=as_json)
     if log is not None:
-        _lint(log, settings, as_json=as_json)
+        _lint(log, as_json=as_json)
     _examine(settings, kv_events=kv_events, as_json=as_json)
 
 

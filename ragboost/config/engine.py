@@ -37,9 +37,6 @@ class EngineSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV; auto: float32 on a CPU, as stored on a GPU."
     )
-    num_threads: int | None = Field(
-        None, ge=1, le=1024, description="Threads to compute with; None: torch's default."
-    )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output, in tokens; None: the model's limit."
     )
@@ -68,10 +65,7 @@ class EngineSettings(Section):
     kv_events_endpoint: str | None = Field(
         None,
         description="ZeroMQ address to bind and publish cache events on, such as "
-        "tcp://127.0.0.1:5557; None: no events.",
-    )
-    kv_events_replay_endpoint: str | None = Field(
-        None, description="ZeroMQ address to bind for replays of past events; None: no replay."
+        "tcp://127.0.0.1:5557; None: no events. Past ones are replayed on a free port.",
     )
 
     @property
@@ -96,10 +90,6 @@ class EngineHookSettings(Section):
         None,
         description="ZeroMQ address of the backend's KV events; tcp://*:PORT waits there for an "
         "engine that connects to tcp://HOST:PORT. None: ask the backend.",
-    )
-    discover: bool = Field(
-        True,
-        description="Ask each backend for the address of its KV events and the size of its cache.",
     )
     replay_endpoint: _ZmqAddress | None = Field(
         None, description="ZeroMQ address for replays of past events, if `endpoint` is set."

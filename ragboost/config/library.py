@@ -124,16 +124,6 @@ class HintSettings(Section):
         description="Refer to a document of an earlier turn instead of sending it again. Off: it "
         "is sent again.",
     )
-    position: Literal["before_question", "after_question"] = Field(
-        "before_question",
-        description="Position of the hints in the prompt. Behind the question they cost a small "
-        "model answers.",
-    )
-    location_position: Literal["with_hints", "in_place"] = Field(
-        "with_hints",
-        description="Position of location hints that RAGBoost renders itself: behind the "
-        "documents, beside the order hint, or in_place of the documents that they refer to.",
-    )
     order_template: str = Field(
         "Documents by relevance, most relevant first: {order}",
         description="Text of the order hint; {order} becomes the labels, most relevant first.",
@@ -220,17 +210,10 @@ class SessionSettings(Section):
     max_sessions: int = Field(
         10_000,
         ge=1,
-        description="Sessions kept, of 16 messages each; the least recently used are dropped.",
+        description="Sessions kept; the least recently used are dropped.",
     )
     ttl_s: float = Field(
         86_400.0, gt=0, description="Seconds after its last use until a session expires."
-    )
-    max_bytes: int = Field(
-        256 * 1024 * 1024,
-        ge=1024,
-        description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to conversations with a name, to those without, and to chat sessions in memory or in "
-        "Redis.",
     )
     store: Literal["memory", "sqlite", "redis"] = Field(
         "memory",

@@ -153,7 +153,7 @@ def _explain(error: ValidationError, origin: Mapping[str, str]) -> str:
         path, section = ".".join(parts[:2]), parts[0]
         found = origin.get(path) or origin.get(section)
         source = f" (from {found})" if found else ""
-        if section in ("backends", "prices") or path == "formats.frames":
+        if section == "backends" or path == "formats.frames":
             path = ".".join(parts)
         # An unknown key may be a misspelt one of a secret; of a missing one the input is its table.
         hides = problem["type"] in ("extra_forbidden", "missing") or "key" in path

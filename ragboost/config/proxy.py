@@ -1,4 +1,4 @@
-"""Settings of the proxy: backends, their prices, the choice between them, the server."""
+"""Settings of the proxy: backends, the choice between them, the server."""
 
 from contextlib import suppress
 from ipaddress import ip_address
@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
+from ragboost.config.memory import MIB, PROCESS_BYTES, MemoryParts
 from ragboost.config.section import Section
 
 
@@ -213,12 +214,12 @@ class ProxySettings(Section):
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )
-    max_total_body_bytes: int = Field(
-        512 * 1024 * 1024,
-        ge=1024,
-        description="Bytes of all bodies that are received or whose requests are running, and at "
-        "least one body; further ones get a 503 with Retry-After. They need about twice the "
-        "memory.",
+    memory_bytes: int = Field(
+        2048 * MIB,
+        ge=PROCESS_BYTES + 64 * 1024,
+        description="Memory of the process. The bounds of its parts follow from it: bodies of "
+        "running requests (further ones get a 503 with Retry-After), conversations, chat sessions, "
+        "context indexes, caches.",
     )
     header_timeout_s: float = Field(
         15.0, gt=0, description="Seconds in which a client must send the request headers."
@@ -290,6 +291,10 @@ class ProxySettings(Section):
     )
 
     @property
+    def memory(self) -> MemoryParts:
+        return MemoryParts.of(self.memory_bytes)
+
+    @property
     def client_keys(self) -> list[SecretStr]:
         """The keys of all teams."""
         return _all_keys(self.api_keys)
@@ -298,30 +303,3 @@ class ProxySettings(Section):
     def has_keys(self) -> bool:
         """Clients must send an API key."""
         return bool(self.api_keys) or self.api_keys_file is not None
-
-
-class PriceSettings(Section):
-    """Prices of a model's prompt tokens; the multipliers are Anthropic's unless changed."""
-
-    model: str = Field(
-        min_length=1,
-        description="Name of the model, or its beginning; the longest that fits is used.",
-    )
-    input: float = Field(
-        gt=0, allow_inf_nan=False, description="Price of a million prompt tokens, in any currency."
-    )
-    cached_read: float = Field(
-        0.1, ge=0, le=1, description="Price of a token read from the cache, as a share of `input`."
-    )
-    write: float = Field(
-        1.25,
-        ge=1,
-        allow_inf_nan=False,
-        description="Price of a token written to the cache, as a multiple of `input`; 1: no extra.",
-    )
-    write_1h: float = Field(
-        2.0,
-        ge=1,
-        allow_inf_nan=False,
-        description="Price of a token written for an hour, as a multiple of `input`.",
-    )

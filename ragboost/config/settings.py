@@ -19,7 +19,6 @@ from ragboost.config.proxy import (
     BackendSettings,
     BoostSettings,
     LogSettings,
-    PriceSettings,
     ProxySettings,
     ReplicaSettings,
     RouterSettings,
@@ -46,11 +45,6 @@ class Settings(Section):
         (),
         description="Several backends: url, name, api_key, max_concurrency of each. Replaces "
         "`backend.url`.",
-    )
-    prices: tuple[PriceSettings, ...] = Field(
-        (),
-        description="Prices of models, for receipts and `doctor --log`: model, input, cached_read, "
-        "write, write_1h of each. None are built in.",
     )
     stable: Literal["off", "safe"] = Field(
         "off",

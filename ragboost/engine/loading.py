@@ -13,18 +13,17 @@ from ragboost.chunk_cache.core.loading import check_device, load_causal_lm, load
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.core.self_test import self_test
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.eviction.lru import NextUse
+from ragboost.chunk_cache.eviction import NextUse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.config import EngineSettings
 from ragboost.config.model_directory import check_model, find_model, model_name
 from ragboost.engine import builtin
-from ragboost.engine.runtime.chunk_filler import ChunkFiller
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.graph import GraphRunner
+from ragboost.engine.runtime.filling import ChunkFiller, GraphRunner
 from ragboost.engine.runtime.model_runner import ModelRunner, has_window
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.scheduler import Scheduler
-from ragboost.engine.text.tokenizer import ChatTokenizer
+from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.errors import ChunkCacheError, ConfigError, UnsupportedModelError
 from ragboost.graph.conversation import GraphAttention, GraphPrompts
 from ragboost.graph.depcache import DepCache
@@ -56,8 +55,6 @@ def load_model(settings: EngineSettings, *, reuses_chunks: bool = True) -> Loade
     Args:
         reuses_chunks: False: spare the self-test of chunk reuse, unless graphs need it.
     """
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
     if settings.is_builtin or settings.model is None:
         kind = "small" if settings.model is None else "tiny"
         model: Any = builtin.build_model(kind)

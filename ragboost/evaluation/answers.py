@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ragboost.errors import BackendConnectionError, BackendError, RequestError
+from ragboost.evaluation.arms import Messages
 from ragboost.evaluation.endpoint import ChatEndpoint, RefusedEndpointError, RefusedPromptError
-from ragboost.evaluation.prompts import Messages
 from ragboost.util.jsonl import decode, read_lines
 
 _MAX_FAILURES_IN_A_ROW = 20

@@ -1,14 +1,28 @@
-"""The arms of an evaluation: settings of the product, and what is done to its contexts."""
+"""The arms of an evaluation, and their prompts: what the product's own Booster sends with an arm's
+settings, which sees all its questions in file order, as in production. Earlier turns carry the
+right answer as the assistant's message, so that prompts do not depend on the model."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
+
+from ragboost.booster import Booster
+from ragboost.booster.compose import behind
+from ragboost.booster.context import Context
+from ragboost.config import Settings
+from ragboost.dedup import unique_documents
 from ragboost.errors import RequestError
+from ragboost.evaluation.loading import EvalQuestion
+from ragboost.ordering import Order
 
 BASELINE = "retriever"
 BOOSTED = "boosted"
+DEFAULT_ARMS = {BASELINE, BOOSTED, "boosted-no-hints"}
+EVERY_ARM = "all"
 MAX_KEEP_LAST = 5
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -45,49 +59,85 @@ ARMS = (
     EvalArm(BASELINE, _PLAIN, advice="ordering.enabled = false and hints.location = false"),
     EvalArm(BOOSTED),
     EvalArm("boosted-no-hints", {**_ORDERED, "hints.order": False}, drops_locations=True),
-    EvalArm(
-        "hints-before",
-        {**_HINTED, "hints.position": "before_question", "hints.location_position": "with_hints"},
-        advice='hints.position = "before_question"',
-    ),
-    EvalArm(
-        "hints-after",
-        {**_HINTED, "hints.position": "after_question", "hints.location_position": "with_hints"},
-        advice='hints.position = "after_question"',
-    ),
-    EvalArm(
-        "hints-in-place",
-        {**_HINTED, "hints.location_position": "in_place"},
-        advice='hints.location_position = "in_place"',
-        in_conversations=True,
-    ),
     *(_keep_last(count) for count in range(MAX_KEEP_LAST + 1)),
     EvalArm("shuffled", _PLAIN, shuffle="as_retrieved"),
     EvalArm("shuffled-hints", _HINTED, shuffle="as_moved"),
     EvalArm("reversed", _PLAIN, shuffle="reversed"),
-    EvalArm(
-        "dedup",
-        {**_TURNS, "hints.location_position": "with_hints"},
-        advice="ordering.enabled = false",
-        in_conversations=True,
-    ),
-    EvalArm(
-        "dedup-in-place",
-        {**_TURNS, "hints.location_position": "in_place"},
-        advice='ordering.enabled = false and hints.location_position = "in_place"',
-        in_conversations=True,
-    ),
+    EvalArm("dedup", _TURNS, advice="ordering.enabled = false", in_conversations=True),
     EvalArm("dedup-no-hints", _TURNS, drops_locations=True, in_conversations=True),
 )
 
 
 def choose_arms(names: Iterable[str], *, has_conversations: bool) -> tuple[EvalArm, ...]:
-    """Return arms by name, the baseline first; all that differ from each other if none is named."""
-    requested = set(names)
-    arms = {arm.name: arm for arm in ARMS}
+    """Return arms by name, the baseline first; `all` are those that differ from each other."""
+    requested = set(names) or DEFAULT_ARMS
+    arms = {EVERY_ARM: None, **{arm.name: arm for arm in ARMS}}
     for name in requested:
         if name not in arms:
             raise RequestError(f"--arm must be one of {', '.join(arms)}, got {name!r}")
-    if not requested:
+    if EVERY_ARM in requested:
         return tuple(arm for arm in ARMS if has_conversations or not arm.in_conversations)
     return tuple(arm for arm in ARMS if arm.name in requested | {BASELINE})
+
+
+Messages = tuple[tuple[str, str], ...]
+"""Pairs of role and text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPrompt:
+    messages: Messages  # the whole conversation
+    prompt_tokens: int  # their estimated length
+    predicted_cached_tokens: int  # as the Booster predicts
+
+
+class ArmRenderer:
+    """Renders the questions of one arm, in file order; an empty `system` is no message."""
+
+    def __init__(self, arm: EvalArm, settings: Settings, *, system: str, seed: int) -> None:
+        self._arm = arm
+        self._booster = Booster(settings)
+        self._prompt_prefix = system
+        self._system: Messages = (("system", system),) if system else ()
+        self._rng = np.random.default_rng(seed)
+        self._history: defaultdict[str, Messages] = defaultdict(tuple)
+
+    def render(self, question: EvalQuestion) -> ArmPrompt:
+        context = self._boost(question)
+        if self._arm.drops_locations:
+            kept = tuple(hint for hint in context.hints if hint.kind != "location")
+            context = replace(context, hints=kept)
+        earlier: Messages = ()
+        asked = ("user", context.render())
+        if question.conversation is not None:
+            earlier = self._history[question.conversation]
+            answer = ("assistant", question.answers[0])
+            self._history[question.conversation] = (*earlier, asked, answer)
+        messages = (*self._system, *earlier, asked)
+        count = self._booster.tokens.count
+        tokens = sum(count(text) for _, text in messages)
+        cached = min(context.predicted_cached_tokens, tokens)
+        return ArmPrompt(messages, tokens, cached)
+
+    def _boost(self, question: EvalQuestion) -> Context:
+        documents, planned = list(question.documents), None
+        if self._arm.shuffle == "as_retrieved":
+            documents = [documents[i] for i in self._rng.permutation(len(documents))]
+        elif self._arm.shuffle == "reversed":
+            documents.reverse()
+        elif self._arm.shuffle == "as_moved":
+            planned = self._moved(question)
+        return self._booster.boost(
+            question.text,
+            documents,
+            session=question.conversation,
+            prompt_prefix=self._prompt_prefix,
+            planned=planned,
+        )
+
+    def _moved(self, question: EvalQuestion) -> Order:
+        unique = unique_documents(question.documents)
+        permutation = tuple(int(i) for i in self._rng.permutation(len(unique)))
+        elements = behind(self._prompt_prefix, [unique[i].key for i in permutation])
+        tokens = self._booster.tokens.count_documents([unique[i] for i in permutation])
+        return Order(permutation, elements, tuple(tokens), 0)

@@ -4,17 +4,46 @@
 
 `doc_ids` refer to a corpus; `conversation_id` makes turns. Malformed records are skipped."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ragboost.errors import RequestError, json_type
-from ragboost.evaluation.questions import EvalQuestion, answers_of, text_of
 from ragboost.integrations.retrieval.corpus import Corpus, find_documents
 from ragboost.requests.recorded_request import RecordedRequest
-from ragboost.types import as_documents
-from ragboost.util.jsonl import Line, decode, read_lines
+from ragboost.types import Document, as_documents
+from ragboost.util.jsonl import decode, read_lines
+
+
+@dataclass(frozen=True, slots=True)
+class EvalQuestion:
+    id: str  # unique in the file
+    text: str
+    documents: tuple[Document, ...]  # most relevant first; not empty
+    # Right answers; the first one is the assistant's message in later turns.
+    answers: tuple[str, ...]
+    conversation: str | None = None  # its conversation; None: it stands alone
+
+
+def text_of(row: Mapping[str, object], *names: str) -> str:
+    """Return the first of these fields that is present; it must be a non-empty text."""
+    value = next((row[name] for name in names if row.get(name) is not None), None)
+    if not isinstance(value, str) or not value.strip():
+        raise RequestError(f"{names[0]} must be a non-empty string", param=names[0])
+    return value
+
+
+def answers_of(value: object) -> tuple[str, ...]:
+    """Return answers given as a text, a number or a list of them, without blank ones."""
+    values = value if isinstance(value, list | tuple) else [value]
+    answers = [
+        str(entry).strip() for entry in values if entry is not None and not isinstance(entry, dict)
+    ]
+    if not any(answers):
+        raise RequestError("the right answer is missing", param="answers")
+    return tuple(dict.fromkeys(answer for answer in answers if answer))
+
 
 MAX_SHOWN = 3
 _EXPECTED = (
@@ -25,7 +54,6 @@ _RECORDED = (
     "a log of proxy.record holds ids and lengths only; needed are questions, the documents' texts "
     "and right answers"
 )
-T = TypeVar("T")
 
 
 class LoadedQuestions(NamedTuple):
@@ -37,9 +65,15 @@ class LoadedQuestions(NamedTuple):
 def load_questions(
     path: Path, *, corpus: Path | None = None, limit: int | None = None
 ) -> LoadedQuestions:
-    """Read a file: JSON Lines, also gzipped, or JSON, with the `corpus` of its `doc_ids`."""
+    """Read a file of JSON Lines, also gzipped, with the `corpus` of its `doc_ids`."""
     found = None if corpus is None else Corpus.read(corpus)
-    parsed, problems = parse_records(read_records(path), lambda row: [_question(row, found)])
+    parsed: list[EvalQuestion] = []
+    problems: list[str] = []
+    for line in read_lines(path):
+        try:
+            parsed.append(_question(decode(line.raw), found))
+        except RequestError as error:
+            problems.append(f"{line.where}: {error}")
     if not parsed:
         reason = f": {problems[0]}" if problems else ""
         raise RequestError(f"{path} has no valid question{reason}")
@@ -47,7 +81,9 @@ def load_questions(
     return LoadedQuestions(questions, len(problems), tuple(problems[:MAX_SHOWN]))
 
 
-def _question(row: Mapping[str, Any], corpus: Corpus | None) -> EvalQuestion:
+def _question(row: Any, corpus: Corpus | None) -> EvalQuestion:
+    if not isinstance(row, dict):
+        raise RequestError(f"must be an object, got {json_type(row)}")
     if RecordedRequest.of(row) is not None:
         raise RequestError(_RECORDED)
     if not (row.keys() & {"question", "query"} and row.keys() & {"documents", "doc_ids"}):
@@ -72,52 +108,3 @@ def _named(questions: list[EvalQuestion]) -> Iterator[EvalQuestion]:
         name = question.id if is_new else f"{question.id or 'q'}#{at}"
         seen.add(name)
         yield replace(question, id=name)
-
-
-def parse_records(
-    records: Iterable[tuple[str, Any]], parse: Callable[[Any], Iterable[T]]
-) -> tuple[list[T], list[str]]:
-    """Return what the records hold, and the errors of malformed ones, which are skipped."""
-    parsed: list[T] = []
-    problems: list[str] = []
-    for where, row in records:
-        try:
-            if isinstance(row, RequestError):
-                raise row
-            parsed.extend(list(parse(row)))
-        except RequestError as error:
-            problems.append(f"{where}: {error}")
-        except (AttributeError, KeyError, TypeError) as error:
-            problems.append(f"{where}: a field is missing or of another type: {error!r}")
-    return parsed, problems
-
-
-def read_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the records of a file with their places; an error in place of an unreadable one."""
-    lines = list(read_lines(path))
-    if not lines:
-        return
-    try:
-        value = decode(b"\n".join(line.raw for line in lines))
-    except RequestError as error:
-        if lines[0].raw.lstrip()[:1] not in b"[{":
-            raise RequestError(f"{path}:1: {error}") from None
-        yield from ((line.where, _decoded(line)) for line in lines)
-        return
-    if isinstance(value, list):
-        yield from ((f"{path}[{at}]", _object(row)) for at, row in enumerate(value))
-    else:
-        yield str(path) if len(lines) > 1 else lines[0].where, _object(value)
-
-
-def _decoded(line: Line) -> Any:
-    try:
-        return _object(decode(line.raw))
-    except RequestError as error:
-        return error
-
-
-def _object(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value
-    return RequestError(f"must be an object, got {json_type(value)}")

@@ -1,10 +1,13 @@
-"""Compare the arms by their scores, and say in one sentence what boosting costs."""
+"""Compare the arms by their scores, say in one sentence what boosting costs, and show a table."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragboost.evaluation.arms import BASELINE, BOOSTED, EvalArm
+from rich.box import SIMPLE
+from rich.table import Table
+
+from ragboost.evaluation.arms import BASELINE, BOOSTED, EVERY_ARM, EvalArm
 from ragboost.evaluation.bootstrap import MeanInterval, paired_difference
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -15,7 +18,7 @@ Scores = Mapping[str, Mapping[str, float]]
 class ArmResult:
     arm: EvalArm
     num_changed: int  # questions whose prompt differs from the baseline's
-    num_failed: int  # questions without an answer or a verdict
+    num_failed: int  # questions without an answer
     prompt_tokens: int  # estimated, of all its prompts
     predicted_hit_rate: float  # share of them that the Booster predicts to be cached
     scores: Mapping[str, float]  # mean by metric, over the questions that all arms have answered
@@ -64,7 +67,7 @@ class OrderEvaluation:
             return f"{lost}; no other arm was asked."
         left = best.differences[self.metric]
         if best.arm.name == BASELINE:
-            return f"{lost}: set {best.arm.advice}, the only arm asked that loses nothing."
+            return f"{lost}: set {best.arm.advice}, or try more settings with --arm {EVERY_ARM}."
         return (
             f"{lost}: set {best.arm.advice}, which {_changed(left.mean)} "
             f"({100 * left.low:+.1f} to {100 * left.high:+.1f})."
@@ -140,3 +143,29 @@ def _as_json(result: ArmResult) -> dict[str, Any]:
             for name, mean in result.scores.items()
         },
     }
+
+
+def result_table(result: OrderEvaluation) -> Table:
+    """Return a row per arm, with the paired difference of the chosen metric in points."""
+    compared, total = result.num_compared, result.num_questions
+    title = f"{compared:,} of {total:,} questions answered in every arm"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=0)
+    metrics = list(result.arms[0].scores)
+    table.add_column("arm", no_wrap=True)
+    table.add_column("changed", justify="right")
+    table.add_column("cached", justify="right")
+    for metric in metrics:
+        table.add_column(metric, justify="right")
+    table.add_column(f"Δ {result.metric}", justify="right", no_wrap=True)
+    table.add_column("95 %", justify="right", no_wrap=True)
+    for at, arm in enumerate(result.arms):
+        difference = arm.differences[result.metric]
+        table.add_row(
+            arm.arm.name,
+            f"{arm.num_changed:,}",
+            f"{arm.predicted_hit_rate:.1%}",
+            *(f"{100 * arm.scores[metric]:.1f}" for metric in metrics),
+            "" if at == 0 else f"{100 * difference.mean:+.1f}",
+            "" if at == 0 else f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}",
+        )
+    return table

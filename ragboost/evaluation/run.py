@@ -1,7 +1,6 @@
-"""Run an evaluation: render the arms, ask for the answers, have them judged, compare."""
+"""Run an evaluation: render the arms, ask for the answers, score and compare them."""
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,14 +8,12 @@ from typing import NamedTuple
 
 from ragboost.config import Settings
 from ragboost.evaluation.answers import AnswerFile, answer_key, ask_all
-from ragboost.evaluation.arms import EvalArm
+from ragboost.evaluation.arms import ArmPrompt, ArmRenderer, EvalArm
 from ragboost.evaluation.endpoint import ChatEndpoint
-from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer, Messages
-from ragboost.evaluation.questions import EvalQuestion
+from ragboost.evaluation.loading import EvalQuestion
 from ragboost.evaluation.results import OrderEvaluation, compare
 from ragboost.util.text_scores import contains, exact_match, word_f1
 
-JUDGE = "judge"
 METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
     "em": exact_match,
     "f1": word_f1,
@@ -24,69 +21,29 @@ METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
 }
 
 
-def judge_messages(question: EvalQuestion, answer: str) -> Messages:
-    right = " or ".join(question.answers)
-    return (
-        (
-            "system",
-            "You compare an answer with the correct one. Reply with one word: yes if both say the "
-            "same to the question, else no.",
-        ),
-        ("user", f"Question: {question.text}\nCorrect answer: {right}\nAnswer: {answer}"),
-    )
-
-
-def verdict(reply: str) -> float | None:
-    """Return 1 for a judge's yes, 0 for no, None for anything else."""
-    word = re.search(r"\b(yes|no)\b", reply.lower())
-    return None if word is None else float(word.group() == "yes")
-
-
 StageProgress = Callable[[str, int, int], None]
-_JUDGE_FRAME_TOKENS = 60
-_BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """Requests, tokens and money that a run takes, told before its first request."""
+    """Requests and tokens that a run takes, told before its first request."""
 
     num_prompts: int  # distinct prompts of all arms
     num_known: int  # those answered by earlier runs
     prompt_tokens: int  # estimated, of the others
     max_completion_tokens: int  # at most, of the others
-    num_verdicts: int = 0  # requests to the judge, at most
-    judge_tokens: int = 0  # estimated tokens of these
-    price_in: float | None = None  # per million prompt tokens; None: not given
-    price_out: float | None = None  # per million completion tokens
 
     @property
     def num_missing(self) -> int:
         return self.num_prompts - self.num_known
 
-    @property
-    def money(self) -> float | None:
-        """The most that the answers cost, without the judge."""
-        if self.price_in is None and self.price_out is None:
-            return None
-        tokens_in = self.prompt_tokens * (self.price_in or 0.0)
-        return (tokens_in + self.max_completion_tokens * (self.price_out or 0.0)) / 1e6
-
     def sentence(self) -> str:
         earlier = f", {self.num_known:,} answered before" if self.num_known else ""
-        text = (
+        return (
             f"{self.num_missing:,} requests of {self.num_prompts:,} distinct prompts{earlier}: "
             f"about {self.prompt_tokens:,} prompt tokens, at most {self.max_completion_tokens:,} "
             "new ones"
         )
-        if self.money is not None:
-            text += f", at most {self.money:,.2f} at your prices"
-        if self.num_verdicts:
-            text += (
-                f"; up to {self.num_verdicts:,} requests to the judge, about "
-                f"{self.judge_tokens:,} tokens"
-            )
-        return text
 
 
 class AskedPrompt(NamedTuple):
@@ -95,7 +52,7 @@ class AskedPrompt(NamedTuple):
 
 
 class OrderRun:
-    """One evaluation of questions over arms, judged if there is a `judge`."""
+    """One evaluation of questions over arms."""
 
     def __init__(
         self,
@@ -105,7 +62,6 @@ class OrderRun:
         *,
         endpoint: ChatEndpoint,
         answers: AnswerFile,
-        judge: ChatEndpoint | None = None,
         system: str = "",
         seed: int = 0,
     ) -> None:
@@ -113,7 +69,6 @@ class OrderRun:
         self._arms = arms
         self._settings = settings
         self._endpoint = endpoint
-        self._judge = judge
         self._answers = answers
         self._system = system
         self._seed = seed
@@ -135,45 +90,26 @@ class OrderRun:
                 on_progress("ordering", done, total)
             self._asked[arm.name] = tuple(asked)
 
-    def estimate(
-        self, *, max_tokens: int, price_in: float | None, price_out: float | None
-    ) -> CostEstimate:
+    def estimate(self, *, max_tokens: int) -> CostEstimate:
         tokens = {asked.key: asked.prompt.prompt_tokens for asked in self._all()}
         missing = [key for key in tokens if key not in self._answers]
-        verdicts = judge_tokens = 0
-        if self._judge is not None:
-            verdicts = len(tokens)
-            texts = sum(len(q.text) + max(map(len, q.answers)) for q in self._questions)
-            question_tokens = texts / len(self._questions) / _BYTES_PER_TOKEN
-            judge_tokens = round(verdicts * (question_tokens + max_tokens + _JUDGE_FRAME_TOKENS))
         return CostEstimate(
             num_prompts=len(tokens),
             num_known=len(tokens) - len(missing),
             prompt_tokens=sum(tokens[key] for key in missing),
             max_completion_tokens=len(missing) * max_tokens,
-            num_verdicts=verdicts,
-            judge_tokens=judge_tokens,
-            price_in=price_in,
-            price_out=price_out,
         )
 
     def ask(self, *, concurrency: int, on_progress: StageProgress) -> None:
-        """Ask for all missing answers, then for the judge's verdicts; each one is kept."""
-
-        def ask(endpoint: ChatEndpoint, wanted: Mapping[str, Messages], stage: str) -> None:
-            report = partial(on_progress, stage)
-            asking = ask_all(
-                endpoint, wanted, self._answers, concurrency=concurrency, on_answer=report
-            )
-            self.failures |= asyncio.run(asking)
-
+        """Ask for all missing answers; each one is kept."""
         wanted = {asked.key: asked.prompt.messages for asked in self._all()}
-        ask(self._endpoint, wanted, "asking")
-        if self._judge is not None:
-            ask(self._judge, self._verdicts_wanted(), "judging")
+        report = partial(on_progress, "asking")
+        asking = ask_all(
+            self._endpoint, wanted, self._answers, concurrency=concurrency, on_answer=report
+        )
+        self.failures = asyncio.run(asking)
 
     def result(self, *, metric: str) -> OrderEvaluation:
-        metrics = [*METRICS, *([JUDGE] if self._judge is not None else [])]
         base = [one.key for one in self._asked[self._arms[0].name]]
         facts, scores = {}, {}
         for arm in self._arms:
@@ -195,7 +131,7 @@ class OrderRun:
                 for q in self._questions
             },
             facts=facts,
-            metrics=metrics,
+            metrics=list(METRICS),
             metric=metric,
             seed=self._seed,
         )
@@ -203,25 +139,8 @@ class OrderRun:
     def _all(self) -> list[AskedPrompt]:
         return [prompt for asked in self._asked.values() for prompt in asked]
 
-    def _verdicts_wanted(self) -> dict[str, Messages]:
-        assert self._judge is not None, "no judge"
-        wanted = {}
-        for asked in self._asked.values():
-            for question, one in zip(self._questions, asked, strict=True):
-                if one.key in self._answers:
-                    messages = judge_messages(question, self._answers[one.key])
-                    wanted[answer_key(self._judge.payload(messages))] = messages
-        return wanted
-
     def _score(self, question: EvalQuestion, key: str) -> dict[str, float] | None:
         if key not in self._answers:
             return None
         text = self._answers[key]
-        scores = {name: metric(text, question.answers) for name, metric in METRICS.items()}
-        if self._judge is not None:
-            asked = answer_key(self._judge.payload(judge_messages(question, text)))
-            found = verdict(self._answers[asked]) if asked in self._answers else None
-            if found is None:
-                return None
-            scores[JUDGE] = found
-        return scores
+        return {name: metric(text, question.answers) for name, metric in METRICS.items()}

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ragboost.errors import BackendError, RequestError
-from ragboost.evaluation.endpoint import ChatEndpoint
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.endpoint import ChatEndpoint, StreamedAnswer
 from ragboost.evaluation.traces import TraceRequest, TraceTexts
 
 

@@ -9,8 +9,7 @@ from typing import Any, Literal, Protocol
 from ragboost.errors import RequestError
 from ragboost.graph.depcache import DepCache
 from ragboost.graph.layout import DepPrompt, Layout, LinearNode
-from ragboost.graph.request import FIELD, GraphFields
-from ragboost.graph.triplets import RelationPath, path_segments, path_text
+from ragboost.graph.request import FIELD, GraphFields, RelationPath, path_segments, path_text
 
 INTRO = "Facts:\n"
 _CACHED_SEGMENTS = 65_536
@@ -93,7 +92,7 @@ class PromptWriter:
             return DepPrompt.of(before, tokens, after)
         by_root: dict[str, list[RelationPath]] = {}
         for path in paths:
-            by_root.setdefault(path.root, []).append(path)
+            by_root.setdefault(path[0], []).append(path)
         parts = [
             LinearNode(f"subgraph {root}", self._segment_ids(path_text(own) + "\n"), ("system",))
             for root, own in by_root.items()

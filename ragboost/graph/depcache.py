@@ -8,20 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.eviction import LACR
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
 from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.request_cache import RequestCache
+from ragboost.chunk_cache.model.rope import KeyRotation
 from ragboost.errors import ChunkCacheError
 from ragboost.graph.attention import TreeAttention
-from ragboost.graph.layout import (
-    DepPrompt,
-    Layout,
-    Positions,
-    lay_out,
-)
-from ragboost.graph.pool import TokenPool
+from ragboost.graph.layout import DepPrompt, Layout, Positions, lay_out
 from ragboost.graph.tree_cache import TreeCache, TreeRequest
 
 
@@ -40,10 +35,63 @@ class DepKV:
         return len(self.layout) - len(self.computed)
 
 
+class TokenPool:
+    """Rows of KV, each with the position its keys are rotated to."""
+
+    def __init__(self, adapter: ModelAdapter, num_rows: int) -> None:
+        self._adapter = adapter
+        self._layers = [
+            (_rows_like(layer.keys, num_rows), _rows_like(layer.values, num_rows))
+            for layer in adapter.empty_cache(1).layers
+        ]
+        self._positions = torch.zeros(num_rows, dtype=torch.long, device=adapter.device)
+
+    def store(
+        self, cache: RequestCache, *, slots: torch.Tensor, rows: torch.Tensor, at: torch.Tensor
+    ) -> None:
+        """Copy KV from slots of a cache, its keys at positions `at`, to rows, (tokens,) each."""
+        self._positions[rows] = at
+        for layer, (keys, values) in zip(cache.layers, self._layers, strict=True):
+            keys.index_copy_(2, rows, layer.keys.index_select(2, slots))
+            values.index_copy_(2, rows, layer.values.index_select(2, slots))
+
+    def load(
+        self,
+        cache: RequestCache,
+        *,
+        slots: torch.Tensor,
+        rows: torch.Tensor,
+        at: torch.Tensor,
+        length: int,
+    ) -> None:
+        """Copy KV of any rows to a cache, rotating keys to their new positions (DepCache eq. 5);
+        bit for bit if none changes."""
+        stored = self._positions[rows]
+        rotation = None
+        if not bool((stored == at).all()):
+            frequencies = self._adapter.frequencies(length)
+            rotation = KeyRotation(
+                stored=stored,
+                target=at,
+                old=[(frequencies, len(rows))],
+                new=frequencies,
+                layouts=self._adapter.layouts,
+            )
+        for index, (layer, parts) in enumerate(zip(cache.layers, self._layers, strict=True)):
+            keys, values = (part.index_select(2, rows) for part in parts)
+            if rotation is not None:
+                keys = rotation.apply(keys, index)
+            layer.keys.index_copy_(2, slots, keys)
+            layer.values.index_copy_(2, slots, values)
+
+
+def _rows_like(tensor: torch.Tensor, num_rows: int) -> torch.Tensor:
+    return tensor.new_empty(1, tensor.shape[1], num_rows, tensor.shape[3])
+
+
 class DepCache:
     """Dependency attention on one model, safe to use from several threads. With the positions
-    `depth`, reused KV equals computed KV. Without `reencode` keys are not rotated, the paper's
-    ablation. `capacity_tokens` 0: nothing is stored."""
+    `depth`, reused KV equals computed KV. `capacity_tokens` 0: nothing is stored."""
 
     def __init__(
         self,
@@ -51,18 +99,14 @@ class DepCache:
         *,
         capacity_tokens: int = 65_536,
         positions: Positions = "depth",
-        replacement: str = "lacr",
-        reencode: bool = True,
     ) -> None:
         self.adapter = adapter
         self.positions = positions
-        self._reencode = reencode
         self._lock = threading.RLock()
         self._pool: TokenPool | None = None
         self.tree: TreeCache | None = None  # None: nothing is stored
         if capacity_tokens:
-            policy = make_eviction_policy(replacement)
-            self.tree = TreeCache(capacity_tokens, policy)
+            self.tree = TreeCache(capacity_tokens, LACR())
             self._pool = TokenPool(adapter, capacity_tokens)
 
     def layout(self, prompt: DepPrompt) -> Layout:
@@ -140,7 +184,6 @@ class DepCache:
                         rows=self._index(match.rows),
                         at=layout.positions[slots],
                         length=len(layout),
-                        is_rotated=self._reencode,
                     )
             missing[match.slots] = False
         return missing.nonzero().flatten()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 from ragboost.graph.layout import Layout, Run
 

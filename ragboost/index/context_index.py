@@ -151,9 +151,8 @@ class ContextIndex(ContextTree):
     def cached_prefix(self, documents: Documents, tokens: Tokens = ()) -> IndexEntry:
         """Measure the resident part of a sequence in its given order. Changes nothing.
 
-        Args:
-            tokens: the documents' lengths, better known than when the nodes were inserted; without
-                them the entry has no `path`.
+        The lengths are better known than when the nodes were inserted; without them the entry has
+        no `path`.
         """
         hidden, ages = self._apply_forecast(), self._ages
         node, at, cached, reached = self.root, 0, 0, 0
@@ -192,11 +191,8 @@ class ContextIndex(ContextTree):
         num_exact: int | None = None,
         bought_tokens: int = 0,
     ) -> IndexEntry:
-        """Insert documents sent at the front of a prompt; report what was cached of them before.
-
-        Args:
-            num_exact: see `IndexEntry`; the documents behind are not inserted.
-        """
+        """Insert documents sent at the front of a prompt, up to `num_exact` (see `IndexEntry`);
+        report what was cached of them before."""
         before = cached = self.cached_prefix(documents, tokens)
         forecast = self.eviction_forecast
         if forecast is not None and not forecast.admit(sum(tokens) - before.cached_tokens):
@@ -281,10 +277,8 @@ class ContextIndex(ContextTree):
             node = parent
 
     def drop_unused(self, documents: Documents, *, num_kept: int, tick: int) -> None:
-        """Remove the end of a sequence that has not been used since it was inserted at `tick`.
-
-        Keeps `num_kept` leading documents, which were cached before.
-        """
+        """Remove the end of a sequence that has not been used since it was inserted at `tick`, but
+        for `num_kept` leading documents, which were cached before."""
         node = self._last_node(documents)
         while node.is_leaf and node.parent is not None and node.last_used == tick:
             parent = node.parent

@@ -108,16 +108,9 @@ class ContextTree:
     ) -> Node:
         """Record that the cache now holds a sequence, and evict what no longer fits.
 
-        Args:
-            tokens: their lengths, at least 1 each.
-            is_use: count this as a use; if False, nodes that exist keep their age.
-
-        Returns:
-            The node at whose end the sequence ends; the root for an empty sequence. If the sequence
-            does not fit, the node may have been evicted.
-
-        Raises:
-            ContextIndexError: a length below 1, a repeated document, or another number of lengths.
+        Returns the node in which it ends, which may have been evicted; the root for an empty one.
+        If it is no use, nodes that exist keep their age. Raises ContextIndexError for a length
+        below 1, a repeated document, or another number of lengths.
         """
         check_sequence(documents, tokens)
         self._unlink_retired(_UNLINKED_PER_INSERT)

@@ -179,12 +179,8 @@ class PrefixDirectory:
     def remove(
         self, branch: Branch, num_documents: int, bit: int, *, cleared: int | None = None
     ) -> None:
-        """Take the last documents of a sequence from an index.
-
-        Args:
-            branch: where it ends.
-            cleared: the tick at which the index was cleared, for a sequence that it held then.
-        """
+        """Take the last documents of a sequence, which ends at a branch, from an index; `cleared`
+        is the tick at which that was cleared, for a sequence that it held then."""
         while num_documents > 0:
             num_documents -= len(branch.documents)
             parent = branch.parent
@@ -196,11 +192,8 @@ class PrefixDirectory:
             branch = parent
 
     def clear(self, bit: int) -> int:
-        """Forget what an index holds, in the same time for any amount.
-
-        Returns:
-            The tick for `remove`, which has to be called for what the index held.
-        """
+        """Forget what an index holds, in the same time for any amount; return the tick for
+        `remove`, which has to be called for what it held."""
         self._clearings.add(bit, self._tick)
         self._tick += 1
         return self._clearings.last

@@ -86,8 +86,7 @@ class BatchTurns(NamedTuple):
         Continued conversations come first, while their history is cached; each later turn follows
         its first turn directly, for the same reason.
 
-        Args:
-            leading_order: positions in `leading`, in their planned order.
+        `leading_order` are positions in `leading`.
         """
         order = list(self.continued)
         for at in leading_order:
@@ -98,11 +97,7 @@ class BatchTurns(NamedTuple):
 
 
 def group_turns(sessions: Sequence[str | None], continued: Collection[str]) -> BatchTurns:
-    """Group a batch's requests by conversation.
-
-    Args:
-        sessions: the conversation of each request; None without one.
-    """
+    """Group a batch's requests by their conversations, which are None for single requests."""
     first: dict[str, int] = {}
     leading, early = [], []
     later: dict[int, list[int]] = {}

@@ -63,10 +63,6 @@ class RentLedger:
     the cost, of phases that ended or were bought, and of open ones what will be left of it when
     their rent reaches the price. So the total stays within twice the optimum whatever follows, at a
     ratio that does not change.
-
-    Args:
-        capacity_tokens: of the prefix cache; None: unknown.
-        max_prefixes: prefixes remembered, a bound on memory.
     """
 
     def __init__(self, *, capacity_tokens: int | None = None, max_prefixes: int = 32_768) -> None:
@@ -95,14 +91,8 @@ class RentLedger:
         cached_tokens: int,
         ratio: float,
     ) -> Purchase:
-        """Return what a request buys, and enter its purchases and rents.
-
-        Args:
-            documents: in prompt order.
-            tokens: their lengths.
-            cached_tokens: leading tokens that the prefix cache holds.
-            ratio: recompute ratio, from 0 to 1: the rent of a token.
-        """
+        """Return what a request with these documents, in prompt order, buys, and enter its
+        purchases and rents; the recompute ratio, from 0 to 1, is the rent of a token."""
         num_documents = bought = reached = prefix = 0
         left = sum(tokens[:_MAX_DOCUMENTS]) - cached_tokens  # that no cache holds
         is_open, is_new = True, False

@@ -74,11 +74,8 @@ def order_documents(
 
     The last `settings.keep_last` places go to the most relevant documents, the best one last. The
     others keep their relevance order if another one saves fewer than `settings.min_saved_tokens`
-    more.
-
-    Args:
-        documents: distinct documents, most relevant first.
-        policy: orders the documents behind the cached prefix; None: relevance order.
+    more. `documents` are distinct, most relevant first; without a `policy` those behind the cached
+    prefix keep that order.
     """
     keep = min(settings.keep_last, len(documents)) if settings.enabled else 0
     unmoved = _measured(index, documents, tokens, _by_relevance(len(documents), keep))
@@ -127,8 +124,8 @@ def _measured(
     tokens: Sequence[int],
     permutation: tuple[int, ...],
 ) -> Order:
-    order = Order.of(documents, tokens, permutation)
-    return order._replace(cached_tokens=index.cached_prefix(order.documents).cached_tokens)
+    cached = index.cached_prefix(tuple(map(documents.__getitem__, permutation))).cached_tokens
+    return Order.of(documents, tokens, permutation, cached_tokens=cached)
 
 
 def make_order_policy(settings: OrderingSettings, *, is_hinted: bool = True) -> OrderPolicy:

@@ -8,8 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from ragboost.index import ContextIndex, PrefixMatch
-from ragboost.ordering.groups import Group, Groups
-from ragboost.ordering.overlaps import Documents, Overlaps, WaitingContext
+from ragboost.ordering.groups import Documents, Group, Groups, Overlaps, WaitingContext
 from ragboost.ordering.request import OrderPolicy
 
 

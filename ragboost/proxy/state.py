@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from prometheus_client.core import CounterMetricFamily
@@ -12,7 +13,7 @@ from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.request_body import RequestBodies
-from ragboost.proxy.cache_learning import CacheLearning
+from ragboost.proxy.cache_learning import learn
 from ragboost.proxy.observability.hold_out import HoldOut
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
@@ -20,7 +21,7 @@ from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
 from ragboost.proxy.records import Observer
 from ragboost.proxy.replicas.load_board import LoadBoard
-from ragboost.proxy.replicas.message_handler import MessageHandler
+from ragboost.proxy.replicas.messages import MessageHandler
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.routes.running_turns import RunningTurns
 from ragboost.proxy.routing.dispatcher import Dispatcher
@@ -57,7 +58,7 @@ class ProxyState:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         backends, tenants = Backends.of(settings), Tenants(settings)
-        metrics = Metrics(settings.prices, is_shadow=settings.proxy.shadow)
+        metrics = Metrics(is_shadow=settings.proxy.shadow)
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
@@ -83,9 +84,17 @@ class ProxyState:
             kinds=kinds,
             dispatcher=dispatcher,
         )
-        recent, learning, hold_out = RecentRequests(), CacheLearning(sync, metrics), HoldOut()
+        recent, hold_out = RecentRequests(), HoldOut()
         log = _request_log(settings.proxy, metrics)
-        logs = [log] if log is not None else []
+        observers: list[Observer] = [
+            recent.done,
+            metrics.done,
+            partial(learn, sync=sync, metrics=metrics),
+        ]
+        if settings.boost.share < 1:
+            observers.append(hold_out.done)
+        if log is not None:
+            observers.insert(0, log.done)
         return cls(
             settings,
             backends,
@@ -96,9 +105,9 @@ class ProxyState:
             pipeline,
             hold_out,
             recent,
-            [*logs, recent, metrics, learning, hold_out],
+            observers,
             dispatcher,
-            make_store(settings.session, on_failure=metrics.session_store_failures.inc),
+            make_store(settings, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
             board,
             replicas,

@@ -149,7 +149,7 @@ class Explainer:
         if not self._settings.formats.in_text:
             return "formats.in_text is off: texts are not searched"
         if not find_slots(request.body.fields):
-            return "no text that may hold documents, in `messages`, `input` or `prompt`, say"
+            return "no text in `messages`, `input`, `prompt` or elsewhere may hold documents"
         return f"no list of two or more documents in the text, about {num_tokens:,} tokens"
 
 

@@ -28,9 +28,7 @@ from ragboost.requests.headers import RawHeaders, user_of
 from ragboost.requests.json_body import JsonBody, Link, chain_links
 from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.sent_history import Conversation, ResentMessages
-from ragboost.requests.wires.normal_form import (
-    EngineKind,
-)
+from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.registry import ANY
 from ragboost.types import Request
 

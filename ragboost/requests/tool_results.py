@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from ragboost.booster.tokens import num_bytes
-from ragboost.dedup.passages import PassageSizes, Pieces, Reference, share_passages
+from ragboost.dedup import PassageSizes, Pieces, Reference, share_passages
 from ragboost.requests.json_body import decode_message
 from ragboost.requests.wires.body import Path, put
 from ragboost.requests.wires.registry import ANY

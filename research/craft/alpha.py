@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ragboost.chunk_cache.core.reuse import ChunkReuse, Prefill
 from ragboost.chunk_cache.eval.arms import stop_ids
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence
+from ragboost.chunk_cache.eval.full_answer import estimate, kl_divergence
 from ragboost.errors import ChunkCacheError
 from ragboost.util.text_scores import word_f1
 from research.craft.reuse import CraftReuse

@@ -78,8 +78,8 @@ class FocusTracker:
 
 
 class FocusObserver:
-    """An observer of the pass that computes a prompt (see `ForwardPlan`), which drops the rows of
-    unfocused chunks once the focus is settled.
+    """Choose the rows of a prompt's pass to keep, see `RowDropper`: once the focus is settled, not
+    those of unfocused chunks.
 
     Args:
         chunks: positions (start, stop) of each chunk.

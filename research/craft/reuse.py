@@ -24,6 +24,7 @@ from research.craft.change import kv_change
 from research.craft.focus import FocusObserver
 from research.craft.overhead import num_to_fix
 from research.craft.plan import InferencePlan, PlannedChunk
+from research.craft.row_hooks import RowDropper, install_row_hooks
 from research.craft.variants import Variant, VariantChoice, Variants
 
 
@@ -90,9 +91,10 @@ class CraftReuse:
         self.variants = Variants(on_evict=reuse.store.discard) if variants is None else variants
         self.alpha, self.literal, self.early_stop = alpha, literal, early_stop
         self.cautious, self.order = cautious, order
-        if early_stop and not reuse.adapter.can_drop_rows:
+        adapter = reuse.adapter
+        if early_stop and not install_row_hooks(adapter.model, num_layers=adapter.num_layers):
             raise UnsupportedModelError(
-                f"{reuse.adapter.name} has no list of {reuse.adapter.num_layers} decoder layers; "
+                f"{adapter.name} has no list of {adapter.num_layers} decoder layers; "
                 "early_stop must be off"
             )
 
@@ -251,13 +253,14 @@ class CraftReuse:
                 self.variants.learn(name, change.tolist())
 
 
-def observe_both(first: Observer | None, second: Observer | None) -> Observer | None:
+def observe_both(first: Observer | None, focus: FocusObserver | None) -> Observer | None:
     """Return an observer that calls both; the second one decides which rows are kept."""
-    if first is None or second is None:
-        return first or second
+    if focus is None:
+        return first
 
-    def observe(layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
-        first(layer, inputs)
-        return second(layer, inputs)
+    def choose(layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
+        if first is not None:
+            first(layer, inputs)
+        return focus(layer, inputs)
 
-    return observe
+    return RowDropper(choose)

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ragboost.chunk_cache.eviction import EVICTION_POLICIES, EvictionPolicy
+from ragboost.chunk_cache.eviction import LACR, EvictionPolicy, Heat, NextUse
 from research.eviction.gdsf import GDSF, PGDSF
 from research.eviction.lfu import LFU, NextUseLFU
+from research.eviction.lru import LRU
 from research.eviction.reuse_frequency import ReuseFrequency
 
 POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
     {
-        **EVICTION_POLICIES,
+        "heat": Heat,
+        "lacr": LACR,
+        "next-use": NextUse,
+        "lru": LRU,
         "lfu": LFU,
         "next-use-lfu": NextUseLFU,
         "gdsf": GDSF,

@@ -8,7 +8,7 @@ the entry, each after its own cached prefix.
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 
 
 @dataclass(slots=True)

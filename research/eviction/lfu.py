@@ -2,8 +2,7 @@
 
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.lru import NextUse
-from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, NextUse, Use
 
 
 class LFU(EvictionPolicy):

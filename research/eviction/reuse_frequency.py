@@ -7,7 +7,7 @@ printed, f_r does not age; a half-life is optional.
 import math
 from collections.abc import Hashable
 
-from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 from ragboost.errors import ChunkCacheError
 
 LEAST_CFO = 0.05

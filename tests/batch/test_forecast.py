@@ -67,8 +67,18 @@ def test_sizes_can_be_chosen_and_never_fall_below_a_request(tmp_path: Path) -> N
 
     assert [point.cache_tokens for point in chosen.points] == [10, 1000]
     sizes = [point.cache_tokens or 0 for point in default.points[:-1]]
-    assert sizes == sorted(sizes)
+    assert sizes == sorted(set(sizes))
     assert sizes[0] == default.document_tokens // 2
+
+
+def test_a_size_that_rounds_to_another_is_replayed_once(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    documents = [{"id": "1", "text": "a b c d"}, {"id": "2", "text": "e f g"}]
+    trace.write_text(f"{json.dumps({'question': 'Who?', 'documents': documents})}\n" * 2)
+
+    sizes = [point.cache_tokens for point in forecast(trace).points]
+
+    assert len(sizes) == len(set(sizes))
 
 
 def test_a_forecast_counts_documents_with_the_tokenizer_of_the_settings(tmp_path: Path) -> None:

@@ -13,29 +13,23 @@ TOKENS = {"a": 3, "b": 5, "c": 1, "d": 8, "empty": 0}
 
 
 class NaiveCache:
-    """Items are prefixes: of documents, or of blocks named by the documents they cover."""
+    """Items are prefixes of documents."""
 
-    def __init__(self, tokens: dict[str, int], capacity: int | None, block_size: int | None):
-        self.tokens, self.capacity, self.block_size = tokens, capacity, block_size
+    def __init__(self, tokens: dict[str, int], capacity: int | None):
+        self.tokens, self.capacity = tokens, capacity
         self.last_used: dict[Hashable, int] = {}
         self.cost: dict[Hashable, int] = {}
         self.clock = 0
 
     def path(self, documents: Sequence[str]) -> list[tuple[Hashable, int]]:
         prefixes = [tuple(documents[: i + 1]) for i in range(len(documents))]
-        if self.block_size is None:
-            return [((prefix,), self.tokens[prefix[-1]]) for prefix in prefixes]
-        owners = [prefix for prefix in prefixes for _ in range(self.tokens[prefix[-1]])]
-        ends = range(self.block_size, len(owners) + 1, self.block_size)
-        return [((i, owners[end - 1]), self.block_size) for i, end in enumerate(ends)]
+        return [((prefix,), self.tokens[prefix[-1]]) for prefix in prefixes]
 
     def is_leaf(self, item: Hashable) -> bool:
         return not any(item != other and self.is_parent(item, other) for other in self.last_used)
 
     def is_parent(self, item: Hashable, other: Hashable) -> bool:
-        if self.block_size is None:
-            return other[0][: len(item[0])] == item[0]
-        return other[0] > item[0] and other[1][: len(item[1])] == item[1]
+        return other[0][: len(item[0])] == item[0]
 
     def request(self, documents: Sequence[str]) -> int:
         self.clock += 1
@@ -64,13 +58,12 @@ class NaiveCache:
 @given(
     orders=st.lists(st.lists(st.sampled_from(sorted(TOKENS)), max_size=6), max_size=25),
     capacity=st.none() | st.integers(0, 40),
-    block_size=st.none() | st.integers(1, 6),
 )
 def test_cache_equals_a_naive_one_after_every_request(
-    orders: list[list[str]], capacity: int | None, block_size: int | None
+    orders: list[list[str]], capacity: int | None
 ) -> None:
-    cache = SimulatedCache(TOKENS, capacity_tokens=capacity, block_size=block_size)
-    naive = NaiveCache(TOKENS, capacity, block_size)
+    cache = SimulatedCache(TOKENS, capacity_tokens=capacity)
+    naive = NaiveCache(TOKENS, capacity)
 
     for order in orders:
         used = cache.request(order)
@@ -100,16 +93,9 @@ def test_prompt_larger_than_the_cache_keeps_the_prefix_that_fits() -> None:
     assert [cache.request(["a", "b", "d"]).cached_tokens for _ in range(3)] == [0, 8, 8]
 
 
-def test_only_full_blocks_of_the_documents_count() -> None:
-    orders = [["d", "a"], ["d", "b"], ["d", "a"]]  # 8 + 3 tokens: two blocks of 4, 3 left over
-
-    assert simulate(orders, TOKENS, capacity_tokens=None, block_size=4).cached_tokens == 16
-    assert simulate(orders, TOKENS, capacity_tokens=None, block_size=16).cached_tokens == 0
-
-
 def test_no_requests_and_empty_requests_have_hit_rate_zero() -> None:
     assert simulate([], TOKENS, capacity_tokens=10).hit_rate == 0.0
-    assert simulate([[], []], TOKENS, capacity_tokens=0, block_size=2).hit_rate == 0.0
+    assert simulate([[], []], TOKENS, capacity_tokens=0).hit_rate == 0.0
 
 
 def test_token_counts_may_be_a_function() -> None:
@@ -119,7 +105,5 @@ def test_token_counts_may_be_a_function() -> None:
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(RequestError, match="capacity_tokens must be at least 0, got -1"):
         simulate([], TOKENS, capacity_tokens=-1)
-    with pytest.raises(RequestError, match="block_size must be at least 1, got 0"):
-        simulate([], TOKENS, capacity_tokens=1, block_size=0)
     with pytest.raises(RequestError, match="tokens of document 'x' must be at least 0, got -2"):
         simulate([["x"]], {"x": -2}, capacity_tokens=1)

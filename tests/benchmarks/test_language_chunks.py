@@ -32,7 +32,7 @@ def _count(text: str) -> int:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
-    return load_model(EngineSettings(model=Path("ragboost-tiny"), num_threads=1))
+    return load_model(EngineSettings(model=Path("ragboost-tiny")))
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_rerun_answers_only_what_is_missing_and_gives_the_same_rows(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = tmp_path / "parts"
-    settings = EngineSettings(model=Path("ragboost-tiny"), num_threads=1)
+    settings = EngineSettings(model=Path("ragboost-tiny"))
     monkeypatch.setattr("benchmarks.language.chunks.load_model", lambda _: load_model(settings))
     first = measure(_args(data, parts=parts))
     (file,) = parts.iterdir()

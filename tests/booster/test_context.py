@@ -32,15 +32,6 @@ def test_documents_hints_and_question_stand_in_this_order() -> None:
     )
 
 
-def test_hints_may_stand_behind_the_question() -> None:
-    booster = Booster(Settings.model_validate({"hints": {"position": "after_question"}}))
-    booster.boost("q", ["b", "a"])
-
-    text = booster.boost("Where?", ["a", "b"]).render()
-
-    assert text.index("Where?") < text.index("Documents by relevance")
-
-
 def test_templates_are_the_users() -> None:
     hints = {
         "label_template": "Source {label}:",
@@ -86,39 +77,3 @@ def test_equal_leading_documents_are_equal_leading_bytes(
 
     for tail in (one, other):
         assert Booster(settings).boost("q", [*shared, *tail]).render().startswith(leading)
-
-
-def test_location_hints_may_stand_in_place_of_their_documents() -> None:
-    """Paper section 6: hint, new document, hint, question."""
-    booster = Booster(Settings.model_validate({"hints": {"location_position": "in_place"}}))
-    one, two, five = (Document(text, id=n) for n, text in ((1, "a"), (2, "b"), (5, "e")))
-    booster.boost("Where?", [one, two], session="s")
-
-    second = booster.boost("And?", [one, five, two, one], session="s")
-
-    assert second.render() == (
-        "Please refer to [Doc_1] in the previous conversation.\n\n"
-        "[Doc_5]\ne\n\n"
-        "Please refer to [Doc_2] in the previous conversation.\n\n"
-        "And?"
-    )
-
-
-@given(
-    turns=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=6), min_size=1, max_size=4),
-    position=st.sampled_from(["before_question", "after_question"]),
-)
-def test_location_hints_in_place_say_the_same_as_behind_the_documents(
-    turns: list[list[int]], position: str
-) -> None:
-    contexts = []
-    for place in ("with_hints", "in_place"):
-        hints = {"location_position": place, "position": position}
-        booster = Booster(Settings.model_validate({"hints": hints}))
-        session = booster.session("s")
-        contexts.append([session.boost("q?", [f"text {n}" for n in turn]) for turn in turns])
-
-    for behind, in_place in zip(*contexts, strict=True):
-        lines = [line for line in behind.render().split("\n") if line]
-        assert sorted(lines) == sorted(line for line in in_place.render().split("\n") if line)
-        assert behind.documents == in_place.documents

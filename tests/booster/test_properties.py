@@ -38,7 +38,6 @@ SETTINGS = st.fixed_dictionaries(
             {
                 "order": st.booleans(),
                 "location": st.booleans(),
-                "position": st.sampled_from(["before_question", "after_question"]),
                 "label_template": st.sampled_from(["[Doc_{label}]", "{label}"]),
             }
         ),

@@ -433,23 +433,19 @@ def test_a_backend_that_refuses_to_tokenise_is_asked_once() -> None:
         assert not tokens_of(proxy).are_exact([DOCUMENTS[0].key])
 
 
-@pytest.mark.parametrize("backend", ["hosted", "off"])
-def test_hosted_apis_are_not_asked_for_tokens(backend: str) -> None:
+@pytest.mark.parametrize("is_hosted", [True, False], ids=["hosted", "off"])
+def test_hosted_apis_are_not_asked_for_tokens(is_hosted: bool) -> None:
     with (
-        fake_engine(events=backend == "off") as engine,
-        start(
-            engine,
-            engine_hooks={"discover": backend == "off"},
-            tokens={"ask_backend": backend == "hosted"},
-        ) as proxy,
+        FakeEngine(block_size=BLOCK, capacity_tokens=None if is_hosted else CACHE) as engine,
+        start(engine, tokens={"ask_backend": is_hosted}) as proxy,
     ):
         ask(proxy, [0, 1])
-        if backend == "hosted":
+        if is_hosted:
             tenants_of(proxy).is_counting = True
             eventually(
                 lambda: not tenants_of(proxy).is_counting
             )  # the tokenizer has looked for an engine
-        assert [r.path for r in engine.requests] == [URL]
+        assert "/tokenize" not in [r.path for r in engine.requests]
 
 
 def tenants_of(proxy: ProxyServer) -> Tenants:
@@ -463,7 +459,7 @@ def tokens_of(proxy: ProxyServer) -> TokenCounter:
 
 
 def test_usage_alone_corrects_an_index_that_believes_too_much() -> None:
-    with fake_engine() as engine, start(engine, engine_hooks={"discover": False}) as proxy:
+    with fake_engine() as engine, start(engine) as proxy:
         for numbers in ([0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]):
             ask(proxy, numbers)
         engine.cache.clear()
@@ -480,7 +476,7 @@ def test_hook_reports_are_followed_over_http() -> None:
     with fake_engine(events=True) as engine:
         events = engine.events
         assert events is not None
-        with start(engine, engine_hooks={"discover": False}) as proxy:
+        with start(engine) as proxy:
             url = proxy.url + REPORT_PATH
 
             def report(report: Report) -> int | None:

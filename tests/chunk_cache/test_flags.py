@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ragboost.chunk_cache.__main__ import main
-from ragboost.chunk_cache.flags import FAILED_FLAG, engine_flags
+from ragboost.chunk_cache.__main__ import FAILED_FLAG, engine_flags, main
 from ragboost.chunk_cache.sglang.flags import BACKEND, read_settings
 from ragboost.errors import ConfigError
 

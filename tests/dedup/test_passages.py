@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragboost.dedup.passages import (
+from ragboost.dedup import (
     PassageSizes,
     Pieces,
     Reference,

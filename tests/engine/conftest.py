@@ -22,12 +22,10 @@ torch.set_num_threads(1)
 
 SETTINGS = EngineSettings(
     model=Path("ragboost-tiny"),
-    num_threads=1,
     capacity_tokens=4096,
     max_step_tokens=128,
     max_model_len=2048,
     kv_events_endpoint="tcp://127.0.0.1:*",
-    kv_events_replay_endpoint="tcp://127.0.0.1:*",
 )
 MODEL = "ragboost-tiny"
 

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from ragboost.chunk_cache.core.options import ReuseOptions
-from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.request import EngineChunkRequest, ReuseOptions
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, make_engine
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens
-from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens, SamplingParams
 
 
 class Parts(NamedTuple):

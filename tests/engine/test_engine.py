@@ -14,14 +14,18 @@ from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.attention import Segment
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.model_runner import ModelRunner
-from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens
-from ragboost.engine.runtime.sampling import SamplingParams, sample
+from ragboost.engine.runtime.request import (
+    EngineRequest,
+    Output,
+    PromptTokens,
+    SamplingParams,
+    sample,
+)
 from ragboost.errors import ConfigError
 from tests.engine.submitting import Request, running
 
 SETTINGS = EngineSettings(
     model=Path("ragboost-tiny"),
-    num_threads=1,
     capacity_tokens=512,
     block_size=16,
     max_running=3,
@@ -295,7 +299,7 @@ def test_model_directory_is_served_under_its_name(tmp_path: Path) -> None:
     )
     Qwen2ForCausalLM(config).save_pretrained(path)
     build_tokenizer().save_pretrained(path)
-    loaded = load_model(EngineSettings(model=path, num_threads=1))
+    loaded = load_model(EngineSettings(model=path))
     assert loaded.name == "tiny-qwen"
     assert loaded.runner.max_length == 512
     assert loaded.stop_ids == {2}

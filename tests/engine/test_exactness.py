@@ -23,13 +23,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ragboost.chunk_cache.eviction import make_eviction_policy
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
-from ragboost.engine.runtime.request import EngineRequest, PromptTokens
-from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine.runtime.request import EngineRequest, PromptTokens, SamplingParams
 from ragboost.engine.runtime.scheduler import Scheduler
 from ragboost.errors import ConfigError
+from research.eviction import POLICIES
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -185,7 +184,7 @@ def test_a_cache_that_looks_at_the_queue_hits_more_and_answers_the_same() -> Non
     hits, answers = {}, {}
     for name in ("lru", "next-use"):
         store = PrefixStore(
-            runner.layout, capacity_tokens=64, block_size=8, policy=make_eviction_policy(name)
+            runner.layout, capacity_tokens=64, block_size=8, policy=POLICIES[name]()
         )
         scheduler = Scheduler(
             runner, store, max_running=1, max_running_tokens=4096, max_step_tokens=64

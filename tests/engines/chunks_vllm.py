@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ragboost.chunk_cache.core.fill_budget import StepBudget
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.influence import chunk_name

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ragboost.chunk_cache.store import disk
+from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.files import ChunkFile
 from tests.engines.chunks_vllm import report, scheduler_of
 from tests.engines.offline_vllm import ReuseLLM
 from tests.engines.random_model import SMALL, Prompts
 
-LAYER_S = 0.05
+CHUNK_S = 0.2
 RUNNING = 48  # tokens of the request that runs meanwhile
 
 
@@ -31,21 +32,21 @@ class Gate:
 
     @contextmanager
     def before_reads(self, *, seconds: float = 0.0) -> Iterator[None]:
-        plain, pause = ChunkFile.read_layer, threading.Event()
+        plain, pause = disk.decode, threading.Event()
 
-        def read_layer(file: ChunkFile, number: int) -> Any:
+        def decode(content: bytearray, key: str) -> ChunkKV:
             self.threads.add(threading.current_thread().name)
             self.num_reading += 1
             pause.wait(seconds)  # a slow disk
             self.is_open.wait()
             self.num_reading -= 1
-            return plain(file, number)
+            return plain(content, key)
 
-        ChunkFile.read_layer = read_layer  # type: ignore[method-assign]
+        disk.decode = decode
         try:
             yield
         finally:
-            ChunkFile.read_layer = plain  # type: ignore[method-assign]
+            disk.decode = plain
 
 
 def run(
@@ -150,7 +151,7 @@ def main() -> None:
         for name, check in (("hung", run), ("aborted", check_aborted)):
             gate.is_open.clear()
             told[name] = check(engine, prompts, gate)
-        with gate.before_reads(seconds=LAYER_S):
+        with gate.before_reads(seconds=CHUNK_S):
             told["slow"] = run(engine, prompts, gate)
         told["threads"] = sorted(gate.threads)
     print(json.dumps(told))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from ragboost.chunk_cache.core.fill_budget import StepBudget
 from ragboost.chunk_cache.core.reuse import ChunkReuse
-from ragboost.chunk_cache.core.step_budget import StepBudget
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.chunk_cache.vllm.scheduler import RequestState

@@ -16,8 +16,8 @@ from ragboost.errors import (
     RequestError,
 )
 from ragboost.evaluation.answers import AnswerFile, answer_key, ask_all
+from ragboost.evaluation.arms import Messages
 from ragboost.evaluation.endpoint import ChatEndpoint, RefusedEndpointError, RefusedPromptError
-from ragboost.evaluation.prompts import Messages
 from tests.fakes import FakeEngine
 from tests.fakes.scripted import Reply, ScriptedEndpoint
 

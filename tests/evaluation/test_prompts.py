@@ -7,9 +7,8 @@ import pytest
 from ragboost.booster import Booster
 from ragboost.config import Settings, load_settings
 from ragboost.errors import RequestError
-from ragboost.evaluation.arms import ARMS, choose_arms
-from ragboost.evaluation.prompts import ArmPrompt, ArmRenderer
-from ragboost.evaluation.questions import EvalQuestion
+from ragboost.evaluation.arms import ARMS, ArmPrompt, ArmRenderer, choose_arms
+from ragboost.evaluation.loading import EvalQuestion
 from ragboost.types import Document
 
 DOCUMENTS = {name: Document(f"text of {name}", id=name) for name in "ABCDEF"}
@@ -59,8 +58,7 @@ def test_hints_are_left_out_or_stand_where_the_arm_says() -> None:
         return rendered(name, *SINGLE)[1].messages[-1][1]
 
     assert "by relevance" not in asked("boosted-no-hints")
-    assert asked("hints-before").endswith("question 2?")
-    assert asked("hints-after").endswith("[Doc_A]")
+    assert asked("boosted").endswith("question 2?")
     assert order(rendered("boosted-no-hints", *SINGLE)[1]) == "ABCD"
 
 
@@ -91,15 +89,13 @@ def test_the_reversed_arm_sends_the_least_relevant_document_first() -> None:
     assert not any("by relevance" in p.messages[-1][1] for p in rendered("reversed", *SINGLE))
 
 
-def test_later_turns_refer_to_documents_behind_in_place_or_not_at_all() -> None:
+def test_later_turns_refer_to_documents_or_not_at_all() -> None:
     def last(name: str) -> str:
         return rendered(name, *TURNS)[1].messages[-1][1]
 
     one, two = (f"Please refer to [Doc_{name}] in the previous conversation." for name in "BA")
     assert last("dedup") == f"[Doc_D]\ntext of D\n\n{one}\n{two}\n\nquestion 2?"
-    assert last("dedup-in-place") == f"[Doc_D]\ntext of D\n\n{one}\n\n{two}\n\nquestion 2?"
     assert last("dedup-no-hints") == "[Doc_D]\ntext of D\n\nquestion 2?"
-    assert last("hints-in-place") == last("dedup-in-place")
 
 
 def test_a_turn_carries_the_earlier_ones_as_they_were_sent_with_the_right_answers() -> None:
@@ -110,12 +106,17 @@ def test_a_turn_carries_the_earlier_ones_as_they_were_sent_with_the_right_answer
     assert second.prompt_tokens > first.prompt_tokens
 
 
+def test_three_arms_are_asked_by_default() -> None:
+    names = [arm.name for arm in choose_arms([], has_conversations=True)]
+    assert names == ["retriever", "boosted", "boosted-no-hints"]
+
+
 def test_arms_that_only_differ_in_later_turns_are_left_out_without_conversations() -> None:
-    names = [arm.name for arm in choose_arms([], has_conversations=False)]
+    names = [arm.name for arm in choose_arms(["all"], has_conversations=False)]
     assert names[:2] == ["retriever", "boosted"]
     assert "dedup" not in names
-    assert len(choose_arms([], has_conversations=True)) == len(ARMS)
+    assert len(choose_arms(["all"], has_conversations=True)) == len(ARMS)
     chosen = choose_arms(["keep-last-2"], has_conversations=False)
     assert [arm.name for arm in chosen] == ["retriever", "keep-last-2"]
-    with pytest.raises(RequestError, match=r"--arm must be one of retriever, .*got 'best'"):
+    with pytest.raises(RequestError, match=r"--arm must be one of all, retriever, .*got 'best'"):
         choose_arms(["best"], has_conversations=False)

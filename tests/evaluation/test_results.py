@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import pytest
-
 from ragboost.evaluation.arms import ARMS
 from ragboost.evaluation.results import OrderEvaluation, compare
 from ragboost.evaluation.run import CostEstimate
@@ -43,7 +41,7 @@ def test_nothing_is_claimed_where_no_answer_is_right() -> None:
 
 
 def test_a_loss_names_the_best_setting_that_still_boosts() -> None:
-    arms = {"retriever": 150, "boosted": 100, "hints-after": 120, "keep-last-2": 150}
+    arms = {"retriever": 150, "boosted": 100, "keep-last-1": 120, "keep-last-2": 150}
 
     said = evaluation(arms).conclusion()
 
@@ -55,7 +53,7 @@ def test_a_loss_that_no_setting_avoids_advises_to_switch_ordering_off() -> None:
     said = evaluation({"retriever": 150, "boosted": 100, "keep-last-2": 110}).conclusion()
 
     assert "set ordering.enabled = false" in said
-    assert said.endswith("the only arm asked that loses nothing.")
+    assert said.endswith("or try more settings with --arm all.")
 
 
 def test_only_questions_that_all_arms_answered_are_compared() -> None:
@@ -86,10 +84,7 @@ def test_without_a_common_question_nothing_is_claimed() -> None:
 
 
 def test_the_cost_is_that_of_what_is_missing() -> None:
-    cost = CostEstimate(10, 4, 2_000_000, 600, price_in=2.0, price_out=10.0)
+    cost = CostEstimate(10, 4, 2_000_000, 600)
 
     assert cost.num_missing == 6
-    assert cost.money == pytest.approx(4.006)
     assert "6 requests of 10 distinct prompts, 4 answered before" in cost.sentence()
-    assert "at most 4.01 at your prices" in cost.sentence()
-    assert CostEstimate(1, 0, 1, 1).money is None

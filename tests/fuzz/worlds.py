@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ragboost.config import Settings
+from ragboost.config.memory import PROCESS_BYTES
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,16 @@ WORLDS = (
     World(
         "almost no memory",
         {
-            "session": {"max_sessions": 6, "max_bytes": 20_000},
+            "session": {"max_sessions": 6},
+            "proxy": {"memory_bytes": PROCESS_BYTES + 8 * 20_000},
             "index": {"capacity_tokens": 400},
         },
         is_ample=False,
     ),
     World(
-        "other hints",
+        "numbers kept",
         {
             "formats": {"numbers": "keep"},
-            "hints": {"position": "after_question"},
             "ordering": {"keep_last": 1},
         },
         keys=("key-one",),
@@ -92,7 +93,7 @@ WORLDS = (
     World("no references", {"dedup": {"enabled": False}}, dedups=False),
 )
 
-_NOT_SERVED = ("SQLite and passages", "other hints", "no references")
+_NOT_SERVED = ("SQLite and passages", "numbers kept", "no references")
 SERVED_WORLDS = (
     *(world for world in WORLDS if world.name not in _NOT_SERVED),
     World("sessions in Redis, tenants", {"session": {"store": "redis"}}, keys=("one", "two")),

@@ -4,11 +4,12 @@ import random
 
 import pytest
 
-from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.eviction import LACR
 from ragboost.errors import ChunkCacheError
 from ragboost.graph.layout import DepPrompt, LinearNode, lay_out
 from ragboost.graph.tree_cache import TreeCache, TreeMatch, TreeRequest
 from research.eviction import POLICIES
+from research.eviction.lru import LRU
 
 
 def request(*graph: tuple[int, ...]) -> TreeRequest:
@@ -30,7 +31,7 @@ def store(tree: TreeCache, one: TreeRequest) -> TreeMatch:
 
 
 def test_what_was_stored_is_found_whatever_its_branches_now_are() -> None:
-    tree = TreeCache(100, make_eviction_policy("lru"))
+    tree = TreeCache(100, LRU())
     store(tree, request((5, 6, 7, 8), (5, 6, 9)))
 
     found = tree.match(request((5, 6, 7, 4), (5, 9)))
@@ -40,7 +41,7 @@ def test_what_was_stored_is_found_whatever_its_branches_now_are() -> None:
 
 
 def test_a_branch_inside_a_stored_run_splits_it() -> None:
-    tree = TreeCache(100, make_eviction_policy("lru"))
+    tree = TreeCache(100, LRU())
     store(tree, request((5, 6, 7, 8)))
     before = tree.match(request((5, 6, 7, 8)))
 
@@ -53,7 +54,7 @@ def test_a_branch_inside_a_stored_run_splits_it() -> None:
 
 
 def test_a_part_continues_the_one_it_depends_on_though_another_part_split_that() -> None:
-    tree = TreeCache(100, make_eviction_policy("lru"))
+    tree = TreeCache(100, LRU())
     system, first = LinearNode("system", (1, 2)), LinearNode("first", (5, 6), ("system",))
     alike = LinearNode("alike", (5, 7), ("system",))
     behind = LinearNode("behind", (9, 8), ("system", "first"))
@@ -66,7 +67,7 @@ def test_a_part_continues_the_one_it_depends_on_though_another_part_split_that()
 
 
 def test_only_leaves_go_and_never_those_in_use() -> None:
-    tree = TreeCache(8, make_eviction_policy("lru"))
+    tree = TreeCache(8, LRU())
     store(tree, request((5, 6), (7, 8)))
     store(tree, request((5, 6)))
 
@@ -79,7 +80,7 @@ def test_only_leaves_go_and_never_those_in_use() -> None:
 
 
 def test_what_does_not_fit_is_not_stored() -> None:
-    tree = TreeCache(5, make_eviction_policy("lru"))
+    tree = TreeCache(5, LRU())
 
     store(tree, request((5, 6, 7), (8, 9, 10)))
 
@@ -89,7 +90,7 @@ def test_what_does_not_fit_is_not_stored() -> None:
 
 
 def test_a_tree_without_paths_is_forgotten() -> None:
-    tree = TreeCache(6, make_eviction_policy("lru"))
+    tree = TreeCache(6, LRU())
     for salt in ("one", "two", "three"):
         store(tree, TreeRequest(salt, request((5, 6, 7, 8)).layout))
 
@@ -98,7 +99,7 @@ def test_a_tree_without_paths_is_forgotten() -> None:
 
 
 def test_waiting_requests_keep_what_they_will_use() -> None:
-    tree = TreeCache(8, make_eviction_policy("lacr"))
+    tree = TreeCache(8, LACR())
     early, late = request((5, 6)), request((7, 8))
     for one in (early, early, late):
         store(tree, one)
@@ -131,4 +132,4 @@ def test_random_requests_leave_the_books_right(policy: str) -> None:
 
 def test_a_cache_of_nothing_is_refused() -> None:
     with pytest.raises(ChunkCacheError, match="at least 1 token"):
-        TreeCache(0, make_eviction_policy("lru"))
+        TreeCache(0, LRU())

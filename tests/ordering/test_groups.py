@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.index import ContextIndex
-from ragboost.ordering.groups import Group, Groups
-from ragboost.ordering.overlaps import Overlaps, WaitingContext
+from ragboost.ordering.groups import Group, Groups, Overlaps, WaitingContext
 
 TOKENS = {document: 90 + 7 * i for i, document in enumerate("abcdefghij")}
 

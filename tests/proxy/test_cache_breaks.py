@@ -12,14 +12,13 @@ from tests.metrics import read_metric
 from tests.proxy.hosted.test_lint import other_key_order, request, with_tools
 
 CHAT = "/v1/chat/completions"
-PRICES = ({"model": "m", "input": 2.0},)
 
 
 @pytest.mark.parametrize("stable", ["off", "safe"])
 def test_the_cause_is_in_header_receipt_metric_and_dashboard_unless_it_is_mended(
     engine: FakeEngine, stable: str
 ) -> None:
-    sections: dict[str, Any] = {"proxy": {"receipts": True}, "prices": PRICES, "stable": stable}
+    sections: dict[str, Any] = {"proxy": {"receipts": True}, "stable": stable}
     with ProxyServer(proxy_settings(engine.url, **sections)) as proxy:
         first = httpx.post(proxy.url + CHAT, json=request())
         answer = httpx.post(proxy.url + CHAT, json=with_tools(request(turns=3), other_key_order))
@@ -40,7 +39,6 @@ def test_the_cause_is_in_header_receipt_metric_and_dashboard_unless_it_is_mended
     found = receipt["cache_break"]
     assert found["path"] == "tools[0]"
     assert found["lost_tokens"] > 500
-    assert found["cost"] == pytest.approx(found["lost_tokens"] * 1.8e-6, abs=1e-8)
     (figures,) = data["cache_breaks"].values()
     assert (figures["count"], figures["lost_tokens"]) == (count, found["lost_tokens"])
     assert count == 1

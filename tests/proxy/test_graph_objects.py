@@ -8,7 +8,7 @@ import pytest
 
 from ragboost.batch.lines import LineParser
 from ragboost.config import Settings
-from ragboost.graph.triplets import RelationPath, path_text
+from ragboost.graph.request import path_text
 from ragboost.requests.graph_documents import graph_as_documents
 from tests.eventually import eventually
 from tests.fakes import FakeEngine
@@ -104,7 +104,7 @@ def test_the_facts_read_as_the_graph_room_writes_them() -> None:
         graph_as_documents(json.dumps(body_with({"paths": [PATHS[1]]})).encode(), can_reuse=False)
     )["ragboost"]["documents"]
 
-    assert document["text"] == path_text([RelationPath(tuple(PATHS[1]))])
+    assert document["text"] == path_text([tuple(PATHS[1])])
 
 
 def test_subgraphs_are_chunks_that_are_not_recomputed() -> None:

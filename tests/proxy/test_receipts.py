@@ -13,7 +13,6 @@ from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer, proxy_settings
 from tests.metrics import read_metric
 
-PRICES = ({"model": "m", "input": 2.0, "write": 1.0},)
 TEXTS = {name: f"The {name} document speaks of {name} at some length. " * 8 for name in "abcd"}
 CHAT = "/v1/chat/completions"
 
@@ -30,7 +29,7 @@ def anthropic(**fields: Any) -> dict[str, Any]:
 
 
 def proxy_to(engine: FakeEngine, **proxy: Any) -> ProxyServer:
-    return ProxyServer(proxy_settings(engine.url, proxy=proxy, prices=PRICES))  # type: ignore[arg-type]
+    return ProxyServer(proxy_settings(engine.url, proxy=proxy))
 
 
 def usages(text: str) -> list[dict[str, Any]]:
@@ -61,9 +60,6 @@ def test_a_response_has_a_receipt_that_agrees_with_its_usage_and_keeps_its_bytes
         == (answer.headers["x-ragboost-cached-tokens-predicted"])
     )
     assert 0 < receipt["saved_tokens"] < receipt["cached_tokens"]  # without what hits anyway
-    cost = usage["prompt_tokens"] - 0.9 * receipt["cached_tokens"]
-    assert receipt["cost"] == pytest.approx(cost * 2e-6, abs=1e-9)
-    assert receipt["uncached_cost"] == pytest.approx(2e-6 * usage["prompt_tokens"], abs=1e-9)
     assert "ragboost" not in usage
     assert len(answer.content) == int(answer.headers["content-length"])
     assert set(answer.json()) == set(direct.json())
@@ -81,12 +77,10 @@ def test_documents_that_were_not_sent_again_are_counted(engine: FakeEngine) -> N
         ]
         answer = httpx.post(proxy.url + CHAT, json=second, headers=named)
         totals = httpx.get(proxy.url + "/dashboard/data").json()["totals"]
-        cost = read_metric(proxy.url, "ragboost_prompt_cost_total")
 
     receipt = json.loads(answer.headers["x-ragboost-receipt"])
     assert receipt["dropped_tokens"] > 150
     assert totals["saved_by"]["deduplication"] == receipt["dropped_tokens"]
-    assert cost == totals["cost"] < totals["uncached_cost"]
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -177,8 +171,8 @@ def test_without_the_setting_nothing_is_added_and_everything_is_counted(
             proxy.url + CHAT,
             json=chat("abc", stream=True, stream_options={"include_usage": True}),
         )
-        uncached = read_metric(proxy.url, "ragboost_uncached_prompt_cost_total")
+        counted = read_metric(proxy.url, "ragboost_prompt_tokens_total")
 
     assert "x-ragboost-receipt" not in answer.headers
     assert not usages(stream.text)
-    assert uncached > 0
+    assert counted > 0

@@ -16,7 +16,7 @@ from ragboost.errors import ConfigError, RequestError
 from ragboost.evaluation.loading import load_questions
 from ragboost.evaluation.traces import read_trace
 from ragboost.proxy.app import create_app
-from ragboost.proxy.hosted.lint import lint_log
+from ragboost.proxy.hosted.report import lint_log
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.requests.recorded_request import RecordedRequest
 from ragboost.requests.wires.usage import Usage

@@ -221,7 +221,7 @@ def test_the_log_has_times_a_level_and_if_wanted_an_object_per_event(
     assert problem["message"].startswith(f"backend 127.0.0.1:{unused_port} at http://")
     assert json.loads(warning)["level"] == "WARNING"
     assert re.match(
-        r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00 INFO ragboost.cli.logs: settings from", text
+        r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00 INFO ragboost.cli.servers: settings from", text
     )
 
 

@@ -26,7 +26,7 @@ APPROX = {"policy": "gradual", "ratio": 0.2}
 
 @pytest.fixture(scope="module")
 def engine_url() -> Iterator[str]:
-    settings = EngineSettings(model=Path("ragboost-tiny"), num_threads=1, max_model_len=4096)
+    settings = EngineSettings(model=Path("ragboost-tiny"), max_model_len=4096)
     with serve_in_thread(create_engine_app(settings)) as url:
         yield url
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from ragboost.dedup.passages import PassageSizes
+from ragboost.dedup import PassageSizes
 from ragboost.requests.tool_results import share_tool_results
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer

@@ -46,7 +46,7 @@ def test_a_tuned_model_is_served_with_dependency_attention(tmp_path: Path) -> No
     rows = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert rows[-1]["loss"] < rows[0]["loss"] / 4
 
-    with serve_in_thread(create_engine_app(EngineSettings(model=tuned, num_threads=1))) as url:
+    with serve_in_thread(create_engine_app(EngineSettings(model=tuned))) as url:
         body = {
             "messages": [{"role": "user", "content": QUESTIONS[0]["question"]}],
             "temperature": 0,

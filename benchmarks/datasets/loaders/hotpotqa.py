@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from benchmarks.datasets.loaders import Row
 from benchmarks.datasets.pools import Pools, RawQuestion
 from ragboost.errors import RequestError
-from ragboost.evaluation.questions import answers_of, text_of
+from ragboost.evaluation.loading import answers_of, text_of
 
 
 def matches(row: Row) -> bool:

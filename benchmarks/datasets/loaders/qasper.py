@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.datasets.loaders import Row
 from benchmarks.datasets.pools import Pools, RawQuestion
 from ragboost.errors import RequestError
-from ragboost.evaluation.questions import text_of
+from ragboost.evaluation.loading import text_of
 
 
 def matches(row: Row) -> bool:

@@ -26,7 +26,7 @@ from typing import Any
 
 from ragboost.booster import tenants
 from ragboost.cli import main
-from ragboost.proxy.hosted.lint.conversations import LastPrompts
+from ragboost.proxy.hosted.conversations import LastPrompts
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.requests.formats.documents import DocumentPool
 from ragboost.util.bounded_map import BoundedMap
@@ -37,13 +37,11 @@ _LOWERED = (
     "cache_sync.follower._MAX_REQUESTS",
     "cache_sync.follower._MAX_PREFIXES",
     "cache_sync.in_flight._MAX_REQUESTS",
-    "proxy.hosted.lint.live._MAX_BYTES",
     "index.directory._MAX_RECENT",
     "proxy.observability.metrics._MAX_MODELS",
     "proxy.routes.dashboard.history._MAX_SAMPLES",
     "booster.tokens.counter._MAX_IDS",
     "booster.tokens.counter._MAX_WANTED",
-    "booster.tokens.counter._MAX_WANTED_BYTES",
 )
 _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
     (DocumentPool, "max_bytes"),

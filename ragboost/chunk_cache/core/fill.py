@@ -8,8 +8,7 @@ import torch
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.measure import ChunkMeasure, largest_error, measure_last_chunk
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
-from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
 from ragboost.chunk_cache.model.assemble import Assembly, ChunkSpan, TokenSource, assemble, extract
 from ragboost.chunk_cache.model.attention.backend import AttentionBackend
 from ragboost.chunk_cache.model.pace import Pace, Steps, at_once
@@ -27,8 +26,6 @@ from ragboost.errors import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class FilledPrompt:
-    """The KV of a prompt up to its plan's `stop`."""
-
     cache: RequestCache  # from `stop` on unspecified
     selected: tuple[int, ...]  # positions of the recomputed tokens, ascending
     counts: TokenOrigins
@@ -202,13 +199,11 @@ def recompute(
     pace: Pace | None = None,
 ) -> Steps[torch.Tensor | None]:
     """Compute rows layer by layer, each over all earlier keys, a piece per step, as a
-    token-by-token loop would; return the last row's logits, unless an observer stopped the pass.
-    Without one a pass begins with `assembly.hidden`."""
+    token-by-token loop would; return the last row's logits, unless an observer stopped the pass."""
     logits = None
     for piece in (pace or Pace()).pieces(rows):
         tokens = [assembly.tokens[position] for position in piece.tolist()]
-        begin = assembly.begin(piece) if observe is None else None
-        plan = ForwardPlan(piece, backend=backend, observe=observe, begin=begin)
+        plan = ForwardPlan(piece, backend=backend, observe=observe)
         logits = model.forward(tokens, assembly.cache, plan=plan)
         yield len(piece)
     return logits

@@ -57,7 +57,6 @@ class ChunkLibrary:
         identity: Identity | None = None,
         has_public: bool = False,
     ) -> "ChunkLibrary":
-        """Return the chunks that a model has computed with its present weights."""
         if identity is None:
             dtype = str(model.dtype).removeprefix("torch.")
             ranks = model.ranks
@@ -117,7 +116,6 @@ class ChunkLibrary:
         return known[:1] if is_settled else keys
 
     def find(self, key: str, tokens: Sequence[int], place: Place = "behind") -> ChunkKV | None:
-        """Return the preferred stored KV of a chunk."""
         return next(self.find_all(key, tokens, place), None)
 
     def find_all(

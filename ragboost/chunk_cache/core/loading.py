@@ -63,7 +63,6 @@ def load_causal_lm(model: Path, *, dtype: Any, option: str = _OPTION) -> Any:
 
 
 def load_tokenizer(model: Path, *, option: str = _OPTION) -> Any:
-    """Raises `ConfigError`, which names the `option`."""
     transformers = import_extra("transformers", extra="engine")
     with _naming(model, option):
         return transformers.AutoTokenizer.from_pretrained(model, **_OF_THE_DIRECTORY)

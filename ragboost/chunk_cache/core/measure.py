@@ -17,8 +17,6 @@ from ragboost.chunk_cache.store.influence import Influence
 
 @dataclass(frozen=True, slots=True)
 class ChunkMeasure:
-    """Measurements of one chunk, see `ChunkKV`."""
-
     sensitivity: torch.Tensor  # dependence of each token's keys on the neighbours, (tokens,)
     influence: Influence  # attention of its tokens to them
 

@@ -9,10 +9,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ragboost.chunk_cache.core.fill_speed import FillSpeed
+from ragboost.chunk_cache.core.fill_budget import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
-from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, EngineChunkRequest, TokenOrigins
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.selection.policy import budget
 from ragboost.chunk_cache.selection.view import QUESTION_ROWS

@@ -11,8 +11,7 @@ from transformers.cache_utils import DynamicCache
 from ragboost.chunk_cache.core.fill import FilledPrompt, assemble_plan, fill_steps
 from ragboost.chunk_cache.core.library import ChunkLibrary, is_exact
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, plan_stored
-from ragboost.chunk_cache.core.request import EngineChunkRequest
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.core.request import EngineChunkRequest, TokenOrigins
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.assemble import Assembly, extract
 from ragboost.chunk_cache.model.attention import make_backend

@@ -7,8 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from ragboost.chunk_cache.core.options import PolicyName, ReuseDefaults, ReuseOptions
-from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.request import (
+    EngineChunkRequest,
+    PolicyName,
+    ReuseDefaults,
+    ReuseOptions,
+)
 from ragboost.chunk_cache.fields import Fields, Ratio, read_fields
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
@@ -108,7 +112,6 @@ class EngineChunkSettings(Fields):
 
     @property
     def backend(self) -> str:
-        """Attention of the recomputation."""
         return "varlen" if self._is_on_accelerator else "tiled"
 
     @property
@@ -117,7 +120,6 @@ class EngineChunkSettings(Fields):
 
     @property
     def defaults(self) -> EngineChunkRequest:
-        """Options of requests that leave them out."""
         return EngineChunkRequest(
             policy=self.policy, ratio=self.ratio, granularity=self.granularity
         )

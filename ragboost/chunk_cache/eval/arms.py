@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +12,7 @@ import torch
 
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.cases import Case
-from ragboost.chunk_cache.eval.full_answer import Agreement, FullAnswer
+from ragboost.chunk_cache.eval.full_answer import Agreement, Estimate, FullAnswer
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.errors import ChunkCacheError
 
@@ -52,8 +52,6 @@ class FilledArm(NamedTuple):
 
 
 class MeasuredArm(NamedTuple):
-    """A filled prompt beside full attention's."""
-
     outcome: ArmOutcome
     full: FullAnswer
     agreement: Agreement
@@ -134,7 +132,6 @@ def stop_ids(reuse: ChunkReuse) -> list[int | None]:
 
 
 def summarise(outcomes: Sequence[ArmOutcome], full: Sequence[ArmOutcome]) -> ArmSummary:
-    """Sum up an arm's outcomes on some prompts, and full attention's on the same."""
     return ArmSummary(
         outcomes[0].policy,
         outcomes[0].ratio,
@@ -190,3 +187,32 @@ class OutcomeFile(Generic[T]):
     def _add(self, prompt_id: str, outcomes: Sequence[T]) -> None:
         arms = {(outcome.policy, outcome.ratio): outcome for outcome in outcomes}
         self._found[prompt_id] = {**arms, **self._found.get(prompt_id, {})}
+
+
+def table(rows: Sequence[ArmSummary], scores: Mapping[Arm, Estimate] | None = None) -> str:
+    head = ["policy", "ratio", "KL first", "KL answer", "same first", "same answer", "cost"]
+    body = [
+        [
+            row.policy,
+            f"{row.ratio:.2f}",
+            f"{row.kl:.4f}",
+            f"{row.kl_answer:.4f}",
+            f"{row.same_first:.2f}",
+            f"{row.same_answer:.2f}",
+            f"{row.cost:.3f}",
+        ]
+        for row in rows
+    ]
+    if scores is not None:
+        head[2:2] = ["score", "+-"]
+        for row, cells in zip(rows, body, strict=True):
+            cells[2:2] = [f"{value:.3f}" for value in scores[row.policy, row.ratio]]
+    lines = [head, *body]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )

@@ -24,10 +24,10 @@ from ragboost.chunk_cache.eval.arms import (
     cost,
     measure_case,
     summarise,
+    table,
 )
 from ragboost.chunk_cache.eval.cases import Case, read_cases
-from ragboost.chunk_cache.eval.metrics import Estimate, estimate
-from ragboost.chunk_cache.eval.report import table
+from ragboost.chunk_cache.eval.full_answer import Estimate, estimate
 from ragboost.chunk_cache.selection import DEFAULT_POLICY, DEFAULT_RATIO
 from ragboost.chunk_cache.selection.calibration import (
     Calibration,

@@ -17,8 +17,6 @@ _DOCUMENTS = "{ragboost: the documents}"  # their place, while a chat template w
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt in token ids with its correct answer."""
-
     system: tuple[int, ...]  # token ids
     chunks: tuple[tuple[int, ...], ...]  # token ids of each document
     question: tuple[int, ...]

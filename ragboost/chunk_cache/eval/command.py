@@ -18,11 +18,11 @@ from ragboost.chunk_cache.eval.arms import (
     check_ratios,
     measure_case,
     summarise,
+    table,
 )
 from ragboost.chunk_cache.eval.cases import Case, read_cases
-from ragboost.chunk_cache.eval.metrics import estimate
+from ragboost.chunk_cache.eval.full_answer import estimate
 from ragboost.chunk_cache.eval.prime import measure
-from ragboost.chunk_cache.eval.report import table
 from ragboost.chunk_cache.selection import MEASURED, make_policy
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.util.text_scores import word_f1

@@ -1,15 +1,32 @@
 """Compare prefills of a prompt with full attention by making them follow its answer: one pass says
 how far they are from it everywhere, and whether they would have given it."""
 
+import math
 from collections.abc import Collection, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import torch
 
-from ragboost.chunk_cache.eval.metrics import kl_divergence
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.model.request_cache import RequestCache
+
+
+class Estimate(NamedTuple):
+    mean: float
+    error: float
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean and its standard error; not a number where there are too few values."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return Estimate(fmean(values) if values else math.nan, error)
+
+
+def kl_divergence(logits: torch.Tensor, full: torch.Tensor) -> float:
+    """Return KL(full || logits) of the next token in nats."""
+    want, got = full.float().log_softmax(-1), logits.float().log_softmax(-1)
+    return float((want.exp() * (want - got)).sum().clamp_min(0.0))
 
 
 class Agreement(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +16,12 @@ import msgspec
 import zmq
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, namespaced
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.core.request import (
+    MIN_CHUNK_TOKENS,
+    PromptReport,
+    TokenOrigins,
+    namespaced,
+)
 from ragboost.chunk_cache.http.reports import (
     ReplyTo,
     ReportSender,
@@ -26,7 +31,6 @@ from ragboost.chunk_cache.http.reports import (
 )
 from ragboost.chunk_cache.http.store_commands import StoreCommand, Token, run_command
 from ragboost.chunk_cache.store.keys import PUBLIC, owner_prefix, place_of
-from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 
 logger = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ logger = logging.getLogger(__name__)
 _MAX_BYTES = 64 << 20
 _MAX_QUEUED = 256
 _MAX_PENDING = 1024
+_MAX_PINNING = 64
 _LOOK_AGAIN_MS, _IDLE_MS = 2, 200
 
 
@@ -55,11 +60,9 @@ class AnnouncementInbox:
 
     def __init__(self, engine: str, *, rank: int, library: Callable[[], ChunkLibrary]) -> None:
         self._library, self._has_closed = library, threading.Event()
-        store = library().store
-        self._retention = Retention(store) if isinstance(store, TieredStore) else None
-        if isinstance(store, TieredStore) and self._retention and library().has_public:
-            for key in sorted(store.keys(owner_prefix(PUBLIC))):  # stored before the last end
-                self._retention.pin(key)
+        store, self._to_pin, self._pinning = library().store, deque[str](), list[str]()
+        if isinstance(store, TieredStore) and library().has_public:  # stored before the last end
+            self._to_pin.extend(sorted(store.keys(owner_prefix(PUBLIC))))
         self._directory = _directory(engine, rank)
         if self._directory.is_dir() and self._directory.lstat().st_uid == os.getuid():
             shutil.rmtree(self._directory)  # of a process that was killed
@@ -83,9 +86,9 @@ class AnnouncementInbox:
             if self._socket.poll(_LOOK_AGAIN_MS if pending else _IDLE_MS):
                 pending += self._take(self._socket.recv(), reports)
                 del pending[:-_MAX_PENDING]
-            if self._retention is not None:
-                self._retention.tend()
             store = self._library().store
+            if self._to_pin and isinstance(store, TieredStore):
+                self._pin_public(store)
             loading = [each for each in pending if store.is_loading(each.keys)]
             for keys, reply_to in pending:
                 if not any(keys is each.keys for each in loading):
@@ -93,6 +96,13 @@ class AnnouncementInbox:
             pending = loading
         reports.close()
         self._socket.close()
+
+    def _pin_public(self, store: TieredStore) -> None:
+        """Load public chunks to keep, a few at a time: requests load beside them."""
+        if not any(map(store.is_on_its_way, self._pinning)):
+            count = min(_MAX_PINNING, len(self._to_pin))
+            self._pinning = [self._to_pin.popleft() for _ in range(count)]
+            store.pin(dict.fromkeys(self._pinning, 0))
 
     def _take(self, message: bytes, reports: ReportSender) -> list[_Pending]:
         try:
@@ -102,8 +112,7 @@ class AnnouncementInbox:
             return []
         library = self._library()
         if isinstance(announced, StoreCommand):
-            answer = run_command(announced, library, self._retention)
-            reports.send_fields(announced.reply_to, answer)
+            reports.send_fields(announced.reply_to, run_command(announced, library))
             return []
         tenant = namespaced(announced.tenant, *announced.namespace)
         keys = {

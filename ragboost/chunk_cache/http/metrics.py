@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ragboost.chunk_cache.core.token_origins import PromptReport
+from ragboost.chunk_cache.core.request import PromptReport
 
 _PREFIX = "ragboost_chunk_"
 # By the field of a place's state; each has the label `tier`.
@@ -44,8 +44,6 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 
 
 class ReuseMetrics:
-    """Counts prompts with chunks, the origins of their tokens, and what the store holds."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauges = {
             field: Gauge(

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from ragboost.chunk_cache.core.options import (
+from ragboost.chunk_cache.core.request import (
     FIELD,
+    PARAMS_KEY,
+    VERSION,
     ChunkFields,
     ChunkPosition,
     ReuseDefaults,
     ReuseFields,
     read_public,
 )
-from ragboost.chunk_cache.core.request import PARAMS_KEY, VERSION
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.http.announcements import Announcer
@@ -212,7 +213,6 @@ class ReuseMiddleware(ABC):
         extension: Mapping[str, Any],
         reply_to: Sequence[Any],
     ) -> bytes | RequestError | None:
-        """Return the body with its plan; None: the request is served exactly."""
         rest = {name: value for name, value in fields.items() if name != FIELD}
         try:
             plan = await self._plan(scope, rest, extension)
@@ -291,7 +291,7 @@ class ReuseMiddleware(ABC):
             inbox.forget(ticket)
 
     async def _command(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """List, pin, evict or expire stored chunks: named by keys, or by a prompt with chunks."""
+        """List, pin or evict stored chunks: named by keys, or by a prompt with chunks."""
         body = await read_body(receive)
         fields = read_json(body.data) if body.is_whole else None
         extension = (fields or {}).get(FIELD) or {}
@@ -328,7 +328,6 @@ class ReuseMiddleware(ABC):
         await respond(send, 503 if answer is None else 200, answer or {"error": "no answer"})
 
     async def _ask_store(self, *command: Any) -> dict[str, Any] | None:
-        """Send the engine a `StoreCommand` of these fields."""
         announcer = self._announcer
         if announcer is None or not self._takes_commands:
             return None

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ragboost.chunk_cache.core.token_origins import PromptReport
+from ragboost.chunk_cache.core.request import PromptReport
 from ragboost.errors import RagBoostError
 from ragboost.util.bounded_map import BoundedMap
 
@@ -172,7 +172,6 @@ def connect_to_inbox(directory: Path) -> "zmq.Socket[bytes]":
 
 
 def send_to_inbox(socket: "zmq.Socket[bytes]", message: object) -> None:
-    """Send a message, or drop it if the queue is full."""
     try:
         socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
     except zmq.ZMQError as error:

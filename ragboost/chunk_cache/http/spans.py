@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ragboost.chunk_cache.core.options import ChunkPosition
-from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS
+from ragboost.chunk_cache.core.request import MIN_CHUNK_TOKENS, ChunkPosition
 from ragboost.util.bounded_map import BoundedMap
 
 Tokenize = Callable[[str], Awaitable[Sequence[int] | None]]

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ragboost.chunk_cache.core.request import PARAMS_KEY
-from ragboost.chunk_cache.core.token_origins import PromptReport
+from ragboost.chunk_cache.core.request import PARAMS_KEY, PromptReport
 from ragboost.chunk_cache.http.asgi import Message, Send, read_json, with_body_length
 from ragboost.chunk_cache.http.reports import ReportInbox
 

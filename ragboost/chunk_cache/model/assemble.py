@@ -8,7 +8,6 @@ from enum import IntEnum
 import torch
 from transformers.cache_utils import DynamicCache
 
-from ragboost.chunk_cache.model.plan import Hidden
 from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.chunk_cache.model.rope import KeyRotation
@@ -17,8 +16,6 @@ from ragboost.chunk_cache.store.keys import tokens_digest
 
 
 class TokenSource(IntEnum):
-    """The origin of a token's KV."""
-
     MISSING = 0
     """Not stored: the token must be computed."""
     APPROXIMATE = 1
@@ -40,8 +37,6 @@ class ChunkSpan:
 
 @dataclass(slots=True)
 class Assembly:
-    """A prompt with its stored KV. Later passes begin where the selection computed `hidden`."""
-
     tokens: list[int]  # of the whole prompt
     cache: RequestCache  # zeros for missing tokens
     source: torch.Tensor  # `TokenSource` of each token, (tokens,) int8
@@ -49,7 +44,6 @@ class Assembly:
     question: int  # position of its first token
     sensitivity: torch.Tensor  # offline scores, (tokens,); 0 if unmeasured
     stored: list[ChunkKV | None] = field(default_factory=list)  # of each chunk, whole
-    hidden: list[Hidden] = field(default_factory=list)  # inputs of layers, the deepest first
 
     def rows_to_compute(self, selected: torch.Tensor) -> torch.Tensor:
         """Return the positions of missing and selected tokens, ascending, without exact ones."""
@@ -58,18 +52,8 @@ class Assembly:
         chosen &= self.source != TokenSource.EXACT
         return torch.nonzero(chosen).flatten()
 
-    def begin(self, rows: torch.Tensor, *, deepest: int | None = None) -> Hidden | None:
-        """Return the deepest known input of a layer, `deepest` at most, for these positions; None:
-        a pass begins with their tokens."""
-        for hidden in self.hidden:
-            is_usable = deepest is None or hidden.layer <= deepest
-            if is_usable and bool(torch.isin(rows, hidden.positions).all()):
-                return hidden.of(rows)
-        return None
-
     @property
     def candidates(self) -> torch.Tensor:
-        """Positions of the approximate tokens, ascending."""
         return torch.nonzero(self.source == TokenSource.APPROXIMATE).flatten()
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from ragboost.chunk_cache.model.attention.backend import AttentionInputs
 from ragboost.chunk_cache.model.attention.dense import DenseAttention
@@ -113,13 +112,6 @@ class NestedModel(ReusableModel):
                 by_rotary[id(rotary)] = Frequencies(read_frequencies(table).to(self.device))
             found.append(by_rotary[id(rotary)])
         return tuple(found)
-
-
-def find_decoder(model: nn.Module, num_layers: int) -> Sequence[Any]:
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return list(module)
-    return []
 
 
 def _by_head(states: torch.Tensor, heads: int, dim: int) -> torch.Tensor:

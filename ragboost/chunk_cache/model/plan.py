@@ -1,9 +1,9 @@
-"""The plan of one forward pass: its rows, their attention, and the layers it covers. It travels as
-a keyword argument through the model to our attention and our hooks."""
+"""The plan of one forward pass: its rows and their attention. It travels as a keyword argument
+through the model to our attention."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,26 +16,12 @@ from ragboost.chunk_cache.model.attention.backend import (
 PLAN = "ragboost_plan"
 """The keyword argument that carries a `ForwardPlan`."""
 
-Observer = Callable[[int, AttentionInputs], torch.Tensor | None]
-"""Called with the number and the attention inputs of each layer. May return the indices of the rows
-to keep from the next layer on, (kept,), ascending; at most once per pass."""
+Observer = Callable[[int, AttentionInputs], None]
+"""Called with the number and the attention inputs of each layer."""
 
 
 class StopForwardError(Exception):
     """The end of a forward pass at a layer, raised by observers."""
-
-
-class Hidden(NamedTuple):
-    """The input of a decoder layer for some rows of a prompt."""
-
-    layer: int  # number of the layer, from 0
-    positions: torch.Tensor  # positions of the rows, (rows,), ascending
-    states: torch.Tensor  # hidden states, (1, rows, hidden size)
-
-    def of(self, positions: torch.Tensor) -> "Hidden":
-        """Return the part for these positions, (n,), a subset of `self.positions`."""
-        rows = torch.searchsorted(self.positions, positions)
-        return Hidden(self.layer, positions, self.states[:, rows])
 
 
 @dataclass(slots=True)
@@ -50,22 +36,13 @@ class ForwardPlan:
     windows: dict[int, int | None] = field(default_factory=dict)
     # cache of masks shared by all layers, filled during the pass
     memo: dict[Hashable, Any] = field(default_factory=dict)
-    kept: torch.Tensor | None = None  # indices of the rows that are kept after others were dropped
-    num_rows: int | None = None  # number of rows before that
-    keep: int | None = None  # layer whose input to record in `hidden`; None: none
-    hidden: Hidden | None = None  # the recorded input
-    # input of a layer from an earlier pass. The layers before it are not recomputed; their
-    # observers see a single row
-    begin: Hidden | None = None
 
     def attend(self, layer: int, inputs: AttentionInputs) -> torch.Tensor | None:
         """Observe the attention of a layer, and compute it by the backend, (1, heads, rows,
         head_dim); None if there is none, or it lacks what this layer needs."""
         self.windows[layer] = inputs.window
         if self.observe is not None:
-            kept = self.observe(layer, inputs)
-            if kept is not None:
-                self.kept = kept
+            self.observe(layer, inputs)
         if self.backend is None or not self.backend.supports(inputs):
             return None
         return self.backend.attend(inputs)

@@ -3,7 +3,7 @@ chosen must be chosen by all: a rank that computes other tokens waits for the re
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -13,23 +13,10 @@ from ragboost.errors import ChunkCacheError
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
-    """The ranks of one model. All of them call every method in the same order."""
+class Ranks:
+    """The ranks of one model, of which all call every method in the same order: one."""
 
-    size: int
-    rank: int  # of this process
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor: ...
-
-    def agree(self, is_fine: bool) -> bool: ...
-
-    def same(self, value: object) -> bool: ...
-
-    def joined(self, digest: str) -> str: ...
-
-
-class OneRank:
-    size, rank = 1, 0
+    size, rank = 1, 0  # `rank`: of this process
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values
@@ -44,7 +31,7 @@ class OneRank:
         return digest
 
 
-class GroupRanks:
+class GroupRanks(Ranks):
     """The ranks of a `torch.distributed` group for tensors in host memory."""
 
     def __init__(self, group: Any) -> None:
@@ -81,7 +68,7 @@ class GroupRanks:
         return lowest
 
 
-ONE_RANK = OneRank()
+ONE_RANK = Ranks()
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> T:

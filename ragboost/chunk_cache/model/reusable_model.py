@@ -3,13 +3,13 @@ does not tell reliably, such as the dimensions that RoPE pairs, is measured on a
 not know chunks, policies or stores."""
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.model.fingerprint import weights_digest
 from ragboost.chunk_cache.model.plan import ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.ranks import ONE_RANK, Ranks, together
 from ragboost.chunk_cache.model.request_cache import RequestCache
@@ -25,7 +25,6 @@ class ReusableModel(ABC):
 
     kv_shapes: Sequence[tuple[int, int, int]]  # of each layer: KV heads, key and value dimension
     layouts: tuple[RotaryLayout, ...]
-    can_resume = False  # a pass may begin with the hidden states of an earlier one
 
     def __init__(
         self,
@@ -48,11 +47,7 @@ class ReusableModel(ABC):
         self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan
     ) -> torch.Tensor:
         """Run the model with the attention of `plan`, and return the last row's output: logits, or
-        hidden states that every rank has. Records `plan.hidden` and begins at `plan.begin`, if
-        `supports_resuming`."""
-
-    @abstractmethod
-    def supports_resuming(self) -> bool: ...
+        hidden states that every rank has."""
 
     @abstractmethod
     def config_text(self) -> str: ...
@@ -114,7 +109,6 @@ class ReusableModel(ABC):
                 *keys, frequencies, shift=_PROBE_SHIFT, tolerance=self._tolerance, model=self.name
             ),
         )
-        self.can_resume = self.ranks.agree(self._measure_resuming())
 
     def _probe_keys(self, shift: int) -> list[torch.Tensor]:
         rows = torch.arange(PROBE_LENGTH, device=self.device)
@@ -122,21 +116,6 @@ class ReusableModel(ABC):
         cache.positions = rows + shift
         self.forward(self._probe_tokens(), cache, plan=ForwardPlan(rows))
         return [layer.keys for layer in cache.layers]
-
-    def _measure_resuming(self) -> bool:
-        """Compare a pass with one that begins at the input of its second layer."""
-        if self.num_layers < 2 or not self.supports_resuming():
-            return False
-        rows = torch.arange(PROBE_LENGTH, device=self.device)
-        cache, tokens = self.empty_cache(PROBE_LENGTH), self._probe_tokens()
-        whole = ForwardPlan(rows, keep=1)
-        want = self.forward(tokens, cache, plan=whole)
-        if whole.hidden is None or want is None:
-            return False
-        got = self.forward(tokens, cache, plan=ForwardPlan(rows, begin=whole.hidden))
-        assert got is not None, "no observer stops this pass"
-        limit = self._tolerance * float(want.float().abs().max())
-        return bool((got.float() - want.float()).abs().max() <= limit)
 
     def _probe_tokens(self) -> list[int]:
         return probe_tokens(PROBE_LENGTH, self._vocabulary)
@@ -150,3 +129,60 @@ def probe_tokens(count: int, vocabulary: int) -> list[int]:
     """Return ids from the middle of a vocabulary on. On a text of its first ones, which are often
     reserved, the logits of some models in half precision are mostly rounding errors."""
     return [(17 * i * i + 5 * i + vocabulary // 2) % vocabulary for i in range(count)]
+
+
+_PIECE = 1 << 16  # words of eight bytes hashed at once, which fit into a processor cache
+_ODD = -7046029254386353131  # 2^64 / golden ratio, as a signed word
+_NAMES_OF_PLACES = ("_name_or_path", "_commit_hash", "transformers_version")
+
+
+def weights_digest(config: str, parameters: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return a digest that is equal for equal weights in equal order, whatever their path."""
+    digest = hashlib.sha256(_without_places(config).encode())
+    keys: dict[torch.device, torch.Tensor] = {}
+    sums: list[torch.Tensor] = []
+    for name, parameter in parameters:
+        words = _as_words(parameter.detach())
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        if words.device not in keys:
+            keys[words.device] = _position_keys(words.device)
+        key = keys[words.device]
+        sums.extend(_mixed_sum(piece, key[: len(piece)]) for piece in words.split(_PIECE))
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for value in sums:
+        by_device.setdefault(value.device, []).append(value)
+    for values in by_device.values():
+        digest.update(torch.stack(values).cpu().numpy().tobytes())  # one transfer per device
+    return digest.hexdigest()[:32]
+
+
+def _without_places(config: str) -> str:
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if k not in _NAMES_OF_PLACES}
+        return [strip(item) for item in value] if isinstance(value, list) else value
+
+    return json.dumps(strip(json.loads(config)), sort_keys=True)
+
+
+def _as_words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor as words of eight, the last one filled up with zeros."""
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    if len(flat) % 8 or flat.storage_offset() % 8:
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).clone()
+    return flat.view(torch.int64)
+
+
+def _position_keys(device: torch.device) -> torch.Tensor:
+    positions = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device)
+    return _mix(_mix(positions)) | 1
+
+
+def _mix(words: torch.Tensor) -> torch.Tensor:
+    words = words * _ODD
+    return words.bitwise_xor_(words >> 32)
+
+
+def _mixed_sum(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    # Mixed before they are weighted: else flipped signs could cancel out modulo 2^64.
+    return _mix(words ^ keys).mul_(keys).sum()

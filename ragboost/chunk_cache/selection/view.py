@@ -14,7 +14,7 @@ from ragboost.chunk_cache.model.attention.backend import (
 )
 from ragboost.chunk_cache.model.attention.dense import attention_weights, weighted_values
 from ragboost.chunk_cache.model.pace import Pace, Steps
-from ragboost.chunk_cache.model.plan import ForwardPlan, Hidden, StopForwardError
+from ragboost.chunk_cache.model.plan import ForwardPlan, StopForwardError
 from ragboost.chunk_cache.model.reusable_model import ReusableModel
 from ragboost.errors import ChunkCacheError
 
@@ -78,7 +78,7 @@ class SelectionView:
     def fresh_layer(self) -> Steps[FreshLayer]:
         """Return layer `CHECK_LAYER` computed for all tokens that are not exact. Its KV and that of
         earlier layers is an ordinary pass's, and replaces the reused KV (A3 eq. 4), also of tokens
-        that are not selected. Later passes begin at its input."""
+        that are not selected."""
         if self._fresh is None:
             rows = torch.nonzero(self.assembly.source != TokenSource.EXACT).flatten()
             self._fresh = yield from self._fresh_pass(rows, CHECK_LAYER)
@@ -103,16 +103,14 @@ class SelectionView:
         self._model.forward(tokens, self.assembly.cache, plan=plan)
 
     def _fresh_pass(self, rows: torch.Tensor, layer: int) -> Steps[FreshLayer]:
-        """Compute a layer for some rows, replace their KV up to it, and keep its input."""
+        """Compute a layer for some rows, and replace their KV up to it."""
         if self._model.num_layers <= layer:
             raise ChunkCacheError(
                 f"{self._model.name} has {self._model.num_layers} layers; this policy needs "
                 f"layer {layer}"
             )
-        question, first = self.assembly.question, self.assembly.begin(rows, deepest=layer)
-        old = self.assembly.cache.layers[layer]
+        question, old = self.assembly.question, self.assembly.cache.layers[layer]
         reused = old.keys[:, :, rows], old.values[:, :, rows]  # copies
-        kept: list[Hidden] = []
         attention = torch.zeros(len(self.assembly.tokens), device=rows.device)
 
         def observe(number: int, inputs: AttentionInputs) -> None:
@@ -121,18 +119,10 @@ class SelectionView:
                 attention.add_(attention_mass(inputs, num_rows=num_rows))
                 raise StopForwardError
 
-        share = (layer + 1 - (first.layer if first is not None else 0)) / self.num_layers
+        share = (layer + 1) / self.num_layers
         for piece in self._pace.pieces(rows, share=share):
-            plan = ForwardPlan(piece, backend=self._backend, observe=observe)
-            plan.begin = first.of(piece) if first is not None else None
-            plan.keep = layer if self._model.can_resume else None
-            self._run(piece, plan)
-            if plan.hidden is not None:
-                kept.append(plan.hidden)
+            self._run(piece, ForwardPlan(piece, backend=self._backend, observe=observe))
             yield max(1, round(share * len(piece)))
-        if kept:
-            states = torch.cat([part.states for part in kept], 1)
-            self.assembly.hidden.insert(0, Hidden(layer, rows, states))
         keys, values = (torch.zeros_like(attention) for _ in reused)
         keys[rows] = _squared_distance(old.keys[:, :, rows], reused[0])
         values[rows] = _squared_distance(old.values[:, :, rows], reused[1])

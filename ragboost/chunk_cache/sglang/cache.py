@@ -16,9 +16,9 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, default_radix_cache_factory
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.fill import FilledPrompt
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox
 from ragboost.chunk_cache.http.reports import ReportSender, start_failure

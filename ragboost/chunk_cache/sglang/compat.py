@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ragboost.chunk_cache.core.engine.internals import import_internals
+from ragboost.chunk_cache.core.internals import import_internals
 from ragboost.chunk_cache.model.nested_model import NestedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
 from ragboost.chunk_cache.store.chunk import KV
@@ -23,7 +23,6 @@ _INTERNALS = MappingProxyType(
     {
         "sglang": "__version__",
         "sglang.srt.distributed": "get_tp_group",
-        "sglang.srt.layers.layer_boundary.residual.stream": "ResidualStream",
         "sglang.srt.layers.radix_attention": "AttentionType RadixAttention",
         "sglang.srt.mem_cache.base_prefix_cache": "EvictParams",
         "sglang.srt.mem_cache.memory_pool": "MHATokenToKVPool",
@@ -152,7 +151,6 @@ def between_passes(runner: Any) -> Iterator[None]:
 
 
 def attention_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the attention layers in order, with their names."""
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -197,23 +195,6 @@ def nested_forward(runner: Any, attention: Any) -> AbstractContextManager[None]:
         _sglang().ForwardContext(attn_backend=attention)
     )
     return context
-
-
-def pending_residual(batch: Any) -> tuple[torch.Tensor, Any] | None:
-    """Return a decoder layer's residual, and how its input is to join it, if it has not."""
-    stream = batch.residual_stream
-    pending = None if stream is None else stream.pending
-    if pending is None or pending.owed is not None or stream.residual is None:
-        return None
-    return stream.residual, pending.update
-
-
-def set_residual(
-    batch: Any, hidden: torch.Tensor, residual: torch.Tensor, update: Any
-) -> torch.Tensor:
-    joined: torch.Tensor
-    joined, batch.residual_stream = _sglang().ResidualStream.from_handoff(hidden, residual, update)
-    return joined
 
 
 def extend_batch(

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture, ReusingRequest
 from ragboost.chunk_cache.core.fill import FilledPrompt, FillSteps
+from ragboost.chunk_cache.core.fill_budget import StepBudget
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, align_plan, plan_prompt, unless_slower
-from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.chunk_cache.core.request import PARAMS_KEY, PromptReport
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture, ReusingRequest
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.step_budget import StepBudget
-from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.chunk_cache.sglang.compat import request_refusal
 from ragboost.chunk_cache.store.keys import keys_of
 from ragboost.util.jsonl import json_value
@@ -70,7 +69,6 @@ class PoolScheduler:
         return len(self._requests)
 
     def find(self, req: Any) -> PoolRequest | None:
-        """Return a request that mentions chunks; None for any other."""
         params = getattr(req.sampling_params, "custom_params", None)
         if not isinstance(params, Mapping) or PARAMS_KEY not in params:
             return None

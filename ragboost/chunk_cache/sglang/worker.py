@@ -1,4 +1,5 @@
-"""Fill slots of SGLang's KV pool from stored chunks, and take chunks out of it."""
+"""Run selected tokens of a prompt through SGLang's model, fill slots of its KV pool from stored
+chunks, and take chunks out of it."""
 
 import logging
 from collections.abc import Sequence
@@ -8,23 +9,80 @@ from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
 from ragboost.chunk_cache.core.self_test import LENGTH, self_test_engine
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.slot_filler import SlotFiller
+from ragboost.chunk_cache.model.nested_model import NestedModel
+from ragboost.chunk_cache.model.plan import ForwardPlan
 from ragboost.chunk_cache.model.ranks import Ranks, together
+from ragboost.chunk_cache.model.request_cache import RequestCache
 from ragboost.chunk_cache.sglang.compat import (
     allocate_slots,
+    attention_layers,
     between_passes,
+    describe_layer,
     engine_forward,
+    extend_batch,
     find_ranks,
     free_slots,
+    nested_forward,
     num_passes,
     read_pool,
     write_pool,
 )
-from ragboost.chunk_cache.sglang.model import SGLangModel
 from ragboost.chunk_cache.store.chunk import KV
 from ragboost.errors import UnsupportedModelError
+
+
+class SGLangModel(NestedModel):
+    def __init__(self, runner: Any, *, ranks: Ranks) -> None:
+        self._runner = runner
+        layers = attention_layers(runner.model)
+        self.layers = [layer for _, layer in layers]
+        super().__init__(
+            runner.model,
+            [describe_layer(name, layer) for name, layer in layers],
+            vocabulary=int(runner.model_config.vocab_size),
+            dtype=runner.dtype,
+            device=torch.device(runner.device),
+            ranks=ranks,
+        )
+
+    def config_text(self) -> str:
+        text: str = self._runner.model_config.hf_config.to_json_string(use_diff=False)
+        return text
+
+    def run(
+        self, ids: torch.Tensor, positions: torch.Tensor, cache: RequestCache, plan: ForwardPlan
+    ) -> torch.Tensor:
+        with nested_forward(self._runner, _PlannedAttention(self, cache, plan)):
+            output = self.model.forward(ids, positions, extend_batch(ids, positions))
+        logits: torch.Tensor = output.next_token_logits[-1]
+        return logits
+
+
+class _PlannedAttention:
+    def __init__(self, model: SGLangModel, cache: RequestCache, plan: ForwardPlan) -> None:
+        self._model, self._cache, self._plan = model, cache, plan
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **options: Any,
+    ) -> torch.Tensor:
+        if any(option is not None for option in options.values()):
+            raise UnsupportedModelError(
+                f"{self._model.name} gives its attention {', '.join(sorted(options))}"
+            )
+        return self._model.attend(
+            layer.layer_id, query, key, value, cache=self._cache, plan=self._plan
+        )
+
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +119,7 @@ def make_filler(context: Any, tree: Any, *, settings: EngineChunkSettings, rows:
     make = partial(PoolFiller, runner, ranks=ranks, settings=settings, rows=rows)
     filler = together(ranks, make)
     result = together(ranks, partial(_self_test, filler, runner, tree))
-    logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+    logger.info("chunk reuse is on: %s", result)
     return filler
 
 

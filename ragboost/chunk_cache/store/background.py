@@ -12,8 +12,7 @@ from functools import partial
 
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
-from ragboost.chunk_cache.store.speeds import Speeds
-from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Workers
+from ragboost.chunk_cache.store.workers import WORK_ERRORS, Breaker, Speeds, Workers
 from ragboost.util.bounded_map import BoundedMap
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,6 @@ from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 
 
 class TierStats(NamedTuple):
-    """Contents of one place, and its counts since the start."""
-
     name: str  # memory, disk or remote
     entries: int
     size_bytes: int | None = None  # None: the place does not say

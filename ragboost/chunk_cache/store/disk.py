@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ragboost.chunk_cache.eviction.heat import TAU_S
+from ragboost.chunk_cache.eviction import TAU_S
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.files import ChunkFile, encode
+from ragboost.chunk_cache.store.files import decode, encode
 from ragboost.chunk_cache.store.keys import check_key
 from ragboost.errors import ChunkCacheError
 
@@ -62,15 +62,7 @@ class DiskTier:
             raise ChunkCacheError(f"{directory} cannot hold chunk files: {error}") from error
 
     def __contains__(self, key: str) -> bool:
-        """Return True if there is a valid header. A corrupt or foreign file is removed."""
-        try:
-            ChunkFile(self._path(key), key).close()
-        except ChunkCacheError as error:
-            self.refuse(key, error)
-            return False
-        except OSError:
-            return False
-        return True
+        return self._path(key).is_file()
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -80,38 +72,25 @@ class DiskTier:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, including unfinished ones."""
         with self._locked():
             return sum(entry.size_bytes for entry in self._scan())
 
-    def open(self, key: str) -> ChunkFile | None:
-        """Open a chunk's file and mark it as used; None: there is no valid one."""
+    def load(self, key: str) -> ChunkKV | None:
+        """Return a chunk's KV and mark it as used. A corrupt or foreign file is removed."""
+        path = self._path(key)
         try:
-            file = ChunkFile(self._path(key), key)
+            content = _read(path)
+            chunk = decode(content, key)
         except FileNotFoundError:
             return None
         except (ChunkCacheError, OSError) as error:
-            self.refuse(key, error)
+            logger.warning("removed a chunk file, its KV will be recomputed: %s", error)
+            self.num_refused += 1
+            with suppress(OSError):
+                self.remove(key)
             return None
-        self._touch(file)
-        return file
-
-    def load(self, key: str) -> ChunkKV | None:
-        file = self.open(key)
-        if file is None:
-            return None
-        with file:
-            try:
-                return file.read()
-            except (ChunkCacheError, OSError) as error:
-                self.refuse(key, error)
-                return None
-
-    def refuse(self, key: str, reason: Exception) -> None:
-        logger.warning("removed a chunk file, its KV will be recomputed: %s", reason)
-        self.num_refused += 1
-        with suppress(OSError):
-            self.remove(key)
+        self._touch(path, _cost_per_byte(chunk, len(content)))
+        return chunk
 
     def remove(self, key: str) -> None:
         """Remove a chunk; raises `OSError`, as in a read-only directory. A file that is open stays
@@ -133,9 +112,8 @@ class DiskTier:
         data = encode(key, chunk)
         if len(data) > self.capacity_bytes:
             return False
-        cost = _cost_per_byte(chunk.compute_s, len(chunk.tokens), len(data))
         try:
-            self._write(key, data, rank=self._rank(1.0, cost))
+            self._write(key, data, rank=self._rank(1.0, _cost_per_byte(chunk, len(data))))
         except OSError as error:
             self.num_failed += 1
             logger.warning("cannot write chunk %s to disk: %s", key, error)
@@ -217,13 +195,10 @@ class DiskTier:
                 except FileNotFoundError:
                     continue
 
-    def _touch(self, file: ChunkFile) -> None:
-        cost = _cost_per_byte(file.compute_s, file.num_tokens, file.size_bytes)
-        now = self._clock()
-        old = os.fstat(file.fileno()).st_mtime
-        heat = math.exp2(min(64.0, (old - self._rank(1.0, cost)) / TAU_S))
+    def _touch(self, path: Path, cost: float) -> None:
         try:
-            os.utime(file.fileno(), (now, self._rank(heat + 1, cost)))
+            heat = math.exp2(min(64.0, (path.stat().st_mtime - self._rank(1.0, cost)) / TAU_S))
+            os.utime(path, (self._clock(), self._rank(heat + 1, cost)))
         except OSError as error:  # such as a readable file of another user
             logger.debug("cannot update the rank of a chunk file: %s", error)
 
@@ -262,12 +237,24 @@ class _ReservedBytes:
         os.pwrite(self._descriptor, f"{value:020d}".encode(), 0)
 
 
-def _cost_per_byte(compute_s: float | None, num_tokens: int, size_bytes: int) -> float:
-    return (num_tokens * 1e-3 if compute_s is None else compute_s) / size_bytes
+def _cost_per_byte(chunk: ChunkKV, size_bytes: int) -> float:
+    seconds = len(chunk.tokens) * 1e-3 if chunk.compute_s is None else chunk.compute_s
+    return seconds / size_bytes
+
+
+def _read(path: Path) -> bytearray:
+    # Without O_NONBLOCK, opening a named pipe waits for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ChunkCacheError(f"{path.name} cannot be used: it is no regular file")
+        content = bytearray(status.st_size)
+        del content[file.readinto(content) :]
+    return content
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return True if an unfinished file's writer has died and so released its lock."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

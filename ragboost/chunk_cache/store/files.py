@@ -1,17 +1,12 @@
-"""The file format of one chunk's KV: safetensors, with checksums of the header and of each layer,
-which is checked in memory: a memory map could change after the check."""
+"""The file format of a chunk's KV: safetensors with checksums of the header and of each layer."""
 
 import json
 import math
-import os
-import stat
 import struct
 import zlib
-from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, ValidationError
@@ -23,7 +18,7 @@ from ragboost.chunk_cache.store.keys import LAYOUT_VERSION
 from ragboost.errors import ChunkCacheError
 
 FORMAT = "ragboost-chunk-kv"
-FILE_VERSION = 1
+_VERSION = f"1.{LAYOUT_VERSION}"
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_LENGTH = 1 << 31
 _SAFETENSORS_DTYPES = MappingProxyType(
@@ -62,7 +57,7 @@ def encode(key: str, chunk: ChunkKV) -> bytes:
     text = json.dumps(fields, sort_keys=True)
     metadata = {
         "format": FORMAT,
-        "version": f"{FILE_VERSION}.{LAYOUT_VERSION}",
+        "version": _VERSION,
         "fields": text,
         "checksum": str(zlib.crc32(text.encode())),
     }
@@ -122,135 +117,63 @@ class _ChunkFields(BaseModel):
         return f"other tensors: {', '.join(sorted(found))[:80]}" if found else None
 
 
-class ChunkFile:
-    """An open chunk file with a valid header, on disk or in memory, which belongs to the chunk from
-    then on. Raises `ChunkCacheError` with the reason if it is no valid file of this key."""
+def decode(content: bytearray, key: str) -> ChunkKV:
+    """Return the KV of a chunk file, whose tensors share its memory. Raises `ChunkCacheError` with
+    the reason if it is no valid file of this key."""
+    try:
+        (length,) = struct.unpack_from("<Q", content)
+        if not 0 < length <= min(_MAX_HEADER_BYTES, len(content) - 8):
+            raise _refusal(key, f"its header has an invalid size of {length} bytes")
+        header = from_json(bytes(content[8 : 8 + length]))  # of bounded depth
+        metadata = header["__metadata__"]
+        if (metadata["format"], metadata["version"]) != (FORMAT, _VERSION):
+            raise _refusal(key, f"it has format {metadata['format']} {metadata['version']}")
+        if zlib.crc32(metadata["fields"].encode()) != int(metadata["checksum"]):
+            raise _refusal(key, "its header has a wrong checksum")
+        fields = _ChunkFields.model_validate_json(metadata["fields"])
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise _refusal(key, f"its header cannot be read: {_first_line(error)}") from error
+    if fields.key != key:
+        raise _refusal(key, f"it holds chunk {fields.key}, not {key}")
+    if (problem := fields.problem()) is not None:
+        raise _refusal(key, f"it describes {problem}")
+    return ChunkKV(
+        tokens=fields.tokens,
+        base=fields.base,
+        layers=_layers(memoryview(content)[8 + length :], fields),
+        regime=fields.regime,
+        length=fields.length,
+        sensitivity=None if fields.sensitivity is None else torch.tensor(fields.sensitivity),
+        influence=fields.influence,
+        exact_after=fields.exact_after,
+        compute_s=fields.compute_s,
+    )
 
-    def __init__(self, content: Path | bytearray, key: str) -> None:
-        self._content, self._name = content, key
-        with ExitStack() as on_failure:
-            if isinstance(content, bytearray):
-                self.size_bytes = len(content)
-            else:
-                self._name = content.name
-                # Without O_NONBLOCK, opening a named pipe waits for its writer.
-                descriptor = os.open(content, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    os.close(descriptor)
-                    raise self._refusal("it is no regular file")
-                self._file: BinaryIO = on_failure.enter_context(open(descriptor, "rb", buffering=0))
-                self.size_bytes = status.st_size
-            self._read_header(key)
-            on_failure.pop_all()
 
-    def __enter__(self) -> "ChunkFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if not isinstance(self._content, bytearray):
-            self._file.close()
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def chunk(self, layers: tuple[KV, ...]) -> ChunkKV:
-        fields = self._fields
-        sensitivity = fields.sensitivity
-        return ChunkKV(
-            tokens=fields.tokens,
-            base=fields.base,
-            layers=layers,
-            regime=fields.regime,
-            length=fields.length,
-            sensitivity=None if sensitivity is None else torch.tensor(sensitivity),
-            influence=fields.influence,
-            exact_after=fields.exact_after,
-            compute_s=fields.compute_s,
-        )
-
-    def read_layer(self, number: int) -> KV:
-        layer = []
-        checksum = 0
+def _layers(data: memoryview, fields: _ChunkFields) -> tuple[KV, ...]:
+    """Return the tensors, one after the other by their checked shapes: the offsets in the header,
+    which no checksum covers, are for other readers."""
+    layers, at = list[KV](), 0
+    for number, expected in enumerate(fields.layers):
+        parts, checksum = [], 0
         for name in (f"{number:04d}.k", f"{number:04d}.v"):
-            start, stop = self._ranges[name]
-            buffer = self._read(start, stop - start)
-            if len(buffer) != stop - start:
-                raise self._refusal("it is truncated")
-            checksum = zlib.crc32(buffer, checksum)
-            shape, dtype = self._fields.tensors[name]
-            layer.append(torch.frombuffer(buffer, dtype=_dtype(dtype)).reshape(shape))
-        if checksum != self._fields.layers[number]:
-            raise self._refusal(f"layer {number} has a wrong checksum")
-        keys, values = layer
-        return keys, values
-
-    def read(self) -> ChunkKV:
-        return self.chunk(tuple(self.read_layer(number) for number in range(self.num_layers)))
-
-    def _read_header(self, key: str) -> None:
-        try:
-            header, start = self._parse()
-            self._start = start  # of the tensors
-            metadata = header.pop("__metadata__")
-            version = f"{FILE_VERSION}.{LAYOUT_VERSION}"
-            if (metadata["format"], metadata["version"]) != (FORMAT, version):
-                raise self._refusal(f"it has format {metadata['format']} {metadata['version']}")
-            if zlib.crc32(metadata["fields"].encode()) != int(metadata["checksum"]):
-                raise self._refusal("its header has a wrong checksum")
-            self._fields = _ChunkFields.model_validate_json(metadata["fields"])
-            self._ranges = {
-                name: (start + begin, start + end)
-                for name, entry in header.items()
-                for begin, end in [entry["data_offsets"]]
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-            raise self._refusal(f"its header cannot be read: {_first_line(error)}") from error
-        if self._fields.key != key:
-            raise self._refusal(f"it holds chunk {self._fields.key}, not {key}")
-        if (problem := self._fields.problem()) is not None:
-            raise self._refusal(f"it describes {problem}")
-        self._check_ranges()
-        self.num_layers = len(self._fields.layers)
-        self.num_tokens = len(self._fields.tokens)
-        self.compute_s: float | None = self._fields.compute_s  # None if unmeasured
-
-    def _read(self, start: int, count: int) -> bytearray | memoryview:
-        if isinstance(self._content, bytearray):
-            return memoryview(self._content)[start : start + count]
-        buffer = bytearray(count)
-        del buffer[os.preadv(self._file.fileno(), [buffer], start) :]
-        return buffer
-
-    def _parse(self) -> tuple[dict[str, Any], int]:
-        (length,) = struct.unpack("<Q", self._read(0, 8))
-        if not 0 < length <= min(_MAX_HEADER_BYTES, self.size_bytes - 8):
-            raise self._refusal(f"its header has an invalid size of {length} bytes")
-        header = from_json(bytes(self._read(8, length)))  # of bounded depth
-        return header, 8 + length
-
-    def _check_ranges(self) -> None:
-        """Check the offsets, which no checksum covers, against the shapes, which one does."""
-        if set(self._fields.tensors) != set(self._ranges):
-            raise self._refusal("its header does not describe its tensors")
-        for name, (shape, dtype) in self._fields.tensors.items():
-            start, stop = self._ranges[name]
+            shape, dtype = fields.tensors[name]
             size = math.prod(shape) * _dtype(dtype).itemsize
-            if not type(start) is type(stop) is int or stop - start != size:
-                raise self._refusal(f"tensor {name} has {stop - start} bytes instead of {size}")
-        end = self._start
-        for start, stop in sorted(self._ranges.values()):  # a byte belongs to one tensor
-            if start != end:
-                raise self._refusal(f"a tensor starts at byte {start}, not {end}")
-            end = stop
-        if end != self.size_bytes:
-            raise self._refusal(f"it has {self.size_bytes} bytes instead of {end}")
+            buffer, at = data[at : at + size], at + size
+            if len(buffer) != size:
+                raise _refusal(fields.key, "it is truncated")
+            checksum = zlib.crc32(buffer, checksum)
+            parts.append(torch.frombuffer(buffer, dtype=_dtype(dtype)).reshape(shape))
+        if checksum != expected:
+            raise _refusal(fields.key, f"layer {number} has a wrong checksum")
+        layers.append((parts[0], parts[1]))
+    if at != len(data):
+        raise _refusal(fields.key, f"it has {len(data)} bytes of tensors instead of {at}")
+    return tuple(layers)
 
-    def _refusal(self, reason: str) -> ChunkCacheError:
-        return ChunkCacheError(f"{self._name} cannot be used: {reason}")
+
+def _refusal(key: str, reason: str) -> ChunkCacheError:
+    return ChunkCacheError(f"the stored chunk {key} cannot be used: {reason}")
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -73,7 +73,6 @@ def behind_key(key: str) -> str:
 
 
 def chunk_of(key: str) -> str:
-    """Return the key of the chunk whose KV has this key."""
     return key.removesuffix(_BEHIND)
 
 

@@ -71,7 +71,6 @@ class LoadTable:
             return any(now < self._loads[key].wait_until for key in keys if key in self._loads)
 
     def wait(self, *, timeout_s: float) -> None:
-        """Wait until one of the loads under way has ended, if there are any."""
         with self._lock:
             if self._loads:
                 self._has_ended.wait(timeout_s)

@@ -4,7 +4,7 @@ from or goes to."""
 from collections import Counter
 from collections.abc import Callable
 
-from ragboost.chunk_cache.eviction.policy import EvictionPolicy, Use
+from ragboost.chunk_cache.eviction import EvictionPolicy, Use
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import PUBLIC, owner_of, owner_prefix
 from ragboost.errors import ChunkCacheError
@@ -82,7 +82,6 @@ class MemoryTier:
         return key in self._kept.get(owner_of(key), ())
 
     def peek(self, key: str) -> ChunkKV | None:
-        """Return KV without marking it as used."""
         return self._chunks.get(key)
 
     def load(self, key: str) -> ChunkKV | None:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from ragboost.chunk_cache.eviction.heat import Heat
+from ragboost.chunk_cache.eviction import Heat
 from ragboost.chunk_cache.store.background import WRITE_BEHIND_BYTES, BackgroundTier
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.contract import ChunkTier, TierStats
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.load_table import LoadTable
 from ragboost.chunk_cache.store.memory import MemoryTier
-from ragboost.chunk_cache.store.speeds import Speeds
+from ragboost.chunk_cache.store.workers import Speeds
 
 CLOSE_S = 30.0
 """Seconds that writing what is only in memory may take at the end; the rest is lost."""
@@ -47,6 +47,7 @@ class TieredStore:
         self._lock = threading.RLock()
         self._loads = LoadTable(self._lock, keep=self._keep_loaded, clock=clock)
         self._tiers = self._loads.tiers
+        self._to_pin: set[str] = set()  # keys, each with a load on its way
         places: list[tuple[ChunkTier | None, str, Speeds, Iterable[str]]] = [
             (disk, "disk", self.speeds, disk.keys() if disk else ()),
             (remote, "remote", Speeds(), ()),
@@ -121,6 +122,7 @@ class TieredStore:
             self._loads.cancel(keys)
             for key in [key for key, _ in self.memory.items()] if keys is None else keys:
                 self.memory.remove(key)
+            self._to_pin.difference_update([*self._to_pin] if keys is None else keys)
 
     def prefetch(self, chunks: Mapping[str, int]) -> None:
         """Start loading what is not in memory; until used it stays, `PIN_S` at most."""
@@ -133,11 +135,9 @@ class TieredStore:
         return self._loads.is_awaited(keys)
 
     def is_on_its_way(self, key: str) -> bool:
-        """Return True while KV is loaded, whether or not a request should wait for it."""
         return key in self._loads
 
     def wait_for_load(self, *, timeout_s: float) -> None:
-        """Wait until one of the loads under way has ended, if there are any."""
         self._loads.wait(timeout_s=timeout_s)
 
     def clear(self) -> None:
@@ -171,8 +171,20 @@ class TieredStore:
         with self._lock:
             return self.memory.keep(key)
 
+    def pin(self, chunks: Mapping[str, int]) -> set[str]:
+        """Keep chunks, by key with their tokens (0: unknown), loading those that are elsewhere;
+        return the keys of those that are kept, or will be if they are found."""
+        with self._lock:
+            kept = {key for key in chunks if self.memory.keep(key)}
+            far = [key for key in chunks if key not in self.memory and key in self]
+            self._loads.start({key: chunks[key] for key in far})
+            loading = {key for key in far if key in self._loads}
+            self._to_pin |= loading
+        return kept | loading
+
     def release(self, key: str) -> None:
         with self._lock:
+            self._to_pin.discard(key)
             self.memory.release(key)
 
     def is_kept(self, key: str) -> bool:
@@ -215,13 +227,16 @@ class TieredStore:
         return next((chunk for chunk in unwritten if chunk is not None), None)
 
     def _demote(self, key: str, chunk: ChunkKV) -> None:
-        """Write evicted KV elsewhere."""
         for tier in self._tiers:
             if key not in tier:
                 tier.write(key, chunk)
 
     def _keep_loaded(self, key: str, chunk: ChunkKV | None) -> bool:
         """Store a loaded chunk until its request uses it; return True if it is in memory."""
-        if chunk is None or key in self.memory:
-            return key in self.memory
-        return self.memory.save(key, chunk, is_pinned=True)
+        is_there = key in self.memory
+        if chunk is not None and not is_there:
+            is_there = self.memory.save(key, chunk, is_pinned=True)
+        if key in self._to_pin:
+            self._to_pin.discard(key)
+            self.memory.keep(key)
+        return is_there

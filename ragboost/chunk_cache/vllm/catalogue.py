@@ -6,11 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from ragboost.chunk_cache.core.fill_speed import FillSpeed
+from ragboost.chunk_cache.core.fill_budget import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
-from ragboost.chunk_cache.eviction.heat import Heat
+from ragboost.chunk_cache.eviction import Heat
 from ragboost.chunk_cache.store.chunk import ChunkKV, Origin
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.load_table import MAX_WAIT_S, MISS_S
@@ -23,8 +23,6 @@ _MAX_ASKED = 1 << 14  # chunks between two steps
 
 
 class _RankLoad:
-    """A chunk that the ranks were told to load."""
-
     def __init__(self, wait_until: float) -> None:
         self.wait_until = self.retry_at = wait_until
         self.has_failed = False

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ragboost.chunk_cache.core.engine.internals import import_internals
+from ragboost.chunk_cache.core.internals import import_internals
 from ragboost.chunk_cache.model.nested_model import NestedLayer
 from ragboost.chunk_cache.model.paged_cache import PagedLayer
 from ragboost.chunk_cache.model.ranks import ONE_RANK, GroupRanks, Ranks
@@ -152,7 +152,6 @@ Hasher = Callable[[Any], list[bytes]]
 
 
 def new_request(tokens: list[int], hasher: Hasher) -> Any:
-    """Return a request of vLLM that hashes its blocks so."""
     sampling = _vllm().SamplingParams(max_tokens=1)
     return _vllm().Request("ragboost", tokens, sampling, None, block_hasher=hasher)
 

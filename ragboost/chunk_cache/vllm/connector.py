@@ -18,9 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.chunk_cache.core.request import PARAMS_KEY, PromptReport, TokenOrigins
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox
 from ragboost.chunk_cache.http.reports import (
     ReportSender,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
-from ragboost.chunk_cache.core.fill_speed import FillSpeed
+from ragboost.chunk_cache.core.fill_budget import FillSpeed
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.core.request import TokenOrigins
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.store.chunk import ChunkKV
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from ragboost.chunk_cache.core.engine.reusing_request import ReusingRequest
+from ragboost.chunk_cache.core.fill_budget import StepBudget
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.prompt_plan import (
     PromptPlan,
@@ -14,10 +14,9 @@ from ragboost.chunk_cache.core.prompt_plan import (
     plan_prompt,
     unless_slower,
 )
-from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.chunk_cache.core.request import PARAMS_KEY, PromptReport
+from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.step_budget import StepBudget
-from ragboost.chunk_cache.core.token_origins import PromptReport
 from ragboost.chunk_cache.vllm.compat import BlockSalt, block_ids, request_refusal
 from ragboost.chunk_cache.vllm.data import BlockCapture, PromptFill, StepWork, WorkerView
 from ragboost.util.bounded_map import BoundedMap

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.platforms import current_platform
 
-from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
 from ragboost.chunk_cache.core.fill import FillSteps
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan
+from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.self_test import LENGTH, self_test_engine
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.core.slot_filler import SlotFiller
 from ragboost.chunk_cache.model.ranks import Ranks, together
 from ragboost.chunk_cache.store.chunk import KV, ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
@@ -332,7 +332,7 @@ def make_filler(runner: Any, config: Any, settings: EngineChunkSettings) -> Bloc
     kind = BlockFiller if ranks.size == 1 else RankFiller
     filler = together(ranks, partial(kind, runner, config, ranks=ranks, settings=settings))
     result = together(ranks, partial(_self_test, filler, runner, config))
-    logger.info("chunk reuse is on: %s, can resume: %s", result, filler.model.can_resume)
+    logger.info("chunk reuse is on: %s", result)
     return filler
 
 

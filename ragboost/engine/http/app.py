@@ -13,8 +13,8 @@ from starlette.responses import Response
 from ragboost.chunk_cache.http.asgi import refusal
 from ragboost.config import EngineSettings
 from ragboost.engine.http.completions import CompletionService
+from ragboost.engine.http.responses import ClientLeftError
 from ragboost.engine.http.routes import ROUTES
-from ragboost.engine.http.sse import ClientLeftError
 from ragboost.engine.loading import chunk_settings, load_model, make_engine
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError, error_object
@@ -27,7 +27,8 @@ def create_engine_app(
     that of the engine's thread. Has `state.engine` and `state.loaded`. Raises `ConfigError`."""
     settings = settings or EngineSettings()
     loaded = load_model(settings, reuses_chunks=reuses_chunks)
-    publisher = _publisher(settings)
+    endpoint = settings.kv_events_endpoint
+    publisher = None if endpoint is None else EventPublisher(endpoint)
     engine = make_engine(loaded, settings, publish=publisher.publish if publisher else None)
     service = CompletionService(
         engine,
@@ -65,19 +66,7 @@ def with_events(settings: EngineSettings) -> EngineSettings:
     """Return the settings with cache events on free loopback ports, unless they name an address."""
     if settings.kv_events_endpoint is not None:
         return settings
-    free = "tcp://127.0.0.1:*"
-    return settings.model_copy(
-        update={"kv_events_endpoint": free, "kv_events_replay_endpoint": free}
-    )
-
-
-def _publisher(settings: EngineSettings) -> EventPublisher | None:
-    if settings.kv_events_endpoint is None:
-        return None
-    return EventPublisher(
-        settings.kv_events_endpoint,
-        replay_endpoint=settings.kv_events_replay_endpoint,
-    )
+    return settings.model_copy(update={"kv_events_endpoint": "tcp://127.0.0.1:*"})
 
 
 def _error(status: int, body: dict[str, Any], **headers: str) -> Response:

@@ -12,19 +12,26 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.core.request import ReuseDefaults
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.http.asgi import refusal
-from ragboost.engine.http import sse
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
 from ragboost.engine.http.protocol import ApiError, GenerationRequest
-from ragboost.engine.http.responses import Kind, ResponseBuilder, TextPiece
+from ragboost.engine.http.responses import (
+    DONE,
+    Kind,
+    ResponseBuilder,
+    TextPiece,
+    event,
+    stream,
+    unless_disconnected,
+)
 from ragboost.engine.http.schemas import ChatCompletionRequest, CompletionRequest
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.engine import Engine
 from ragboost.engine.runtime.request import EngineRequest, Output, PromptTokens
-from ragboost.engine.text.tokenizer import TextStream
+from ragboost.engine.tokenizer import TextStream
 from ragboost.errors import RequestError, json_type
 
 T = TypeVar("T")
@@ -96,8 +103,9 @@ class CompletionService:
         builder = ResponseBuilder(kind, self.loaded.name, num_prompt_tokens=num_prompt_tokens)
         pieces = self._generate(prompt, fields, max_tokens=max_tokens)
         if fields.stream:
-            return sse.EventStreamResponse(_events(pieces, builder, has_usage=fields.include_usage))
-        whole = await sse.unless_disconnected(_whole(pieces, builder), request.receive)
+            events = _events(pieces, builder, has_usage=fields.include_usage)
+            return await stream(events, request.receive)
+        whole = await unless_disconnected(_whole(pieces, builder), request.receive)
         return Response(orjson.dumps(whole), media_type="application/json")
 
     def _max_tokens(self, fields: GenerationRequest, num_prompt_tokens: int) -> int:
@@ -141,7 +149,7 @@ class CompletionService:
             ended = ("the engine has stopped; see its log for the reason", "engine_stopped", None)
             message, code, retry_after_s = full if self.engine.is_healthy else ended
             raise ApiError(message, status=503, code=code, retry_after_s=retry_after_s)
-        stream = TextStream(self.loaded.tokenizer, stop=fields.stop)
+        text_stream = TextStream(self.loaded.tokenizer, stop=fields.stop)
         count, reason = 0, None
         try:
             while reason is None:
@@ -149,10 +157,10 @@ class CompletionService:
                 if token is None:
                     raise ApiError("the engine failed", status=500, code="internal_error")
                 count += 1
-                text = "" if reason == "stop" else stream.push(token)
+                text = "" if reason == "stop" else text_stream.push(token)
                 if reason is not None:
-                    text += stream.finish()
-                if stream.is_stopped:
+                    text += text_stream.finish()
+                if text_stream.is_stopped:
                     reason = "stop"
                 if count == 1:
                     self.metrics.ttft.observe(time.perf_counter() - begin)
@@ -176,18 +184,18 @@ async def _events(
     piece = None
     try:
         async for piece in pieces:
-            yield sse.event(builder.chunk(piece, has_usage=has_usage))
+            yield event(builder.chunk(piece, has_usage=has_usage))
     except ApiError as problem:
         if piece is None:
             raise  # nothing was sent yet: an ordinary error response
-        yield sse.event(refusal(problem))
+        yield event(refusal(problem))
         return
     finally:
         await pieces.aclose()
     assert piece is not None, "a generation without a token"
     if has_usage:
-        yield sse.event(builder.usage_chunk(piece))
-    yield sse.DONE
+        yield event(builder.usage_chunk(piece))
+    yield DONE
 
 
 def _load_json(data: bytes) -> Any:

@@ -5,11 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ragboost.chunk_cache.core.options import ReuseDefaults
+from ragboost.chunk_cache.core.request import ReuseDefaults
 from ragboost.chunk_cache.http.spans import find_spans, pack_ids
-from ragboost.engine.http.extension import Extension, check_inside, parse_extension
 from ragboost.engine.http.protocol import check_token_ids
-from ragboost.engine.http.schemas import ChatCompletionRequest, ChatFields, CompletionRequest
+from ragboost.engine.http.schemas import (
+    ChatCompletionRequest,
+    ChatFields,
+    CompletionRequest,
+    Extension,
+    check_inside,
+    parse_extension,
+)
 from ragboost.engine.loading import LoadedModel
 from ragboost.engine.runtime.request import PromptTokens
 from ragboost.errors import RequestError

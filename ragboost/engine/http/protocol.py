@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ragboost.chunk_cache.fields import Fields, Text
-from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine.runtime.request import SamplingParams
 from ragboost.errors import RequestError, json_type, show
 
 # Neutral values of fields that would change the answer and are not implemented. Any other value is

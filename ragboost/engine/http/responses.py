@@ -1,10 +1,17 @@
-"""Build OpenAI response objects: completions, stream chunks, usage."""
+"""Build OpenAI response objects, and send them, whole or as server-sent events, until the client
+disconnects."""
 
+import asyncio
 import time
 import uuid
-from typing import Any, Literal, NamedTuple
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+import orjson
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive
+
+from ragboost.chunk_cache.core.request import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.usage import with_report
 
 Kind = Literal["chat", "text"]
@@ -67,3 +74,50 @@ class ResponseBuilder:
 
 def _choice(content: dict[str, Any], piece: TextPiece) -> dict[str, Any]:
     return {"index": 0, **content, "logprobs": None, "finish_reason": piece.finish_reason}
+
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ClientLeftError(Exception): ...
+
+
+def event(data: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+async def stream(events: AsyncGenerator[bytes, None], receive: Receive) -> Response:
+    """Return a stream once its first event is there: an error before it is an ordinary response."""
+    first = await unless_disconnected(anext(events), receive)
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        try:
+            yield first
+            async for data in events:
+                yield data
+        finally:
+            await events.aclose()
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(whole(), media_type="text/event-stream", headers=headers)
+
+
+async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_until_disconnect(receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientLeftError
+        return worker.result()
+    finally:
+        for task in (worker, watcher):
+            task.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

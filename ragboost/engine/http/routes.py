@@ -10,7 +10,6 @@ from ragboost.chunk_cache.fields import read_fields
 from ragboost.engine.http import schemas
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.metrics import CONTENT_TYPE
-from ragboost.engine.http.protocol import check_token_ids
 from ragboost.engine.runtime.kv_events import EventPublisher
 from ragboost.errors import RequestError
 
@@ -52,21 +51,8 @@ async def tokenize(request: Request) -> Response:
             raise RequestError("prompt must be a string (or send messages)", param="prompt")
         special = body.get("add_special_tokens", True) is not False
         ids = await service.in_thread(lambda: tokenizer.encode(text, add_special_tokens=special))
-    answer = {"count": len(ids), "max_model_len": service.loaded.runner.max_length, "tokens": ids}
-    strings = tokenizer.token_strings(ids) if body.get("return_token_strs") else None
-    return JSONResponse({**answer, "token_strs": strings})
-
-
-async def detokenize(request: Request) -> Response:
-    """Return the text of token ids, special tokens included."""
-    service = _service(request)
-    body = await service.read_body(request)
-    tokens, vocab_size = body.get("tokens"), service.loaded.runner.vocab_size
-    if not isinstance(tokens, list):
-        raise RequestError("tokens must be a list of token ids", param="tokens")
-    ids = check_token_ids(tokens, "tokens", vocab_size=vocab_size)
-    text = service.loaded.tokenizer.decode(ids, skip_special_tokens=False)
-    return JSONResponse({"prompt": text})
+    length = service.loaded.runner.max_length
+    return JSONResponse({"count": len(ids), "max_model_len": length, "tokens": ids})
 
 
 async def health(request: Request) -> Response:
@@ -104,7 +90,6 @@ ROUTES = (
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/models", models),
     Route("/tokenize", tokenize, methods=["POST"]),
-    Route("/detokenize", detokenize, methods=["POST"]),
     Route("/health", health),
     Route("/metrics", metrics),
     Route("/kv_event_sources", kv_event_sources),

@@ -29,7 +29,6 @@ class EventPublisher:
         self,
         endpoint: str,
         *,
-        replay_endpoint: str | None = None,
         max_queued: int = 10_000,
     ) -> None:
         self.num_dropped = 0
@@ -38,13 +37,11 @@ class EventPublisher:
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=_REPLAY_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:  # the endpoints have the real port in place of a wildcard
-            self._pub, self.endpoint = self._bind(zmq.PUB, endpoint, "kv_events_endpoint")
-            self._router: zmq.Socket[bytes] | None = None
-            self.replay_endpoint: str | None = None
-            if replay_endpoint is not None:
-                self._router, self.replay_endpoint = self._bind(
-                    zmq.ROUTER, replay_endpoint, "kv_events_replay_endpoint"
-                )
+            self._pub, self.endpoint = self._bind(zmq.PUB, endpoint)
+            beside = f"{endpoint}-replay"
+            if endpoint.startswith("tcp:"):
+                beside = f"{endpoint.rpartition(':')[0]}:*"
+            self._router, self.replay_endpoint = self._bind(zmq.ROUTER, beside)
         except ConfigError:
             self._context.destroy(linger=0)
             raise
@@ -68,7 +65,7 @@ class EventPublisher:
             self._thread.join()
             self._context.destroy(linger=200)
 
-    def _bind(self, kind: int, endpoint: str, name: str) -> "tuple[zmq.Socket[bytes], str]":
+    def _bind(self, kind: int, endpoint: str) -> "tuple[zmq.Socket[bytes], str]":
         socket = self._context.socket(kind)
         # ZeroMQ silently drops beyond the mark; a replay is bounded by the buffer anyway.
         socket.setsockopt(zmq.SNDHWM, _MAX_UNSENT if kind == zmq.PUB else 0)
@@ -76,15 +73,15 @@ class EventPublisher:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(
-                f"engine.{name}: cannot bind {endpoint!r}: {error}; "
+                f"engine.kv_events_endpoint: cannot bind {endpoint!r}: {error}; "
                 "set a free address of this machine, such as tcp://127.0.0.1:5557"
             ) from None
         return socket, socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _run(self) -> None:
         while not (self._stopping.is_set() and self._queue.empty()):
-            if self._router is not None and self._router.poll(0):
-                self._replay(self._router)
+            if self._router.poll(0):
+                self._replay()
             try:
                 seq, batch = self._queue.get(timeout=_POLL_MS / 1000)
             except queue.Empty:
@@ -93,14 +90,14 @@ class EventPublisher:
             self._buffer.append((seq, payload))
             self._pub.send_multipart([b"", seq.to_bytes(8, "big"), payload])
 
-    def _replay(self, router: "zmq.Socket[bytes]") -> None:
+    def _replay(self) -> None:
         """Answer `[identity, b"", first number]` with all batches from there on and an end mark."""
-        frames = router.recv_multipart()
+        frames = self._router.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
             logger.warning("invalid replay request of %d frames", len(frames))
             return
         client, first = frames[0], int.from_bytes(frames[2], "big")
         for seq, payload in self._buffer:
             if seq >= first:
-                router.send_multipart([client, b"", b"", seq.to_bytes(8, "big"), payload])
-        router.send_multipart([client, b"", b"", _END_OF_REPLAY, b""])
+                self._router.send_multipart([client, b"", b"", seq.to_bytes(8, "big"), payload])
+        self._router.send_multipart([client, b"", b"", _END_OF_REPLAY, b""])

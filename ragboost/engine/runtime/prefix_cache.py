@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from ragboost.chunk_cache.eviction import EvictionPolicy, Use
-from ragboost.chunk_cache.eviction.lru import LRU
+from ragboost.chunk_cache.eviction import EvictionPolicy, NextUse, Use
 
 _ROOT = b"ragboost-prefix-cache"
 
@@ -58,7 +57,7 @@ class BlockCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._policy = policy or LRU()
+        self._policy = policy or NextUse()
         self._blocks: dict[bytes, CacheBlock] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._clock = 0

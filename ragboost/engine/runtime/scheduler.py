@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from ragboost.engine.runtime.attention import Segment
-from ragboost.engine.runtime.chunk_filler import ChunkFiller
-from ragboost.engine.runtime.filling import COMPUTE_ERRORS, PromptFiller
-from ragboost.engine.runtime.graph import GraphRunner
+from ragboost.engine.runtime.filling import COMPUTE_ERRORS, ChunkFiller, GraphRunner, PromptFiller
 from ragboost.engine.runtime.model_runner import ModelRunner
 from ragboost.engine.runtime.prefix_store import PrefixStore
 from ragboost.engine.runtime.request import EngineRequest

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from ragboost.evaluation.demo.replay import WorkloadAnswers
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.endpoint import StreamedAnswer
 from ragboost.evaluation.trace_replay import percentile_95
 
 _ROWS = (

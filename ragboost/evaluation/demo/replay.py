@@ -1,14 +1,18 @@
-"""Send the demo's requests to a chat server, one after another, over real HTTP and streams."""
+"""Send the demo's requests to a chat server, one after another, over real HTTP and streams.
+
+Without an engine the orders are real, the prefix cache is simulated, and there are no times.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
+from ragboost.batch.simulate import SimulatedCache
 from ragboost.booster.booster import Booster
-from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
+from ragboost.config import DedupSettings, HintSettings, IndexSettings, OrderingSettings, Settings
 from ragboost.evaluation.demo.workload import Workload, WorkloadTurn
-from ragboost.evaluation.endpoint import ChatEndpoint
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.endpoint import ChatEndpoint, StreamedAnswer
+from ragboost.requests.wires.usage import Usage
 
 MODEL = "demo"
 # Documents in retriever order, each as often as it was retrieved.
@@ -58,3 +62,26 @@ def _fields(turn: WorkloadTurn, boosted: bool, **session: str) -> dict[str, Any]
 def _plain_prompt(turn: WorkloadTurn) -> str:
     """Return RAGBoost's prompt text with all documents in retriever order."""
     return Booster(PLAIN).boost(turn.question, turn.documents).render()
+
+
+async def simulate_replay(
+    workload: Workload, *, boosted: bool, capacity_tokens: int
+) -> AsyncGenerator[StreamedAnswer]:
+    """Yield what an engine would report of each request, sessions first, then conversations."""
+    index = IndexSettings(capacity_tokens=capacity_tokens)
+    booster = Booster(Settings(index=index) if boosted else PLAIN)
+    cache = SimulatedCache(lambda text: -(-len(text) // 4), capacity_tokens=capacity_tokens)
+
+    def ask(turn: WorkloadTurn, history: list[str], session: str | None) -> StreamedAnswer:
+        context = booster.boost(turn.question, turn.documents, session=session if boosted else None)
+        history += [document.text for document in context.documents]
+        history.append(context.render_question())
+        hit, dropped = cache.request(history), len(context.retrieved) - len(context.documents)
+        return StreamedAnswer("", Usage(hit.prompt_tokens, hit.cached_tokens), 0.0, dropped)
+
+    for turn in workload.sessions:
+        yield ask(turn, [], None)
+    for number, turns in enumerate(workload.conversations):
+        history: list[str] = []
+        for turn in turns:
+            yield ask(turn, history, f"demo-{number}")

@@ -11,11 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ragboost.config import BackendSettings, EngineSettings, FormatSettings, IndexSettings, Settings
 from ragboost.evaluation.demo.comparison import summarize
-from ragboost.evaluation.demo.corpus import standard_library
-from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers, replay
-from ragboost.evaluation.demo.simulated import simulate_replay
-from ragboost.evaluation.demo.workload import Workload, make_workload
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers, replay, simulate_replay
+from ragboost.evaluation.demo.workload import Workload, make_workload, standard_library
+from ragboost.evaluation.endpoint import StreamedAnswer
 from ragboost.proxy.serving import serve_in_thread
 
 _ANSWER_TOKENS = 8
@@ -26,7 +24,7 @@ def run_demo(
     sessions: int = 80,
     conversations: int = 10,
     turns: int = 4,
-    k: int = 6,
+    k: int = 8,
     capacity_tokens: int = 65_536,
     seed: int = 1,
     engine: EngineSettings | None = None,

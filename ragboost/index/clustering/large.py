@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragboost.index.clustering import savings
-from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows, number
-from ragboost.index.clustering.walk import walk
+from ragboost.index.clustering.clusters import ClusterTree, Ints, Merges, Rows, number, walk
 
 EXACT_CONTEXTS = 50_000
 """Batches up to this size are clustered whole; the parts of larger ones are half as large."""

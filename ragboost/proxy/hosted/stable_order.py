@@ -64,11 +64,8 @@ class StableOrder:
 
 
 def _sort_json(value: Any, *, is_schema: bool = False) -> Any:
-    """Return a JSON value with sorted keys on all levels; the same object if they are sorted.
-
-    Args:
-        is_schema: it is a tool, whose required parameters are a set and are sorted, too.
-    """
+    """Return a JSON value with sorted keys on all levels; the same object if they are sorted. The
+    required parameters of a tool (`is_schema`) are a set, and are sorted, too."""
     if isinstance(value, list):
         return _changed_list(value, partial(_sort_json, is_schema=is_schema))
     if not isinstance(value, dict):

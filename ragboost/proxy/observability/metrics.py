@@ -1,6 +1,6 @@
 """Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import Gauge, generate_latest
@@ -10,8 +10,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ragboost.booster.context import Context
 from ragboost.cache_sync.fidelity import Fidelity
 from ragboost.cache_sync.sync import CacheSync
-from ragboost.config import PriceSettings
-from ragboost.proxy.hosted.receipts import cost_of
 from ragboost.proxy.observability.collectors import (
     NumberCollector,
     Read,
@@ -19,7 +17,7 @@ from ragboost.proxy.observability.collectors import (
     make_registry,
 )
 from ragboost.proxy.observability.instruments import Counter, Histogram
-from ragboost.proxy.records import Answer, Placed, Savings, SentRequest
+from ragboost.proxy.records import NO_SAVINGS, Answer, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
@@ -34,8 +32,7 @@ _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 class Metrics:
     """The metrics of one app, in a registry of its own."""
 
-    def __init__(self, prices: Sequence[PriceSettings] = (), *, is_shadow: bool = False) -> None:
-        self._prices = prices
+    def __init__(self, *, is_shadow: bool = False) -> None:
         self.registry = make_registry()
         self._counter = partial(Counter, registry=self.registry)
         self._histogram = partial(Histogram, registry=self.registry)
@@ -185,15 +182,6 @@ class Metrics:
         )
 
     def _declare_savings(self, prefix: str) -> None:
-        self._cost = self._counter(
-            "ragboost_prompt_cost_total",
-            "Cost of the prompts of models with a price, in the currency of `prices`.",
-            ("arm",),
-        )
-        self._uncached_cost = self._counter(
-            "ragboost_uncached_prompt_cost_total",
-            "Cost that the same prompts would have had without a cache and without dropping.",
-        )
         saved = self._counter(
             f"{prefix}_saved_prompt_tokens_total",
             "Prompt tokens that backends did not compute because of RAGBoost, against the request "
@@ -242,10 +230,8 @@ class Metrics:
         self._requests.labels(endpoint, model, outcome).inc(1)
         self._duration.labels(endpoint).observe(seconds)
 
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
-        """Count a completion: time, tokens, money, arm."""
+    async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
+        """Count a completion: time, tokens, arm."""
         if answer.ended is None:
             return
         arm, usage = parsed.arm or "", answer.usage
@@ -253,11 +239,6 @@ class Metrics:
             self._ttft.labels(answer.endpoint, arm).observe(answer.ttft_s)
         if usage is not None:
             self._count_usage(usage, arm, bought_tokens=usage.bought_tokens(sent.bought_tokens))
-            model, dropped = parsed.tenant_key.model, sent.dropped_tokens
-            cost = cost_of(self._prices, model, usage, dropped_tokens=dropped)
-            if cost is not None:
-                self._cost.labels(arm).inc(cost.cost)
-                self._uncached_cost.inc(cost.uncached)
         if answer.outcome == "ok":
             self.count_savings(sent.saved(usage))
 
@@ -270,6 +251,8 @@ class Metrics:
         self._bought_tokens.inc(bought_tokens or 0)
 
     def count_savings(self, savings: Savings) -> None:
+        if savings is NO_SAVINGS:
+            return
         self._saved["order"].inc(max(0.0, savings.order))
         self._saved["deduplication"].inc(savings.deduplication)
         self._saved["reuse"].inc(savings.reuse)

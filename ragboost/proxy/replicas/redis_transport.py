@@ -1,7 +1,6 @@
 """Carry the messages of replicas over a Redis channel: their loads, and the prompts they have sent.
 
-The latest prompts are kept in a stream for processes that start. Without the server nothing is
-heard, and it is tried again until `close`. Sending never waits.
+Without the server nothing is heard, and it is tried again until `close`. Sending never waits.
 """
 
 import asyncio
@@ -12,8 +11,13 @@ from typing import Any
 
 from ragboost.booster.tenants import bounded_name
 from ragboost.config import SessionSettings
-from ragboost.proxy.replicas.message_handler import MessageHandler
-from ragboost.proxy.replicas.messages import PromptQueue, ReplicaMessage, decode, encode
+from ragboost.proxy.replicas.messages import (
+    MessageHandler,
+    PromptQueue,
+    ReplicaMessage,
+    decode,
+    encode,
+)
 from ragboost.proxy.sessions.redis import make_client
 from ragboost.util.redis_client import redis_errors
 
@@ -29,11 +33,6 @@ _MAX_WAITING, _MAX_DOCUMENTS = 2_000, 200_000  # the server is slow, or away
 # Decoding a message takes a few milliseconds; a single prompt may have more documents.
 _PER_MESSAGE, _DOCUMENTS_PER_MESSAGE = 200, 600
 _MESSAGES_PER_INTERVAL = 5
-_KEPT_S = 600  # what is older has been used again since, or is not cached any more
-_NUM_KEPT = 500  # messages
-_MAX_KEPT_BYTES = 64 * 1024  # of a message that is kept: at most 32 MB on the server
-_PER_READ = 20
-_FIELD = b"message"
 
 
 class RedisTransport:
@@ -47,9 +46,8 @@ class RedisTransport:
         self._waiting = PromptQueue(max_prompts=_MAX_WAITING, max_documents=_MAX_DOCUMENTS)
         self._was_idle = False
         self._is_closing = False
-        self._has_read_kept = False
         self._client: Any = make_client(settings, max_reply_bytes=_MAX_REPLY_BYTES)
-        # Also the name of the stream. Unlike keys, channels are the same in all databases.
+        # Unlike keys, channels are the same in all databases.
         database = self._client.get_connection_kwargs().get("db") or 0
         self._channel = f"{settings.prefix}:proxies:{database}"
         self._errors = redis_errors()
@@ -83,7 +81,7 @@ class RedisTransport:
         while not self._is_closing:
             for at in range(_LOAD_EVERY):
                 for message in self._messages(has_load=at == 0):
-                    await self._send(encode(message), is_kept=bool(message.prompts))
+                    await self._client.publish(self._channel, encode(message))
                     if self.problem is not None:
                         self.problem = None
                         logger.info("replicas hear of each other again")
@@ -101,43 +99,13 @@ class RedisTransport:
             if prompts := self._waiting.take(**bounds):
                 yield ReplicaMessage(self._name, prompts=prompts)
 
-    async def _send(self, data: bytes, *, is_kept: bool) -> None:
-        if not is_kept or len(data) > _MAX_KEPT_BYTES:
-            await self._client.publish(self._channel, data)
-            return
-        commands = self._client.pipeline(transaction=False)
-        commands.publish(self._channel, data)
-        commands.xadd(self._channel, {_FIELD: data}, maxlen=_NUM_KEPT)
-        commands.expire(self._channel, _KEPT_S)
-        await commands.execute()
-
     async def _subscribe(self) -> None:
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
             await channel.subscribe(self._channel)
-            if not self._has_read_kept:
-                self._has_read_kept = True
-                await self._try_to_read_kept()
             while not self._is_closing:
                 message = await channel.get_message(timeout=_POLL_S)
                 if message is not None:
                     self._receive(message["data"])
-
-    async def _try_to_read_kept(self) -> None:
-        try:
-            await self._read_kept()
-        except self._errors as error:  # new messages are heard all the same
-            logger.warning("what replicas told before is lost: %.500r", str(error))
-
-    async def _read_kept(self) -> None:
-        now, _ = await self._client.time()
-        begin, end = str((now - _KEPT_S) * 1000), str((now + 1) * 1000)
-        for _ in range(_NUM_KEPT):  # a server that is damaged may repeat itself
-            if not (kept := await self._client.xrange(self._channel, begin, end, count=_PER_READ)):
-                break
-            for _, fields in kept:
-                self._receive(fields.get(_FIELD, b""))
-                await asyncio.sleep(0)
-            begin = "(" + kept[-1][0].decode()
 
     def _receive(self, data: bytes) -> None:
         message = decode(data) if len(data) <= _MAX_BYTES else None

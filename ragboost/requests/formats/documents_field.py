@@ -77,10 +77,7 @@ class DocumentsField:
         hint = self._order_hint(moved, context)
         if hint is None:
             return new
-        parts = (hint, found.query)
-        if self._hints.position == "after_question":
-            parts = (found.query, hint)
-        return replace_question(new, "\n\n".join(parts), message=found.message)
+        return replace_question(new, f"{hint}\n\n{found.query}", message=found.message)
 
     def note(self, body: Mapping[str, Any], found: FoundDocuments, context: Context) -> str:
         moved = self._moved(body, found, context)

@@ -20,7 +20,6 @@ ANTHROPIC_MESSAGES = WireApi(
             prompt=("input_tokens",),
             cached=("cache_read_input_tokens",),
             written=("cache_creation_input_tokens", "cache_creation.*"),
-            long_written=("cache_creation.ephemeral_1h_input_tokens",),
             is_additive=True,
         ),
     ),

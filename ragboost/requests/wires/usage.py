@@ -30,7 +30,6 @@ class Usage(NamedTuple):
     # Of the prompt, for requests with `return_token_ids` (vLLM, SGLang).
     prompt_ids: tuple[int, ...] | None = None
     reused_tokens: int | None = None  # whose KV came from stored chunks and was not computed again
-    long_write_tokens: int | None = None  # of the written ones, those kept for an hour (Anthropic)
     recomputed_tokens: int | None = None  # whose KV came from stored chunks and was computed again
 
     def bought_tokens(self, planned: int) -> int | None:
@@ -107,15 +106,14 @@ def _steps(names: Names) -> Steps:
 
 
 def _added_up(usage: Mapping[str, Any]) -> Usage | None:
-    for prompt, cached, written, long_written in _ADDITIVE:
+    for prompt, cached, written in _ADDITIVE:
         fresh = _count(usage, prompt)
         if fresh is None:
             continue
         read, wrote = _count(usage, cached), _count(usage, written)
         if read is not None or wrote is not None:
             read, wrote = read or 0, wrote or 0
-            long = _count(usage, long_written)
-            return Usage(fresh + read + wrote, read, wrote, long_write_tokens=long)
+            return Usage(fresh + read + wrote, read, wrote)
     return None
 
 
@@ -132,11 +130,7 @@ def _counted(usage: Mapping[str, Any]) -> Usage | None:
         reused = min(reused, left)
         recomputed = min(_count(usage, _RECOMPUTED) or 0, left - reused)
     return Usage(
-        prompt,
-        cached,
-        _count(usage, _WRITTEN),
-        reused_tokens=reused,
-        recomputed_tokens=recomputed,
+        prompt, cached, _count(usage, _WRITTEN), reused_tokens=reused, recomputed_tokens=recomputed
     )
 
 
@@ -158,8 +152,7 @@ def _count(usage: Mapping[str, Any], steps: Steps) -> int | None:
 
 
 _ADDITIVE = [
-    tuple(map(_steps, (counts.prompt, counts.cached, counts.written, counts.long_written)))
-    for counts in ADDITIVE_COUNTS
+    tuple(map(_steps, (counts.prompt, counts.cached, counts.written))) for counts in ADDITIVE_COUNTS
 ]
 _PROMPT, _CACHED, _WRITTEN = map(_steps, (ALL_COUNTS.prompt, ALL_COUNTS.cached, ALL_COUNTS.written))
 _REUSED, _RECOMPUTED = map(_steps, (ALL_COUNTS.reused, ALL_COUNTS.recomputed))

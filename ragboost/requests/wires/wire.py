@@ -16,7 +16,6 @@ class UsageFields:
     prompt: Names = ()
     cached: Names = ()
     written: Names = ()
-    long_written: Names = ()  # of the written tokens, those kept for longer
     reused: Names = ()  # KV from stored chunks, not computed again
     recomputed: Names = ()  # KV from stored chunks, computed again
     # Cached and written tokens count in addition to the prompt's, and one of them must be there.

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ragboost.chunk_cache.core.fill_speed import FillSpeed, TimeLine
+from ragboost.chunk_cache.core.fill_budget import FillSpeed, TimeLine
 
 
 def measured(*, fixed_s: float, row_s: float, token_s: float) -> FillSpeed:

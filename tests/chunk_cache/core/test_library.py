@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.engine.reusing_request import ReusingRequest
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.measure import ChunkMeasure
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
 from ragboost.chunk_cache.core.request import EngineChunkRequest
 from ragboost.chunk_cache.core.reuse import ChunkReuse
+from ragboost.chunk_cache.core.reusing_request import ReusingRequest
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier

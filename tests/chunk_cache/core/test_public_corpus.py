@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture, ReusingRequest
 from ragboost.chunk_cache.core.library import ChunkLibrary
 from ragboost.chunk_cache.core.request import EngineChunkRequest
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture, ReusingRequest
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import PUBLIC, Identity, owner_prefix
 from ragboost.chunk_cache.store.tiered import TieredStore

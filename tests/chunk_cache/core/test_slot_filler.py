@@ -5,10 +5,10 @@ import time
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
-from ragboost.chunk_cache.core.engine.slot_filler import SlotFiller
 from ragboost.chunk_cache.core.prompt_plan import PromptPlan, find_chunks, plan_prompt
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.core.slot_filler import SlotFiller
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store.chunk import KV
 from ragboost.chunk_cache.store.tiered import TieredStore

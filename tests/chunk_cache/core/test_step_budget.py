@@ -1,6 +1,6 @@
 """Prompts are filled in steps of bounded work."""
 
-from ragboost.chunk_cache.core.step_budget import StepBudget
+from ragboost.chunk_cache.core.fill_budget import StepBudget
 
 
 def test_the_first_prompt_of_a_step_is_admitted_whatever_its_size() -> None:

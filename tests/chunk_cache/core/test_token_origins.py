@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.core.request import PromptReport, TokenOrigins
 
 ORIGINS = TokenOrigins(exact=7, reused=40, recomputed=6, computed=5)
 

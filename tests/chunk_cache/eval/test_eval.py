@@ -13,7 +13,7 @@ from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.arms import FULL, REUSE, measure_case
 from ragboost.chunk_cache.eval.cases import read_cases
 from ragboost.chunk_cache.eval.command import answer_score
-from ragboost.chunk_cache.eval.metrics import estimate, kl_divergence
+from ragboost.chunk_cache.eval.full_answer import estimate, kl_divergence
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.cli import app
 from ragboost.cli.options import check_paths

@@ -16,8 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.options import ReuseDefaults
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.core.request import PromptReport, ReuseDefaults, TokenOrigins
 from ragboost.chunk_cache.http import asgi, middleware
 from ragboost.chunk_cache.http.announcements import AnnouncementInbox, Announcer
 from ragboost.chunk_cache.http.asgi import Scope

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
-from ragboost.chunk_cache.core.token_origins import PromptReport, TokenOrigins
+from ragboost.chunk_cache.core.request import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.reports import ReportSender
 
 NAME = "ragboost-abcdefgh"

@@ -1,6 +1,5 @@
 """Chunks are listed, pinned and removed by those who may reuse them, and by nobody else."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from ragboost.chunk_cache.http.store_commands import (
 )
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.keys import Identity, behind_key, owner_prefix
-from ragboost.chunk_cache.store.retention import Retention
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.errors import RequestError
 from tests.chunk_cache.store.chunks import make_chunk
@@ -40,8 +38,7 @@ def library() -> Iterator[ChunkLibrary]:
 
 
 def ask(library: ChunkLibrary, options: StoreOptions | None = None, **fields: Any) -> Any:
-    kept = fields.pop("kept", None) or Retention(library.store)  # type: ignore[arg-type]
-    return run_command(StoreCommand(("inbox", 1), options, **fields), library, kept)
+    return run_command(StoreCommand(("inbox", 1), options, **fields), library)
 
 
 def keys(answer: Any) -> set[str]:
@@ -58,27 +55,24 @@ def test_a_tenant_lists_its_own_chunks_and_no_others(library: ChunkLibrary) -> N
     assert len(keys(ask(library, StoreOptions(), tenant="a", namespace=["salt"]))) == 1
 
 
-@pytest.mark.parametrize("action", ["list", "pin", "unpin", "evict", "expire"])
+@pytest.mark.parametrize("action", ["list", "pin", "unpin", "evict"])
 def test_another_tenants_key_does_nothing_and_tells_nothing(
     library: ChunkLibrary, action: Any
 ) -> None:
     theirs = library.key(CHUNKS[0], tenant="a")
-    options = StoreOptions(action=action, keys=[theirs], ttl_s=0)
-    kept = Retention(library.store)  # type: ignore[arg-type]
+    options = StoreOptions(action=action, keys=[theirs])
     before = library.store.version
-    assert ask(library, options, tenant="b", kept=kept) == {"chunks": [], "after": None}
-    kept.tend()
+    assert ask(library, options, tenant="b") == {"chunks": [], "after": None}
     assert theirs in library
     assert library.store.version == before
 
 
 def test_a_chunk_is_named_by_its_text_or_by_its_key(library: ChunkLibrary) -> None:
-    key, kept = library.key(CHUNKS[1], tenant="a"), Retention(library.store)  # type: ignore[arg-type]
-    pinned = ask(library, StoreOptions(action="pin"), tenant="a", chunks=[CHUNKS[1]], kept=kept)
-    row = {"key": key, "done": True, "places": ["memory"], "pinned": True, "expires_s": None}
+    key = library.key(CHUNKS[1], tenant="a")
+    pinned = ask(library, StoreOptions(action="pin"), tenant="a", chunks=[CHUNKS[1]])
+    row = {"key": key, "done": True, "places": ["memory"], "pinned": True}
     assert pinned["chunks"] == [row]
-    ask(library, StoreOptions(action="expire", keys=[key], ttl_s=0), tenant="a", kept=kept)
-    kept.tend()
+    ask(library, StoreOptions(action="evict", keys=[key]), tenant="a")
     assert keys(ask(library, StoreOptions(), tenant="a")) == {
         library.key(tokens, tenant="a") for tokens in (CHUNKS[0], CHUNKS[2])
     }
@@ -91,15 +85,14 @@ def test_a_chunk_is_named_by_its_text_or_by_its_key(library: ChunkLibrary) -> No
 def test_the_kv_of_a_document_is_listed_pinned_and_removed_as_one(
     library: ChunkLibrary, has_first: bool
 ) -> None:
-    kept, key = Retention(library.store), library.key(CHUNKS[1], tenant="a")  # type: ignore[arg-type]
-    store = library.store
+    key, store = library.key(CHUNKS[1], tenant="a"), library.store
     if not has_first:
         store.discard(key)
     store.put(behind_key(key), make_chunk())
 
     def act(action: Any = "list", **options: Any) -> Any:
         asked = StoreOptions(action=action, **options)
-        (row,) = ask(library, asked, tenant="a", chunks=[CHUNKS[1]], kept=kept)["chunks"]
+        (row,) = ask(library, asked, tenant="a", chunks=[CHUNKS[1]])["chunks"]
         assert row["key"] == key
         return row
 
@@ -111,13 +104,9 @@ def test_the_kv_of_a_document_is_listed_pinned_and_removed_as_one(
     assert store.is_kept(behind_key(key))
     act("unpin")
     assert not act()["pinned"]
-    assert act("expire", ttl_s=0)["done"]
-    assert act()["expires_s"] is not None
     store.put(key, make_chunk())  # as a request does meanwhile
-    kept.tend()
-    assert act()["places"] == []
-    store.put(behind_key(key), make_chunk())
     assert act("evict")["done"]
+    assert act()["places"] == []
     assert len(keys(ask(library, StoreOptions(), tenant="a"))) == 2
 
 
@@ -135,10 +124,7 @@ def test_a_long_list_comes_in_parts(library: ChunkLibrary) -> None:
     "store",
     [
         {"action": "drop"},
-        {"action": "expire", "ttl_s": -1},
-        {"action": "expire", "ttl_s": float("inf")},
-        {"action": "expire", "ttl_s": float("nan")},
-        {"action": "expire", "ttl_s": "soon"},
+        {"action": "expire"},
         {"keys": ["a"] * 1001},
         {"keys": [1]},
         {"keys": [owner_prefix("a") + "/../../another.safetensors"]},  # its place would fail
@@ -163,8 +149,8 @@ def test_malformed_options_are_refused(store: Any) -> None:
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "", "\0", "é" * 100, "a" * 100_000])
 def test_odd_keys_are_nobodys(library: ChunkLibrary, key: str) -> None:
-    for action in ("pin", "evict", "expire", "list", "unpin"):
-        answer = ask(library, StoreOptions(action=action, keys=[key], ttl_s=1))  # type: ignore[arg-type]
+    for action in ("pin", "evict", "list", "unpin"):
+        answer = ask(library, StoreOptions(action=action, keys=[key]))  # type: ignore[arg-type]
         assert answer["chunks"] == []
 
 
@@ -191,12 +177,11 @@ async def test_an_engine_answers_over_its_socket(
 
     listed = await told(StoreOptions(), [], "a")
     stats = await told()
-    expired = await told(StoreOptions(action="expire", ttl_s=0), CHUNKS, "a")
-    assert len(listed["chunks"]) == len(expired["chunks"]) == 3
+    evicted = await told(StoreOptions(action="evict"), CHUNKS, "a")
+    assert len(listed["chunks"]) == len(evicted["chunks"]) == 3
     assert stats["tiers"][0]["name"] == "memory"
     assert stats["tiers"][0]["entries"] == 9
-    own = owner_prefix("a")
-    await asyncio.to_thread(eventually, lambda: not library.store.keys(own))  # type: ignore[attr-defined]
+    assert not library.store.keys(owner_prefix("a"))  # type: ignore[attr-defined]
     assert len((await told())["tiers"]) == 1
     assert (await told(StoreOptions(), [], "a"))["chunks"] == []
     announcer.close()

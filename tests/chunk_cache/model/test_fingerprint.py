@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from ragboost.chunk_cache.model.fingerprint import weights_digest
+from ragboost.chunk_cache.model.reusable_model import weights_digest
 
 CONFIG = json.dumps({"hidden_size": 8, "_name_or_path": "/models/a", "text_config": {"layers": 2}})
 

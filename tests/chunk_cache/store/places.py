@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ragboost.chunk_cache.eviction.lru import LRU
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import ChunkTier
 from ragboost.chunk_cache.store.disk import DiskTier
 from ragboost.chunk_cache.store.memory import MemoryTier
 from ragboost.chunk_cache.store.remote import join_remote
 from ragboost.errors import StoreUnavailableError
+from research.eviction.lru import LRU
 from tests.fakes import mooncake
 from tests.fakes.mooncake import MooncakeServer
 from tests.fakes.redis import PROGRAM, RedisServer

@@ -9,9 +9,8 @@ import pytest
 from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.chunk_cache.store.workers import Breaker
+from ragboost.chunk_cache.store.workers import Breaker, Speeds
 from tests.chunk_cache.store.chunks import make_chunk, same
 from tests.chunk_cache.store.places import FailingPlace, HungPlace
 from tests.eventually import DEADLINE_S, eventually

@@ -7,9 +7,8 @@ import pytest
 
 from ragboost.chunk_cache.store import background, load_table, workers
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
-from ragboost.chunk_cache.store.workers import Workers
+from ragboost.chunk_cache.store.workers import Speeds, Workers
 from ragboost.errors import StoreUnavailableError
 from tests.chunk_cache.store.chunks import make_chunk, same
 from tests.chunk_cache.store.places import FailingPlace, HungPlace

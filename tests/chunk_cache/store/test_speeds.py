@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragboost.chunk_cache.store.speeds import Speeds
+from ragboost.chunk_cache.store.workers import Speeds
 
 
 def slow(num_loads: int = 4) -> Speeds:

@@ -15,12 +15,12 @@ import torch
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.chunk_cache.store import background, load_table
+from ragboost.chunk_cache.store import disk as disk_module
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.contract import KVStore
 from ragboost.chunk_cache.store.disk import DiskTier
-from ragboost.chunk_cache.store.files import ChunkFile
-from ragboost.chunk_cache.store.speeds import Speeds
 from ragboost.chunk_cache.store.tiered import TieredStore
+from ragboost.chunk_cache.store.workers import Speeds
 from tests.chunk_cache.families import build_adapter, make_prompt
 from tests.chunk_cache.prompts import stored_kv
 from tests.chunk_cache.store.chunks import files_of_at_most, make_chunk, same
@@ -41,15 +41,15 @@ def disk(tmp_path: Path) -> DiskTier:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
-    """Layers are read one for each release."""
+    """Chunks are read one for each release."""
     allowed = threading.Semaphore(0)
-    read = ChunkFile.read_layer
+    read = disk_module.decode
 
-    def wait(self: ChunkFile, number: int) -> object:
+    def wait(content: bytearray, key: str) -> ChunkKV:
         allowed.acquire()
-        return read(self, number)
+        return read(content, key)
 
-    monkeypatch.setattr(ChunkFile, "read_layer", wait)
+    monkeypatch.setattr(disk_module, "decode", wait)
     yield allowed
     allowed.release(1000)
 
@@ -152,9 +152,9 @@ def test_announced_chunks_load_while_something_else_is_done(
     for number in range(2):
         disk.save(str(number), make_chunk(number))
     store = TieredStore(host_bytes=10 * SIZE, disk=disk)
-    store.prefetch({"0": 6, "1": 6, "absent": 6})  # returns although no layer can be read yet
+    store.prefetch({"0": 6, "1": 6, "absent": 6})  # returns although no chunk can be read yet
     assert "0" not in store.memory
-    gate.release(6)
+    gate.release(2)
     assert same(store.get("1"), make_chunk(1))
     assert same(store.get("0"), make_chunk(0))
     store.close()
@@ -164,14 +164,14 @@ def test_the_speed_of_loading_is_that_of_all_chunks_of_a_request_together(
     disk: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = defaultdict[int, float](float)  # by thread
-    read = ChunkFile.read_layer
+    read = disk_module.decode
 
-    def take_a_second(self: ChunkFile, number: int) -> object:
-        seconds[threading.get_ident()] += 1.0
-        return read(self, number)
+    def take_three_seconds(content: bytearray, key: str) -> ChunkKV:
+        seconds[threading.get_ident()] += 3.0
+        return read(content, key)
 
     clock = SimpleNamespace(perf_counter=lambda: seconds[threading.get_ident()])
-    monkeypatch.setattr(ChunkFile, "read_layer", take_a_second)
+    monkeypatch.setattr(disk_module, "decode", take_three_seconds)
     monkeypatch.setattr(background, "time", clock)
     for number in range(4):
         disk.save(str(number), make_chunk(number))
@@ -180,7 +180,7 @@ def test_the_speed_of_loading_is_that_of_all_chunks_of_a_request_together(
     store.prefetch({str(number): 6 for number in range(4)})
     store.close()
 
-    # Each thread reads two chunks of three layers: its first is there after three seconds of six.
+    # Each thread reads two chunks: its first is there after three seconds of six.
     assert [*store.speeds._loads] == pytest.approx([0.5, 0.5], rel=0.01)
 
 
@@ -221,10 +221,10 @@ def test_a_request_waits_for_a_load_no_longer_than_computing_takes(
     assert not store.is_loading(["a"])
     store.prefetch({"a": 6})
     assert store.is_loading(["b", "a"])
-    assert store.get("a") is None  # returns although no layer can be read yet
+    assert store.get("a") is None  # returns although no chunk can be read yet
     now[0] = 3.5
     assert not store.is_loading(["a"])
-    gate.release(3)
+    gate.release()
     eventually(lambda: "a" in store.memory)
     assert same(store.get("a"), make_chunk())
     store.close()

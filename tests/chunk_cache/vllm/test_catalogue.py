@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from ragboost.chunk_cache.core.request import TokenOrigins
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.vllm.catalogue import RankCatalogue
 from ragboost.chunk_cache.vllm.data import (

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.library import ChunkLibrary
+from ragboost.chunk_cache.core.request import TokenOrigins
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
 from ragboost.chunk_cache.store import background, load_table
 from ragboost.chunk_cache.store.chunk import ChunkKV
 from ragboost.chunk_cache.store.keys import Identity, tokens_digest

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.engine.reusing_request import ChunkCapture
 from ragboost.chunk_cache.core.library import ChunkLibrary
-from ragboost.chunk_cache.core.token_origins import TokenOrigins
+from ragboost.chunk_cache.core.request import TokenOrigins
+from ragboost.chunk_cache.core.reusing_request import ChunkCapture
 from ragboost.chunk_cache.model.ranks import ONE_RANK
 from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore

@@ -38,9 +38,8 @@ def test_another_path_is_not_found_in_openais_shape(served: Served, path: str) -
     [
         ("/v1/chat/completions", CHAT, schemas.Completion),
         ("/v1/completions", {"prompt": "Dice:", "max_tokens": 2}, schemas.Completion),
-        ("/tokenize", {"prompt": "Dice:", "return_token_strs": True}, schemas.TokenizeResponse),
+        ("/tokenize", {"prompt": "Dice:"}, schemas.TokenizeResponse),
         ("/tokenize", {"prompt": 3}, schemas.ErrorResponse),
-        ("/detokenize", {"tokens": [5, 6]}, schemas.DetokenizeResponse),
         ("/v1/models", None, schemas.ModelList),
         ("/chunk_reuse", None, schemas.ChunkReuseInfo),
     ],

@@ -18,7 +18,7 @@ SYSTEM = list(range(20, 40))
 CHUNKS = [[40 + (n * 131 + i * i * 7) % 4000 for i in range(40)] for n in range(3)]
 QUESTION = list(range(100, 112))
 SOURCES = ("exact", "reused", "recomputed", "computed")
-QUIET = {"kv_events_endpoint": None, "kv_events_replay_endpoint": None}
+QUIET = {"kv_events_endpoint": None}
 
 
 @contextmanager

@@ -262,9 +262,7 @@ def test_a_model_without_reuse_serves_and_says_why(
     config = GPT2Config(vocab_size=4096, n_embd=32, n_layer=2, n_head=2, n_positions=256)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
-    app = create_engine_app(
-        EngineSettings(model=tmp_path, num_threads=1, chunks={"reuse": "approx"})
-    )
+    app = create_engine_app(EngineSettings(model=tmp_path, chunks={"reuse": "approx"}))
     assert "chunks cannot be reused with this model: GPT2LMHeadModel" in caplog.text
     with serve_in_thread(app) as url:
         body: dict[str, Any] = {"prompt": "Hello you", "max_tokens": 2}

@@ -10,13 +10,11 @@ import pytest
 
 from ragboost.chunk_cache.model.adapter import ModelAdapter
 from ragboost.engine import builtin, create_engine_app
-from ragboost.engine.text.tokenizer import ChatTokenizer
-from ragboost.graph import path_text
+from ragboost.engine.tokenizer import ChatTokenizer
 from ragboost.graph.conversation import PromptWriter, with_facts
-from ragboost.graph.depcache import DepCache
+from ragboost.graph.depcache import DepCache, TokenPool
 from ragboost.graph.layout import LinearNode
-from ragboost.graph.pool import TokenPool
-from ragboost.graph.request import GraphFields
+from ragboost.graph.request import GraphFields, path_text
 from ragboost.proxy.serving import serve_in_thread
 from tests.engine.conftest import MODEL, SETTINGS, Served
 
@@ -36,7 +34,6 @@ def dependency() -> Iterator[Served]:
         update={
             "graph_attention": "dependency",
             "kv_events_endpoint": None,
-            "kv_events_replay_endpoint": None,
         }
     )
     app = create_engine_app(settings)
@@ -200,7 +197,6 @@ def test_written_out_subgraphs_are_reused_without_tuning() -> None:
         update={
             "graph_attention": "subgraphs",
             "kv_events_endpoint": None,
-            "kv_events_replay_endpoint": None,
         }
     )
     with (

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from ragboost.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
-from ragboost.chunk_cache.eviction import make_eviction_policy
+from ragboost.chunk_cache.eviction import NextUse
 from ragboost.engine.runtime.prefix_cache import (
     BlockCache,
     CacheBlock,
@@ -98,7 +98,7 @@ def test_blocks_dropped_by_clear_may_still_be_released_and_are_no_parents() -> N
 
 
 def test_blocks_that_waiting_requests_will_use_stay() -> None:
-    cache = BlockCache(4, BLOCK_SIZE, policy=make_eviction_policy("next-use"))
+    cache = BlockCache(4, BLOCK_SIZE, policy=NextUse())
     for tokens in ([1, 1, 2, 2], [3, 3], [4, 4]):
         cache.release(put(cache, tokens))
     cache.look_ahead([keys_of([1, 1, 2, 2]), keys_of([9, 9, 3, 3])])

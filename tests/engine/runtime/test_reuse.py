@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragboost.chunk_cache.core.options import ReuseOptions
+from ragboost.chunk_cache.core.request import ReuseOptions
 from ragboost.chunk_cache.core.reuse import ChunkReuse
 from ragboost.chunk_cache.eval.prime import measure
 from ragboost.chunk_cache.model.adapter import ModelAdapter
@@ -16,8 +16,7 @@ from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import EngineSettings
 from ragboost.engine.loading import LoadedModel, load_model, make_engine
 from ragboost.engine.runtime.engine import Engine
-from ragboost.engine.runtime.request import EngineRequest
-from ragboost.engine.runtime.sampling import SamplingParams
+from ragboost.engine.runtime.request import EngineRequest, SamplingParams
 from tests.chunk_cache.prompts import stored_kv
 from tests.engine.submitting import Parts, Request, running
 from tests.eventually import eventually
@@ -25,7 +24,6 @@ from tests.eventually import eventually
 STEP = 64
 SETTINGS = EngineSettings(
     model=Path("ragboost-tiny"),
-    num_threads=1,
     capacity_tokens=2048,
     max_step_tokens=STEP,
     max_running=4,

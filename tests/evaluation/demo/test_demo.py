@@ -13,10 +13,9 @@ from ragboost.config import EngineSettings
 from ragboost.evaluation.demo import run_demo
 from ragboost.evaluation.demo.answers import answer_table, ask_model
 from ragboost.evaluation.demo.comparison import summarize, table
-from ragboost.evaluation.demo.corpus import standard_library
 from ragboost.evaluation.demo.replay import MODEL, WorkloadAnswers
-from ragboost.evaluation.demo.workload import make_workload
-from ragboost.evaluation.streamed_answer import StreamedAnswer
+from ragboost.evaluation.demo.workload import make_workload, standard_library
+from ragboost.evaluation.endpoint import StreamedAnswer
 from ragboost.requests.wires.usage import Usage
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +90,7 @@ def test_boosted_sessions_and_conversations_hit_more_than_plain_ones() -> None:
         sessions=36,
         conversations=2,
         turns=3,
-        engine=EngineSettings(model=Path("ragboost-tiny"), num_threads=1),
+        engine=EngineSettings(model=Path("ragboost-tiny")),
         console=Console(file=io.StringIO()),
     )
     for part in ("sessions", "conversations"):
@@ -105,7 +104,7 @@ def test_boosted_sessions_and_conversations_hit_more_than_plain_ones() -> None:
 
 def test_the_answers_of_a_model_are_shown_plain_beside_boosted() -> None:
     console = Console(file=io.StringIO(), width=160)
-    engine = EngineSettings(model=Path("ragboost-tiny"), num_threads=1, served_model_name=MODEL)
+    engine = EngineSettings(model=Path("ragboost-tiny"), served_model_name=MODEL)
 
     rows = ask_model(engine, console=console)
     console.print(answer_table("Answers", rows))

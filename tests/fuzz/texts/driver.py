@@ -25,8 +25,8 @@ TENANTS = ("ann", "bob", "cleo")
 TEXT_WORLDS = (
     World("texts, as shipped", keys=TENANTS),
     World(
-        "texts, other hints",
-        {"formats": {"numbers": "keep"}, "hints": {"position": "after_question"}},
+        "texts, numbers kept",
+        {"formats": {"numbers": "keep"}},
         keys=TENANTS,
     ),
     World("texts, no references", {"dedup": {"enabled": False}}, keys=TENANTS),

@@ -15,8 +15,13 @@ from ragboost.cache_sync.prompt_layout import PromptLayout
 from ragboost.config import Settings
 from ragboost.proxy.replicas import redis_transport
 from ragboost.proxy.replicas.load_board import LoadBoard
-from ragboost.proxy.replicas.message_handler import MessageHandler
-from ragboost.proxy.replicas.messages import LoadReport, ReplicaMessage, SentPrompt, encode
+from ragboost.proxy.replicas.messages import (
+    LoadReport,
+    MessageHandler,
+    ReplicaMessage,
+    SentPrompt,
+    encode,
+)
 from ragboost.proxy.replicas.redis_transport import RedisTransport
 from ragboost.proxy.sessions.redis import make_client
 from ragboost.proxy.upstream.backend import Load
@@ -197,54 +202,6 @@ async def test_many_prompts_of_many_documents_at_once_all_arrive(redis: RedisSer
     await eventually_async(lambda: set(other.follower._layouts), equals=set(map(str, range(100))))
     for each in replicas:
         await each.close()
-
-
-@pytest.mark.asyncio
-async def test_a_replica_that_starts_hears_what_was_told_before(redis: RedisServer) -> None:
-    (one,) = await opened(redis.url, 1)
-    names = [str(number) for number in range(2_000)]
-    for name in names:
-        one.follower.on_sent(name, LAYOUT, cached_tokens=0)
-    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
-    assert await client.xadd(CHANNEL, {b"not a message": b""})
-    while await client.xlen(CHANNEL) < 11:  # 200 prompts in each
-        pass
-    await one.close()
-
-    (after,) = await opened(redis.url, 1)
-    await eventually_async(lambda: list(after.follower._layouts), equals=names)
-    assert 0 < await client.ttl(CHANNEL) <= 600
-    await client.aclose()
-    await after.close()
-
-
-@pytest.mark.asyncio
-async def test_the_server_keeps_a_bounded_number_of_messages(redis: RedisServer) -> None:
-    (one,) = await opened(redis.url, 1)
-    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
-    for _ in range(2_000):
-        await one.transport._send(told(SentPrompt(one.backend.key, "i", LAYOUT)), is_kept=True)
-    assert 500 <= await client.xlen(CHANNEL) <= 700  # whole nodes of the stream are dropped
-    num_before = await client.xlen(CHANNEL)
-    await one.transport._send(b"x" * 100_000, is_kept=True)
-    assert await client.xlen(CHANNEL) == num_before
-    await client.aclose()
-    await one.close()
-
-
-@pytest.mark.asyncio
-async def test_without_the_stream_a_replica_still_hears_the_others(redis: RedisServer) -> None:
-    (one,) = await opened(redis.url, 1)
-    client: Any = make_client(one.settings.session, max_reply_bytes=1 << 20)
-    await one.close()
-    await client.set(CHANNEL, b"of somebody else")
-    await client.aclose()
-    (other,) = await opened(redis.url, 1)
-
-    await publish(other, told(SentPrompt(other.backend.key, "good", LAYOUT)))
-
-    await eventually_async(lambda: set(other.follower._layouts), equals={"good"})
-    await other.close()
 
 
 def test_a_replica_orders_by_what_another_has_sent(redis: RedisServer) -> None:

@@ -83,9 +83,9 @@ def test_equal_titles_are_no_names() -> None:
     assert "document 2 >> document 1" in question(moved(body_of(documents), [1, 0]))
 
 
-def test_the_hint_stands_where_the_settings_say() -> None:
-    shape = DocumentsField(HintSettings(position="after_question"), max_documents=100)
-    assert question(moved(body_of(["one", "two"]), [1, 0], shape)).startswith("why?\n\n")
+def test_the_hint_stands_before_the_question_unless_it_is_off() -> None:
+    shape = DocumentsField(HintSettings(), max_documents=100)
+    assert question(moved(body_of(["one", "two"]), [1, 0], shape)).endswith("\n\nwhy?")
     shape = DocumentsField(HintSettings(order=False), max_documents=100)
     assert question(moved(body_of(["one", "two"]), [1, 0], shape)) == "why?"
 

@@ -20,7 +20,7 @@ openai_responses.OPENAI_RESPONSES = WireApi(
 
 from ragboost.booster import Booster
 from ragboost.config import Settings
-from ragboost.proxy.hosted.lint.prompt import PromptParts
+from ragboost.proxy.hosted.prompt import PromptParts
 from ragboost.requests.json_body import JsonBody
 from ragboost.proxy.app import create_app
 from ragboost.requests.formats import make_formats
@@ -31,7 +31,7 @@ from ragboost.requests.wires.usage import has_usage, read_usage
 
 settings = Settings()
 formats = make_formats(settings)
-history_of_all = History(settings.session)
+history_of_all = History.of(settings)
 booster = Booster(settings)
 documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in range(3)]
 

@@ -68,7 +68,7 @@ COUNT = st.none() | st.integers(-5, 40) | st.sampled_from([True, 2**53, 2**70, 1
                     },
                 }
             },
-            Usage(9, 0, 7, long_write_tokens=4),
+            Usage(9, 0, 7),
         ),
         (
             {"usage": {"prompt_tokens": 9, "prompt_cache_hit_tokens": 4}},

@@ -6,7 +6,7 @@ from ragboost.errors import ChunkCacheError
 from research.eviction import POLICIES
 from research.eviction.gdsf import GDSF, PGDSF
 from research.eviction.reuse_frequency import ReuseFrequency
-from tests.chunk_cache.eviction.test_policies import order, use
+from tests.chunk_cache.test_eviction import order, use
 
 
 @pytest.mark.parametrize("name", ["gdsf", "pgdsf", "f_r"])

@@ -10,7 +10,7 @@ import uuid
 from typing import Protocol
 
 from ragboost.chunk_cache.store.chunk import ChunkKV
-from ragboost.chunk_cache.store.files import ChunkFile, encode
+from ragboost.chunk_cache.store.files import decode, encode
 from ragboost.chunk_cache.store.keys import check_key
 from ragboost.errors import ChunkCacheError, StoreUnavailableError
 
@@ -45,8 +45,6 @@ class RemoteDriver(Protocol):
 
 
 class RemoteTier:
-    """A `ChunkTier` in a remote store."""
-
     def __init__(self, driver: RemoteDriver) -> None:
         self.num_refused = 0  # damaged or foreign values
         self._driver = driver
@@ -62,8 +60,7 @@ class RemoteTier:
         if value is None:
             return None
         try:
-            with ChunkFile(value, key) as file:
-                return file.read()
+            return decode(value, key)
         except ChunkCacheError as error:
             logger.warning("removed a stored chunk, its KV will be recomputed: %s", error)
             self.num_refused += 1

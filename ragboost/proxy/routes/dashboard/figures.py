@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
-from ragboost.proxy.hosted.lint.causes import MENDS, Cause
+from ragboost.proxy.hosted.causes import MENDS, Cause
 from ragboost.requests.formats.detection import ADVICE
 
 # What helps where no request is at fault.
@@ -100,8 +100,6 @@ def read_totals(samples: Samples) -> dict[str, float]:
         "saved_tokens": sum(read_saved(samples).values()),
         "recomputed_tokens": total("ragboost_recomputed_prompt_tokens_total"),
         "bought_tokens": total("ragboost_bought_prompt_tokens_total"),
-        "cost": total("ragboost_prompt_cost_total"),
-        "uncached_cost": total("ragboost_uncached_prompt_cost_total"),
     }
 
 
@@ -133,14 +131,13 @@ def read_ttft(samples: Samples) -> dict[str, float | None]:
 
 
 def read_arms(samples: Samples) -> dict[str, Any]:
-    """Return the same of the arms of a hold-out, with their tokens and cost; empty without one."""
+    """Return the same of the arms of a hold-out, with their tokens; empty without one."""
     arms = _read_times(samples, "ragboost_time_to_first_token_seconds", "arm")
     arms.pop("", None)
     for arm, figures in arms.items():
         total = partial(_sum, samples, arm=arm)
         figures["prompt_tokens"] = total("ragboost_prompt_tokens_total")
         figures["cached_tokens"] = total("ragboost_cached_prompt_tokens_total")
-        figures["cost"] = total("ragboost_prompt_cost_total")
     return arms
 
 

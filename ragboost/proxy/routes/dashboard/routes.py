@@ -77,7 +77,6 @@ class Dashboard:
                 **read_totals(samples),
                 "saved_by": read_saved(samples),
                 "index_nodes": self._state.boosting.tenants.num_nodes,
-                "history_messages": self._state.boosting.num_kept,
                 "waiting": self._state.dispatcher.num_waiting,
             },
             "errors": read_errors(samples),
@@ -104,11 +103,7 @@ class Dashboard:
         for view in self._state.sync.streams:
             reason = f" ({view.silence})" if view.silence else ""
             states.setdefault(view.backend, []).append(f"{view.stream.state}{reason}")
-        limits = {
-            name: tokens
-            for name, tokens in self._state.dispatcher.hold_limits.items()
-            if tokens != math.inf
-        }
+        limits = {k: v for k, v in self._state.dispatcher.hold_limits.items() if v != math.inf}
         return [
             {
                 "name": backend.name,

@@ -186,6 +186,8 @@ def test_tiles_of_features_that_are_off_are_not_shown(
     browser: "webdriver.Chrome", proxy: ProxyServer
 ) -> None:
     ask(proxy.url, "ab")
+    size = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     open_live(browser, proxy.url, requests=1)
 
     tiles = browser.find_elements(By.CSS_SELECTOR, ".figure")
@@ -193,6 +195,10 @@ def test_tiles_of_features_that_are_off_are_not_shown(
 
     assert shown[:3] == ["Saved by RAGBoost", "Boosted", "Health"]
     assert "Engine's cache anyway" in shown
+    heads = {head.text for head in browser.find_elements(By.TAG_NAME, "th")}
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert "running" in heads
+    assert not {"held above", "reason", "kind"} & heads  # no waiting room, nothing to list
     hidden = {"Bought tokens", "Recomputed tokens", "Cost of prompts", "Waiting", "Not sent again"}
     assert not hidden & set(shown)
 

@@ -1,0 +1,158 @@
+"""Policies that choose the entry to evict from a full cache: of prefixes, of chunks, of dependency
+paths. Know keys, sizes and costs. Do not know what the entries are, or which may be evicted."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+from ragboost.errors import ChunkCacheError
+
+TAU_S = 600.0
+"""Default half-life of heat in seconds."""
+ALPHA = 0.2
+"""Default weight of the past in LACR."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    now: float  # seconds on the caller's clock, non-decreasing from use to use
+    size: float  # tokens or bytes, above 0; the same unit for all entries of a cache
+    cost: float  # seconds to compute the entry in this request
+    is_hit: bool  # the entry was cached; False: this use stores it
+    # share of its tokens that reuse recomputes (Cache-Craft eq. 12); 0 for an exact hit
+    cfo: float = 0.0
+
+
+class EvictionPolicy(ABC):
+    """A ranking of the entries of one cache; not thread-safe. The cache evicts the evictable entry
+    (in a tree: a leaf) with the lowest `priority`, of equal ones the least recently used."""
+
+    sees_queue = False  # `look_ahead` has an effect; callers may skip it otherwise
+
+    @abstractmethod
+    def used(self, key: Hashable, use: Use) -> None: ...
+
+    @abstractmethod
+    def priority(self, key: Hashable) -> float:
+        """Return the rank of a cached entry, comparable with others at one moment only."""
+
+    @abstractmethod
+    def evicted(self, key: Hashable) -> None: ...
+
+    def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
+        """Replace the queue: the keys that each waiting request will use, the next first."""
+        return
+
+
+def warmed(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
+    return cooled(heat, idle_s, tau_s=tau_s) + 1
+
+
+def cooled(heat: float, idle_s: float, *, tau_s: float = TAU_S) -> float:
+    return heat * math.exp2(-max(0.0, idle_s) / tau_s)
+
+
+class Heat(EvictionPolicy):
+    """Decaying uses times the cost to recompute a byte (FusionRAG section 4.2). The paper does not
+    define heat; here a use turns h of t0 into h * 2^(-(t - t0) / tau) + 1. Ranks are log2(heat *
+    cost / size), extrapolated to one moment: all decay alike."""
+
+    def __init__(self, *, tau_s: float = TAU_S) -> None:
+        if not tau_s > 0:
+            raise ChunkCacheError(f"tau_s must be above 0, got {tau_s}")
+        self._tau_s = tau_s
+        self._entries: dict[Hashable, tuple[float, float, float]] = {}  # heat, time, priority
+
+    def used(self, key: Hashable, use: Use) -> None:
+        heat, since, _ = self._entries.get(key, (0.0, use.now, 0.0))
+        heat = warmed(heat, use.now - since, tau_s=self._tau_s)
+        value = math.log2(heat) + math.log2(max(use.cost / use.size, 1e-300))
+        self._entries[key] = (heat, use.now, value + use.now / self._tau_s)
+
+    def priority(self, key: Hashable) -> float:
+        return self._entries[key][2]
+
+    def evicted(self, key: Hashable) -> None:
+        self._entries.pop(key, None)
+
+    def heat(self, key: Hashable, now: float) -> float:
+        heat, since, _ = self._entries.get(key, (0.0, now, 0.0))
+        return cooled(heat, now - since, tau_s=self._tau_s)
+
+
+def future_sums(waiting: Sequence[Collection[Hashable]]) -> dict[Hashable, float]:
+    """Return for each key the sum of 1 - i / W over the waiting requests i = 0 .. W-1 using it."""
+    sums: dict[Hashable, float] = {}
+    for i, keys in enumerate(waiting):
+        weight = 1 - i / len(waiting)
+        for key in keys:
+            sums[key] = sums.get(key, 0.0) + weight
+    return sums
+
+
+class LACR(EvictionPolicy):
+    """Past uses of an entry and its uses by waiting requests, alpha * H + (1 - alpha) * F (DepCache
+    eq. 6). The paper adds an unbounded count to a sum; here both are scaled to [0, 1]."""
+
+    sees_queue = True
+
+    def __init__(self, *, alpha: float = ALPHA) -> None:
+        if not 0 <= alpha <= 1:
+            raise ChunkCacheError(f"alpha must be from 0 to 1, got {alpha}")
+        self._alpha = alpha
+        self._count: dict[Hashable, int] = {}
+        self._future: dict[Hashable, float] = {}
+        self._most_used: int | None = 0
+        self._most_future = 0.0
+
+    def used(self, key: Hashable, use: Use) -> None:
+        count = self._count[key] = self._count.get(key, 0) + 1
+        if self._most_used is not None:
+            self._most_used = max(self._most_used, count)
+
+    def priority(self, key: Hashable) -> float:
+        if self._most_used is None:
+            self._most_used = max(self._count.values())
+        history = self._count[key] / self._most_used
+        future = self._future.get(key, 0.0) / (self._most_future or 1.0)
+        return self._alpha * history + (1 - self._alpha) * future
+
+    def evicted(self, key: Hashable) -> None:
+        count = self._count.pop(key, 0)
+        if count == self._most_used:
+            self._most_used = None
+
+    def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
+        self._future = future_sums(waiting)
+        self._most_future = max(self._future.values(), default=0.0)
+
+
+class NextUse(EvictionPolicy):
+    """Keep the entries that waiting requests will use, the soonest longest; others by their last
+    use. Our extension of LACR: with a long queue it is Belady's MIN, without one LRU."""
+
+    sees_queue = True
+
+    def __init__(self) -> None:
+        self._history: dict[Hashable, float] = {}
+        self._next: dict[Hashable, int] = {}
+
+    def used(self, key: Hashable, use: Use) -> None:
+        self._history[key] = use.now
+
+    def priority(self, key: Hashable) -> float:
+        position = self._next.get(key)
+        if position is not None:
+            return 1 / (1 + position)  # the next request: 1, the one after it: 1/2
+        # Rises from -1 towards 0 with the history, which is not negative.
+        return -1 / (1 + self._history[key])
+
+    def evicted(self, key: Hashable) -> None:
+        self._history.pop(key, None)
+
+    def look_ahead(self, waiting: Sequence[Collection[Hashable]]) -> None:
+        self._next = {}
+        for position, keys in enumerate(waiting):
+            for key in keys:
+                self._next.setdefault(key, position)
