@@ -73,7 +73,7 @@ def prepare(
             return number, error
 
     def measure(number: int) -> dict[str, Any]:
-        others = [other for other in near_of(number) if other != number]
+        others = [other for other in before[number] if other != number]
         near = fitting(others, lengths, room=client.max_tokens - ROOM - lengths[number])
         if not near:
             return {}
@@ -82,9 +82,6 @@ def prepare(
         with suppress(RequestError):
             return client.complete(*_prompt(parts, system), options)
         return {}
-
-    def near_of(number: int) -> Sequence[int]:
-        return constant if neighbours is None else neighbours[number]
 
     is_for_all = client.stores_for_all
     # Exact KV that is stored is copied, so that a run that was cut short goes on where it was; only
@@ -105,9 +102,9 @@ def prepare(
             on_progress("documents", done, len(numbers))
         if outcome.refusal and not outcome.num_tokens:
             raise RequestError(outcome.refusal)
-        constant = _constant(lengths)
+        before = neighbours or [_constant(lengths)] * len(texts)
         # What all tenants may read has been computed alone, and stays so.
-        measured = [n for n in numbers if near_of(n) and lengths[n] and not is_for_all]
+        measured = [n for n in numbers if before[n] and lengths[n] and not is_for_all]
         for done, usage in enumerate(threads.map(measure, measured), 1):
             outcome.num_tokens += int(usage.get("prompt_tokens", 0))
             outcome.num_measured += usage.get(PARAMS_KEY, {}).get("recomputed", 0) > 0
