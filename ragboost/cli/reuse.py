@@ -129,10 +129,12 @@ _ENGINE: str = typer.Option(
     ...,
     metavar="URL",
     help="Running engine with chunk reuse. It stores each document computed alone, and measures it "
-    "behind its neighbours.",
+    "behind another one.",
 )
 _NEIGHBOURS: Path | None = typer.Option(
-    None, help="JSONL with id and neighbours (ids, the closest last); by default, BM25 finds them."
+    None,
+    help="JSONL with id and neighbours (ids, the closest last) for the second pass; by default, "
+    "one constant document of the corpus precedes all others.",
 )
 _TEMPLATE: str | None = typer.Option(
     None,
@@ -158,11 +160,10 @@ def precompute(
         None, envvar="RAGBOOST_BACKEND__API_KEY", help="The engine's API key."
     ),
     concurrency: int = typer.Option(4, min=1, max=64, help="Requests at a time."),
-    top_n: int = typer.Option(
-        10,
-        min=0,
-        help="Neighbours before each document in a second pass, for reuse behind other documents; "
-        "0: no second pass.",
+    alone: bool = typer.Option(
+        False,
+        "--alone",
+        help="Leave out the second pass, whose KV is reused behind other documents.",
     ),
     neighbours: Path | None = _NEIGHBOURS,
     system: Path | None = typer.Option(
@@ -172,8 +173,7 @@ def precompute(
     as_json: bool = AS_JSON,
     progress: bool | None = PROGRESS,
 ) -> None:
-    """Let a running engine compute the KV of a corpus, each document alone and after its likely
-    neighbours.
+    """Let a running engine compute the KV of a corpus, each document alone and behind another one.
 
     \b
     ragboost precompute --corpus corpus.jsonl --engine http://127.0.0.1:8000
@@ -182,7 +182,7 @@ def precompute(
     from ragboost.chunk_cache.http.chunk_client import ChunkClient
     from ragboost.chunk_cache.http.precompute import prepare
     from ragboost.integrations.retrieval.corpus import Corpus
-    from ragboost.integrations.retrieval.neighbours import find_neighbours
+    from ragboost.integrations.retrieval.neighbours import read_neighbours
 
     client = ChunkClient(
         engine, api_key=api_key, tenant=tenant, cache_salt=cache_salt, public_key=public_key
@@ -190,20 +190,18 @@ def precompute(
     check_paths(corpus=corpus, system=system, neighbours=neighbours)
     with progress_bar(progress) as on_progress:
         documents = Corpus.read(corpus)
-        on_progress("neighbours", 0, 1)
-        found = find_neighbours(documents, neighbours, top_n=top_n)
-        on_progress("neighbours", 1, 1)
+        found = read_neighbours(documents, neighbours) if neighbours else None
         client.check()
         label = load_settings().hints.label_template
         outcome = prepare(
             client,
             [_text(document, template, label=label) for document in documents],
-            found,
+            [()] * len(documents) if alone else found,
             system=_read(system) if system else None,
             concurrency=concurrency,
             on_progress=on_progress,
         )
-    typer.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentences(top_n=top_n))
+    typer.echo(json.dumps(asdict(outcome)) if as_json else outcome.sentences(is_alone=alone))
 
 
 def _read(path: Path) -> str:

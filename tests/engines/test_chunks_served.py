@@ -237,7 +237,7 @@ def test_what_precompute_stores_is_reused_by_the_first_request_through_the_proxy
         {"id": n, "title": f"Shelf {n}", "text": PASSAGES[n]} for n in range(len(PASSAGES))
     ]
     corpus.write_text("".join(json.dumps(each) + "\n" for each in documents))
-    arguments = ["precompute", "--corpus", str(corpus), "--top-n", "0", "--engine", server.url]
+    arguments = ["precompute", "--corpus", str(corpus), "--alone", "--engine", server.url]
     server.clear_cache()
     done = CliRunner().invoke(cli, [*arguments, "--cache-salt", "ahead"])
     assert done.exit_code == 0, done.output

@@ -1,5 +1,6 @@
 """Let a running engine store the documents of a corpus: each alone behind the system prompt, where
-it is exact, then behind its neighbours (FusionRAG eq. 10), which answers better behind others."""
+it is exact, then behind one constant document, or its neighbours (FusionRAG eq. 10), which answers
+better behind others (docs/lab/language.md)."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ QUESTION = "What follows?"
 """Stands behind the documents, so that the last one ends as it does before others."""
 ROOM = 64
 """Tokens of the context that stay free for the chat template."""
+CONSTANT_TOKENS = 512
+"""The constant document is the longest of so many tokens at most, else the shortest."""
 _MAX_REFUSED = 10
 Progress = Callable[[str, int, int], None]
 
@@ -26,23 +29,24 @@ class EngineCorpus:
     # Those that the engine found in its prompt, and so stored; shorter ones than 16 tokens and
     # those that are tokenised otherwise inside a prompt are not.
     num_stored: int = 0
-    num_measured: int = 0  # behind their neighbours
+    num_measured: int = 0  # behind the constant document or their neighbours
     num_tokens: int = 0  # of all prompts
     num_refused: int = 0  # documents that the engine refuses, such as those that are too long
     refusal: str | None = None  # its first
 
-    def sentences(self, *, top_n: int) -> str:
+    def sentences(self, *, is_alone: bool) -> str:
         text = (
             f"{self.num_stored:,} of {self.num_documents:,} documents stored, "
             f"{self.num_measured:,} measured, {self.num_tokens:,} tokens of prompts"
         )
         if self.refusal:
             text += f"\n{self.num_refused:,} refused by the engine, the first: {self.refusal}"
-        if top_n and self.num_measured < self.num_stored:
+        if not is_alone and self.num_measured + 1 < self.num_stored:
             text += (
-                "\nnot measured: documents without neighbours, and those that the store has lost; "
-                "if it is too small, increase host_bytes, or set directory; an engine with several "
-                "workers measures nothing, and stores KV behind neighbours all the same"
+                "\nnot measured: what stands before the others or has no neighbour that fits, and "
+                "what the store has lost; if it is too small, increase host_bytes, or set "
+                "directory; an engine with several workers measures nothing, and stores KV behind "
+                "neighbours all the same"
             )
         return text
 
@@ -50,15 +54,15 @@ class EngineCorpus:
 def prepare(
     client: ChunkClient,
     texts: Sequence[str],
-    neighbours: Sequence[Sequence[int]],
+    neighbours: Sequence[Sequence[int]] | None,
     *,
     system: str | None,
     concurrency: int,
     on_progress: Progress,
 ) -> EngineCorpus:
-    """Store each text, then measure it behind its `neighbours` (indices, the closest last); both
-    may be repeated. Empty texts are left out. Raises `RequestError` if the engine refuses all
-    documents, or more than ten and than it takes."""
+    """Store each text, then measure it behind its `neighbours` (indices, the closest last; None:
+    one constant text); both may be repeated. Empty texts are left out. Raises `RequestError` if the
+    engine refuses all documents, or more than ten and than it takes."""
     outcome = EngineCorpus(num_documents=sum(bool(text) for text in texts))
     lengths = [0] * len(texts)
 
@@ -69,7 +73,7 @@ def prepare(
             return number, error
 
     def measure(number: int) -> dict[str, Any]:
-        others = [other for other in neighbours[number] if other != number]
+        others = [other for other in before[number] if other != number]
         near = fitting(others, lengths, room=client.max_tokens - ROOM - lengths[number])
         if not near:
             return {}
@@ -98,13 +102,21 @@ def prepare(
             on_progress("documents", done, len(numbers))
         if outcome.refusal and not outcome.num_tokens:
             raise RequestError(outcome.refusal)
+        before = neighbours or [_constant(lengths)] * len(texts)
         # What all tenants may read has been computed alone, and stays so.
-        measured = [n for n in numbers if neighbours[n] and lengths[n] and not is_for_all]
+        measured = [n for n in numbers if before[n] and lengths[n] and not is_for_all]
         for done, usage in enumerate(threads.map(measure, measured), 1):
             outcome.num_tokens += int(usage.get("prompt_tokens", 0))
             outcome.num_measured += usage.get(PARAMS_KEY, {}).get("recomputed", 0) > 0
             on_progress("measures", done, len(measured))
     return outcome
+
+
+def _constant(lengths: Sequence[int]) -> list[int]:
+    """Return the text that all others are stored behind, by its number; one at most."""
+    stored = sorted((length, -number) for number, length in enumerate(lengths) if length)
+    fit = [text for text in stored if text[0] <= CONSTANT_TOKENS] or stored[:1]
+    return [-number for _, number in fit[-1:]]
 
 
 def _prompt(

@@ -112,6 +112,22 @@ def test_each_document_is_sent_alone_and_then_behind_its_neighbours(
     assert behind["ragboost"]["reuse"] == {"policy": "reuse", "ratio": 0.0}
 
 
+@pytest.mark.parametrize(("lengths", "constant"), [((9, 512, 513, 40), 1), ((700, 600, 900), 1)])
+def test_one_constant_document_precedes_all_others_without_neighbours(
+    engine: FakeEngine, url: str, lengths: tuple[int, ...], constant: int
+) -> None:
+    texts = [f"{number} " + "w " * (length - 3) for number, length in enumerate(lengths)]
+    told = prepare(
+        ready(url), texts, None, system=None, concurrency=1, on_progress=lambda *stage: None
+    )
+
+    behind = [body for body in engine.bodies if "measure" in body["ragboost"]]
+    pairs = [body["messages"][0]["content"].split("\n\n")[:2] for body in behind]
+    others = [text for number, text in enumerate(texts) if number != constant]
+    assert pairs == [[texts[constant], text] for text in others]
+    assert told.num_measured == len(others)
+
+
 def test_neighbours_that_do_not_fit_into_the_context_are_left_out(
     engine: FakeEngine, url: str
 ) -> None:
@@ -169,7 +185,7 @@ def test_an_engine_that_refuses_everything_is_not_asked_for_the_whole_corpus(
 def test_the_command_prints_one_json_object(url: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(TEXTS)))
-    arguments = ["--engine", url, "--corpus", str(corpus), "--top-n", "1", "--json"]
+    arguments = ["--engine", url, "--corpus", str(corpus), "--json"]
 
     done = CliRunner().invoke(app, ["precompute", *arguments])
 
@@ -186,7 +202,7 @@ def test_documents_are_stored_as_ragboost_writes_them_unless_a_template_says_oth
     corpus.write_text(json.dumps({"id": 7, "title": "Rivers", "text": TEXTS[0]}) + "\n")
     monkeypatch.setenv("RAGBOOST_HINTS__LABEL_TEMPLATE", "<{label}>")
     for template in ([], ["--template", "{title}\\n{text}"]):
-        arguments = ["--engine", url, "--corpus", str(corpus), "--top-n", "0", *template]
+        arguments = ["--engine", url, "--corpus", str(corpus), "--alone", *template]
         assert CliRunner().invoke(app, ["precompute", *arguments]).exit_code == 0
 
     stored = []

@@ -67,7 +67,7 @@ def test_a_corpus_that_is_stored_is_not_computed_again(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     text = " ".join(f"word{n}" for n in range(40))
     corpus.write_text(json.dumps({"id": 1, "text": text}))
-    given = ["--corpus", str(corpus), "--top-n", "0", "--json"]
+    given = ["--corpus", str(corpus), "--alone", "--json"]
     computed = []
     for _ in range(2):
         with serving(directory=str(tmp_path / "kv")) as url:
@@ -78,6 +78,21 @@ def test_a_corpus_that_is_stored_is_not_computed_again(tmp_path: Path) -> None:
     prompt = json.loads(done.stdout.splitlines()[-1])["num_tokens"]
     assert computed[0] == prompt
     assert computed[1] < prompt / 2
+
+
+def test_all_documents_but_the_longest_are_stored_behind_it_too(tmp_path: Path) -> None:
+    corpus, directory = tmp_path / "corpus.jsonl", tmp_path / "kv"
+    texts = [" ".join(f"word{n * n + i}" for i in range(20 + n % 2)) for n in range(3)]
+    rows = [{"id": n, "text": text} for n, text in enumerate(texts)]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    with serving(directory=str(directory)) as url:
+        given = ["--corpus", str(corpus), "--engine", url, "--json"]
+        done = CliRunner().invoke(app, ["precompute", *given])
+        assert done.exit_code == 0, done.output
+
+    assert json.loads(done.stdout.splitlines()[-1])["num_measured"] == 2
+    assert len(list(directory.glob("*-behind.safetensors"))) == 2
 
 
 def test_a_corpus_is_stored_and_measured_by_the_command_and_reused_after_a_restart(
