@@ -42,14 +42,14 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
         OddMarkError: an opener without a closer, or a closer without an opener.
     """
     spans: list[Element] = []
-    depth, opener, inner_start, num_named, is_torn = 0, 0, 0, 0, False
+    depth, opener, inner_start, named, is_torn = 0, 0, 0, -1, False
     for at, (start, end, is_closer) in enumerate(marks):
         if start and text[start - 1] in _QUOTES and text[end : end + 1] in _QUOTES:
             continue
         if not is_closer:
             if depth == 0:
                 if not _begins(text, marks, at):
-                    num_named += 1
+                    named = end
                     continue
                 opener, inner_start = start, end
             depth += 1
@@ -57,8 +57,8 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
             depth -= 1
             if depth == 0:
                 spans.append(Element(opener, end, inner_start, start))
-        elif num_named and not spans:
-            num_named -= 1
+        elif not spans and named >= 0 and text.find("\n", named, start) < 0:
+            named = -1  # an example in one line
         elif spans or text[start - 1 : start] not in _BEFORE_NAMED:
             is_torn = True
     if is_torn and spans:
@@ -83,7 +83,8 @@ def _begins(text: str, marks: Sequence[Mark], at: int) -> bool:
     inner = text[end:close]
     if text[end - 1] != ">" and ">" in inner:  # behind the attributes
         inner = inner.partition(">")[2]
-    return len(inner.strip()) > _MAX_EXAMPLE
+    is_named = inner.startswith(" ") and "\n" in inner  # as in "inside a <doc> tag"
+    return len(inner.strip()) > _MAX_EXAMPLE and not is_named
 
 
 def separators(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:

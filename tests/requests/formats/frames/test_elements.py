@@ -104,6 +104,7 @@ def test_lists_that_have_wrappers_of_their_own_are_several_lists() -> None:
         f'<doc a="{LEASE}</doc>\n<doc>{RENT}</doc>',
         f"- {NOISE}</doc>\n<doc>{LEASE}\n- {PETS}\n- {RENT}</doc>\n<doc>{NOISE}</doc>",
         f"{NOISE}\n</doc>\n<doc>{LEASE}</doc>\n<doc>{RENT}</doc>",
+        f"In a <doc> tag.\n\n{NOISE}</doc>\n<doc>{LEASE}</doc>\n<doc>{RENT}</doc>",
         f"- {NOISE}\n  <doc>{LEASE}</doc>\n  <doc>{RENT}</doc>\n</add>\n- {PETS}",
     ],
 )
