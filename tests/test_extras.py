@@ -26,9 +26,9 @@ class Use(NamedTuple):
 
 EXTRAS = [
     Use(
-        "from ragboost.config import SessionSettings\n"
+        "from ragboost.config import Settings\n"
         "from ragboost.proxy.sessions import make_store\n"
-        "make_store(SessionSettings(store='redis', url='redis://127.0.0.1:1'))",
+        "make_store(Settings(session={'store': 'redis', 'url': 'redis://127.0.0.1:1'}))",
         "redis",
         "redis",
     ),

@@ -47,6 +47,7 @@ INNER_ROOMS = {
         "asgi",
         "observability",
         "upstream",
+        "quality",
         "replicas",
         "routing",
         "routes",

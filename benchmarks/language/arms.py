@@ -2,13 +2,13 @@
 
 Prompts are the product's: the Booster writes the documents, in the retriever's order, behind the
 system message and before the question, or behind it and before `Answer:`; the model's chat template
-frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own.
+frames them, and the engine finds the chunks in the tokens. Each case has a chunk store of its own,
+and one for each document of the corpus that all others are stored behind, as `policy@document`.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from ragboost.chunk_cache.eval.full_answer import FullAnswer
 from ragboost.chunk_cache.eval.prime import measure, prime
 from ragboost.chunk_cache.model.pace import at_once
 from ragboost.chunk_cache.selection import MEASURED
+from ragboost.chunk_cache.store.keys import Identity
 from ragboost.chunk_cache.store.tiered import TieredStore
 from ragboost.config import DedupSettings, HintSettings, OrderingSettings, Settings
 from ragboost.engine.http.prompts import Prompts
@@ -66,11 +67,15 @@ class ArmRunner:
         is_question_first: bool = False,
         num_bought: int = 0,  # leading documents computed exactly, in all arms
         answer_tokens: int = MAX_ANSWER_TOKENS,
+        constants: Mapping[str, Document] | None = None,  # by name, of `policy@name`
     ) -> None:
         assert loaded.adapter is not None, loaded.reuse_refusal
         self._loaded, self._adapter, self._stored = loaded, loaded.adapter, stored
         self._is_question_first, self._answer_tokens = is_question_first, answer_tokens
-        self._num_bought = num_bought
+        self._num_bought, self._constants = num_bought, constants or {}
+        self._identity: Identity | None = None  # of the model's weights, read once
+        self._beginnings = self._empty_store()
+        self._identity = self._beginnings.library.identity
         # The engine's attention is for its packed batches; what is decoded here is one sequence.
         self._adapter.model.set_attn_implementation("sdpa")
         self._adapter.install()
@@ -89,7 +94,13 @@ class ArmRunner:
         if any(policy in MEASURED for policy, _ in arms):
             self._measure(reuse, tokens, chunks)
         outcomes: list[Outcome] = []
-        fill = partial(self._fill, reuse, tokens, chunks)
+        names = {policy.partition("@")[2] for policy, _ in arms}
+        stores = {name: self._behind(reuse, name, tokens, chunks) for name in names | {""}}
+
+        def fill(arm: Arm) -> FilledArm:
+            policy, _, name = arm[0].partition("@")
+            return self._fill(stores[name], tokens, chunks, (policy, arm[1]))
+
         for outcome, full, found, cache in measure_arms(fill, arms, answer=self._answer):
             text = None
             if answers or found.same_answer:
@@ -113,13 +124,17 @@ class ArmRunner:
         self, case: LanguageCase, arms: Sequence[Arm]
     ) -> tuple[ChunkReuse, list[int], tuple[tuple[int, int], ...]]:
         """Return a store with the chunks of a case, its prompt, and their positions in it."""
-        reuse = ChunkReuse(self._adapter, TieredStore(host_bytes=4 << 30))
+        reuse = self._empty_store()
         self._store(reuse, case)
         earlier = case.earlier
         tokens, chunks = self.prompt(case.question, case.documents, case.history, earlier=earlier)
         if self._stored == "primed":
             self._prime(reuse, tokens, chunks)
         return reuse, tokens, chunks
+
+    def _empty_store(self) -> ChunkReuse:
+        store = TieredStore(host_bytes=4 << 30)
+        return ChunkReuse(self._adapter, store, identity=self._identity)
 
     def _answer(self, filled: FilledArm) -> FullAnswer:
         return FullAnswer(
@@ -195,6 +210,28 @@ class ArmRunner:
             kv = prime(reuse, tokens[: chunks[0][0]], text, neighbours=others)
             key = reuse.library.slot(reuse.library.key(text), is_first=False)
             reuse.library.add(key, kv, is_first=False)
+
+    def _behind(
+        self,
+        reuse: ChunkReuse,
+        name: str,
+        tokens: Sequence[int],
+        chunks: Sequence[tuple[int, int]],
+    ) -> ChunkReuse:
+        """Return a store with each chunk computed behind the constant document of this name, but
+        for the first, which is exact alone; without a name, the store that is given."""
+        if not name:
+            return reuse
+        before, [(_, stop), *_] = self.prompt(STORING, [self._constants[name]])
+        self._beginnings.precompute(before[:stop], [])
+        behind = self._empty_store()
+        behind.precompute(tokens[: chunks[0][0]], [tokens[slice(*chunks[0])]])
+        library = behind.library
+        for start, end in chunks[1:]:
+            key = library.slot(library.key(tokens[start:end]), is_first=False)
+            kv = self._beginnings.compute(before[:stop], tokens[start:end])
+            library.add(key, kv, is_first=False)
+        return behind
 
     def _fill(
         self,

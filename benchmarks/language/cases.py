@@ -8,6 +8,7 @@ The first 40 % of a set, whole conversations, are development questions, the res
 policies, ratios and layers are chosen on the former and reported on the latter.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.datasets.retrieval import read_rows
 from ragboost.types import Document
 
 MIN_TOKENS, MAX_TOKENS = 100, 260  # of a document
+LONGEST_CONSTANT = 512
 DEVELOPMENT = 0.4  # share of a set
 Part = Literal["development", "test"]
 CountTokens = Callable[[str], int]
@@ -81,6 +83,21 @@ def read_cases(
                 LanguageCase(name, query["question"], answers, documents, earlier, conversation)
             )
     return cases
+
+
+def read_constant(
+    folder: Path, name: str, *, count_tokens: CountTokens, longest: int = MAX_TOKENS
+) -> Document:
+    """Return a document of a corpus that others are stored behind: the `longest`, cut to
+    `LONGEST_CONSTANT`, or one drawn with its name as the seed, cut as the others are."""
+    rows = [row for row in read_rows(folder, "corpus.jsonl*") if row["text"].strip()]
+    if name == "longest":
+        row, room = max(rows, key=lambda row: len(row["text"])), LONGEST_CONSTANT
+    else:
+        rows = [row for row in rows if count_tokens(row["text"]) >= MIN_TOKENS]
+        row, room = random.Random(name).choice(rows), longest
+    text = cut(row["text"], count_tokens, longest=room)
+    return Document(text, id="0", title=row.get("title") or None)
 
 
 def split(cases: Sequence[LanguageCase], part: Part) -> list[LanguageCase]:

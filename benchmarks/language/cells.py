@@ -1,9 +1,10 @@
 """Questions made by rule, each with something of its own in documents of a corpus.
 
-needles1, needles4: one code, or four in four documents. coreference: a document says `she` of
-somebody whom the document before it introduces. order: which of two documents is first in the list.
-contradiction: two documents differ, and the one that is first in the list is right. aggregation:
-three documents name a part of the answer each.
+needles1, needles4: one code, or four in four documents. names: who has an office, in one of four
+documents. last: the code of the last document, where each has one. coreference: a document says
+`she` of somebody whom the document before it introduces. order: which of two documents is first in
+the list. contradiction: two documents differ, and the one that is first in the list is right.
+aggregation: three documents name a part of the answer each.
 
 Drawn with a seed; the invented sentences stand between sentences of real documents.
 """
@@ -112,6 +113,23 @@ def _needles(rng: random.Random, titles: Sequence[str], count: int) -> Draft:
     return Draft(f"What are the door codes of {names}?", (answer,), {}, inside, {})
 
 
+def _names(rng: random.Random, titles: Sequence[str]) -> Draft:
+    people, towns = _people(rng, 4), rng.sample(_TOWNS, 4)
+    places = rng.sample(range(len(titles)), 4)
+    inside = {
+        place: f"The harbour master of {town} is {name}."
+        for place, town, name in zip(places, towns, people, strict=True)
+    }
+    return Draft(f"Who is the harbour master of {towns[0]}?", (people[0],), {}, inside, {})
+
+
+def _last(rng: random.Random, titles: Sequence[str]) -> Draft:
+    codes = rng.sample(range(1000, 10_000), len(titles))
+    inside = {at: f"The code of this document is {code}." for at, code in enumerate(codes)}
+    question = "What is the code of the last document?"
+    return Draft(question, (str(codes[-1]),), {}, inside, {})
+
+
 def _coreference(rng: random.Random, titles: Sequence[str]) -> Draft:
     people = _people(rng, 3)
     pets = rng.sample(_PETS, 3)
@@ -167,6 +185,8 @@ def _aggregation(rng: random.Random, titles: Sequence[str]) -> Draft:
 TASKS: Mapping[str, Callable[[random.Random, Sequence[str]], Draft]] = {
     "needles1": lambda rng, titles: _needles(rng, titles, 1),
     "needles4": lambda rng, titles: _needles(rng, titles, 4),
+    "names": _names,
+    "last": _last,
     "coreference": _coreference,
     "order": _order,
     "contradiction": _contradiction,

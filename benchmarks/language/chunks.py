@@ -3,6 +3,10 @@
     python -m benchmarks.language.chunks --model smollm2-135m --data DIRECTORY --json
     python -m benchmarks.language.chunks ... --questions test --stored captured   # or elsewhere
     python -m benchmarks.language.chunks ... --task coreference     # made by rule, see `cells`
+    python -m benchmarks.language.chunks ... --policies reuse@longest,anchored@draw1:0.05
+
+`policy@longest` reuses documents that were stored behind the longest one of the corpus, and
+`policy@draw1` behind one that is drawn with this name.
 
 Full attention is the ceiling and the first row: where its F1 is under .3, answers say nothing, KL
 and agreement do. The first 40 % of a set are development questions, the rest test questions. Every
@@ -31,6 +35,7 @@ from benchmarks.language.cases import (
     CountTokens,
     LanguageCase,
     read_cases,
+    read_constant,
     split,
     token_counter,
 )
@@ -129,14 +134,17 @@ def measure(args: Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
     settings = EngineSettings(model=args.model, dtype=args.dtype)
     loaded = load_model(settings)
-    cases, arms = _cases(args, token_counter(loaded.tokenizer)), _arms(args)
+    count_tokens = token_counter(loaded.tokenizer)
+    cases, arms = _cases(args, count_tokens), _arms(args)
+    names = {policy.partition("@")[2] for policy, _ in arms} - {""}
+    shape: dict[str, Any] = {"count_tokens": count_tokens, "longest": args.longest}
     task = args.task or args.data.resolve().name
     drawn = f"-{args.data.resolve().name}-{args.seed}" if args.task else ""
     first = "-question-first" if args.question_first else ""
     first += f"-bought-{args.bought}" if args.bought else ""
     first += f"-{args.dtype}" if args.dtype != "auto" else ""
-    shape = f"{args.documents}x{args.longest}-{args.answer_tokens}-{args.stored}{first}"
-    path = args.parts / f"{loaded.name}-{task}{drawn}-{shape}.jsonl" if args.parts else None
+    written = f"{args.documents}x{args.longest}-{args.answer_tokens}-{args.stored}{first}"
+    path = args.parts / f"{loaded.name}-{task}{drawn}-{written}.jsonl" if args.parts else None
     outcomes = OutcomeFile(path, Outcome)
     runner = ArmRunner(
         loaded,
@@ -144,6 +152,7 @@ def measure(args: Namespace) -> dict[str, Any]:
         is_question_first=args.question_first,
         num_bought=args.bought,
         answer_tokens=args.answer_tokens,
+        constants={name: read_constant(args.data, name, **shape) for name in names},
     )
     for number, case in enumerate(cases, 1):
         if missing := outcomes.missing(case.id, arms):
@@ -186,7 +195,9 @@ def _arms(args: Namespace) -> list[Arm]:
     ratios, arms = [float(ratio) for ratio in args.ratios.split(",")], [FULL, REUSE]
     for policy in policies:
         name, _, ratio = policy.partition(":")
-        if name not in ("full", "reuse"):
+        if name.startswith("reuse@"):
+            arms.append((name, 0.0))
+        elif name not in ("full", "reuse"):
             arms += [(name, r) for r in ([float(ratio)] if ratio else ratios)]
     return list(dict.fromkeys(arms))
 

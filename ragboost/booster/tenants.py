@@ -7,12 +7,15 @@ directory of what all of them hold.
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ragboost.booster.booster import Booster
 from ragboost.booster.compose import Retrieved
+from ragboost.booster.context import Context
 from ragboost.booster.tokens import DEFAULT_TOKENS_PER_BYTE, TokenCounter, make_counter
 from ragboost.config import DedupSettings, OrderingSettings, Settings
+from ragboost.errors import RagBoostError
 from ragboost.index import EvictionForecast, Holders, PrefixDirectory, Seat
 from ragboost.ordering import make_order_policy
 from ragboost.types import DocumentLike
@@ -21,6 +24,10 @@ from ragboost.util.bounded_map import BoundedMap
 MAX_TENANTS = 1024  # one per model, cache salt and team
 _MAX_MODELS = 64
 _MAX_NAME = 256
+_ALL = 256  # requests of which all orders are compared, so that there are figures from the first on
+_SAMPLED = "0"  # first digit of the keys of sampled documents
+_SAMPLE = 1 / 16
+_MIN_NODES = 10_000  # of one backend's index
 
 
 class TenantKey(NamedTuple):
@@ -108,6 +115,8 @@ class Tenant:
                 policy=self._policy,
                 seat=seat,
             )
+            nodes = self._settings.proxy.memory.nodes // (2 * self._settings.num_backends)
+            booster.index.max_nodes = max(nodes, _MIN_NODES)
             booster.residency.follow(**self._modes.get(backend, CacheMode())._asdict())
             self._boosters[backend] = booster
         return booster
@@ -196,7 +205,13 @@ class Tenants:
         # Lengths of documents by model; all models share one if a tokenizer is configured.
         self.counters: BoundedMap[str, TokenCounter] = BoundedMap(max_entries=_MAX_MODELS)
         self._settings = settings
-        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(max_entries=max_tenants)
+        self._num_compared = 0  # requests whose orders were, or might have been
+        self._compared_tokens = self._gained_tokens = 0  # of the documents of those that were
+        # Their size is the number of their nodes when they were used last.
+        self._max_nodes = settings.proxy.memory.nodes
+        self._tenants: BoundedMap[TenantKey, Tenant] = BoundedMap(
+            max_entries=max_tenants, max_size=self._max_nodes
+        )
         if settings.tokens.tokenizer is not None:
             self._counter("")  # so that a missing file is said now, not to the first request
 
@@ -205,7 +220,7 @@ class Tenants:
 
     def get(self, key: TenantKey) -> Tenant:
         """Return the tenant of a key; an unknown one is new."""
-        tenant = self._tenants.get(key)
+        tenant = self._tenants.peek(key)
         if tenant is None:
             tenant = Tenant(
                 key,
@@ -214,7 +229,7 @@ class Tenants:
                 numbers=self.numbers if self._settings.num_backends > 1 else None,
                 tokens=self._counter(key.model),
             )
-            self._tenants.put(key, tenant)
+        self._tenants.put(key, tenant, size=min(tenant.num_nodes, self._max_nodes // 2))
         return tenant
 
     def find(self, key: TenantKey) -> Tenant | None:
@@ -234,6 +249,34 @@ class Tenants:
         counter = self.counters.peek(self._counter_name(model))
         return counter.tokens_per_byte if counter is not None else DEFAULT_TOKENS_PER_BYTE
 
+    def order_gain(
+        self, context: Context | None, tenant: Tenant, backend: str, *, prompt_prefix: str
+    ) -> float:
+        """Return how many more tokens of a boosted request's documents are cached in its order than
+        in the client's, in models of the same prefix cache; of a conversation only the first turn
+        is ordered. The caller has locked the tenant.
+
+        Of the first requests it takes all, then those whose first document is sampled by its key:
+        in the client's order only requests with the same first document share a prefix, so that
+        such a sample finds what all requests would. Its cache is as much smaller. Others are taken
+        to gain the same share of their tokens. In shadow mode it takes all.
+        """
+        if context is None or context.turn > 1 or not context.retrieved:
+            return 0.0
+        is_all = self._settings.proxy.shadow or self._num_compared < _ALL
+        self._num_compared += 1
+        if not (is_all or context.retrieved[0].key.startswith(_SAMPLED)):
+            tokens = sum(tenant.tokens.count_documents(context.retrieved))
+            return tokens * self._gained_tokens / max(1, self._compared_tokens)
+        original = tenant.original(backend, share=1 if is_all else _SAMPLE)
+        with suppress(RagBoostError):  # a broken model of what was not sent harms nobody
+            sent = original.record(context.retrieved, prompt_prefix=prompt_prefix)
+            gain = context.predicted_cached_tokens - sent.cached_tokens
+            self._compared_tokens += sum(sent.tokens)
+            self._gained_tokens += gain
+            return gain
+        return 0.0
+
     def forget(self, backend: str) -> None:
         for tenant in self.all():
             tenant.forget(backend)
@@ -252,6 +295,7 @@ class Tenants:
             counter = make_counter(self._settings.tokens)
             counter.is_counted = counter.is_counted or self.is_counting
             counter.all_counters = self.counters.values
+            counter.max_wanted_bytes = self._settings.proxy.memory.uncounted
             self.counters.put(name, counter)
         return counter
 

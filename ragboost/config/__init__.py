@@ -19,6 +19,7 @@ from ragboost.config.proxy import (
     LogSettings,
     ProxySettings,
     ReplicaSettings,
+    ReuseSettings,
     RouterSettings,
     WaitingRoomSettings,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "OrderingSettings",
     "ProxySettings",
     "ReplicaSettings",
+    "ReuseSettings",
     "RouterSettings",
     "Section",
     "SessionSettings",

@@ -210,17 +210,10 @@ class SessionSettings(Section):
     max_sessions: int = Field(
         10_000,
         ge=1,
-        description="Sessions kept, of 16 messages each; the least recently used are dropped.",
+        description="Sessions kept; the least recently used are dropped.",
     )
     ttl_s: float = Field(
         86_400.0, gt=0, description="Seconds after its last use until a session expires."
-    )
-    max_bytes: int = Field(
-        256 * 1024 * 1024,
-        ge=1024,
-        description="Bytes of sent messages kept, to send them again unchanged. Applies separately "
-        "to conversations with a name, to those without, and to chat sessions in memory or in "
-        "Redis.",
     )
     store: Literal["memory", "sqlite", "redis"] = Field(
         "memory",

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
+from ragboost.config.memory import MIB, PROCESS_BYTES, MemoryParts
 from ragboost.config.section import Section
 
 
@@ -194,6 +195,26 @@ class BoostSettings(Section):
     )
 
 
+class ReuseSettings(Section):
+    """Chunk reuse by the backends: how much it may change answers."""
+
+    check: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the greedy answers with reused chunks that the backend scores once "
+        "more, exactly, while it has nothing else to do; metrics and dashboard show how many are "
+        "not what the exact model says.",
+    )
+    max_changed: float | None = Field(
+        None,
+        gt=0,
+        le=0.5,
+        description="Share of the answers that reuse may change: moves the recompute ratio of each "
+        "endpoint, model and team, up to exactness. None: only measure.",
+    )
+
+
 class LogSettings(Section):
     """The log of `ragboost serve` and `ragboost engine` on standard error."""
 
@@ -213,12 +234,12 @@ class ProxySettings(Section):
     max_body_bytes: int = Field(
         32 * 1024 * 1024, ge=1024, description="Largest request body; larger ones get a 413."
     )
-    max_total_body_bytes: int = Field(
-        512 * 1024 * 1024,
-        ge=1024,
-        description="Bytes of all bodies that are received or whose requests are running, and at "
-        "least one body; further ones get a 503 with Retry-After. They need about twice the "
-        "memory.",
+    memory_bytes: int = Field(
+        2048 * MIB,
+        ge=PROCESS_BYTES + 64 * 1024,
+        description="Memory of the process. The bounds of its parts follow from it: bodies of "
+        "running requests (further ones get a 503 with Retry-After), conversations, chat sessions, "
+        "context indexes, caches.",
     )
     header_timeout_s: float = Field(
         15.0, gt=0, description="Seconds in which a client must send the request headers."
@@ -288,6 +309,10 @@ class ProxySettings(Section):
     tracing: bool = Field(
         False, description="Record OpenTelemetry spans of completions; needs the extra otel."
     )
+
+    @property
+    def memory(self) -> MemoryParts:
+        return MemoryParts.of(self.memory_bytes)
 
     @property
     def client_keys(self) -> list[SecretStr]:

@@ -21,6 +21,7 @@ from ragboost.config.proxy import (
     LogSettings,
     ProxySettings,
     ReplicaSettings,
+    ReuseSettings,
     RouterSettings,
     WaitingRoomSettings,
 )
@@ -53,6 +54,7 @@ class Settings(Section):
         "earlier message is changed.",
     )
     boost: BoostSettings = BoostSettings()
+    reuse: ReuseSettings = ReuseSettings()
     router: RouterSettings = RouterSettings()
     waiting_room: WaitingRoomSettings = WaitingRoomSettings()
     proxy: ProxySettings = ProxySettings()

@@ -124,8 +124,8 @@ def _measured(
     tokens: Sequence[int],
     permutation: tuple[int, ...],
 ) -> Order:
-    order = Order.of(documents, tokens, permutation)
-    return order._replace(cached_tokens=index.cached_prefix(order.documents).cached_tokens)
+    cached = index.cached_prefix(tuple(map(documents.__getitem__, permutation))).cached_tokens
+    return Order.of(documents, tokens, permutation, cached_tokens=cached)
 
 
 def make_order_policy(settings: OrderingSettings, *, is_hinted: bool = True) -> OrderPolicy:

@@ -95,6 +95,7 @@ def create_app(settings: Settings | None = None) -> ProxyApp:
         },
     )
     app.state.cache_sync, app.state.chunk_reuse = state.sync, state.chunk_reuse
+    app.state.error_bar = state.error_bar
     app.state.metrics, app.state.bodies = state.metrics, state.bodies
     paths = ForwardedPaths(state.settings.proxy.forwarded_paths)
     passthrough = Passthrough(state, paths=paths)

@@ -1,18 +1,19 @@
-"""One request on its way through the proxy: parsed, placed, sent, answered.
+"""One request on its way through the proxy: parsed, sent, answered.
 
 Each record is made once, by the room that knows it, and never changed. What else a room keeps of a
 request it keeps under its own name: routing in its `Admission`, cache sync in its `TrackedRequest`.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from ragboost.booster.context import Context
 from ragboost.booster.tokens import TokenCounter, num_bytes
 from ragboost.cache_sync.tracked_request import TrackedRequest
-from ragboost.ordering import Order
 from ragboost.proxy.hosted.live import CacheBreak
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.proxy.upstream.mapped_answer import AnswerMapper
+from ragboost.requests.formats import Detection
 from ragboost.requests.formats.citations import CitationMap
 from ragboost.requests.headers import RawHeaders
 from ragboost.requests.parsed_request import Bypass, ParsedRequest
@@ -20,27 +21,6 @@ from ragboost.requests.recorded_request import RecordedRequest
 from ragboost.requests.sent_history import HistoryDelta
 from ragboost.requests.wires.usage import Usage
 
-
-class Placed(NamedTuple):
-    """The backend that routing chose, and what it expects there."""
-
-    backend: Backend
-    cached_tokens: int  # that the backend's prefix cache should hold
-    planned: Order | None  # the order of the documents, if they were planned with others
-    waited_s: float
-    # How it left the waiting room: `at_once`, or after a wait `alone`, `planned` with others,
-    # because of `max_wait`, or because the room was `full`.
-    release: str
-
-
-class Observation(NamedTuple):
-    """Findings about a request beside its documents."""
-
-    cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
-    record: RecordedRequest | None = None  # its shape, for `proxy.record`
-
-
-NO_OBSERVATION = Observation()
 NO_DELTA = HistoryDelta()
 
 
@@ -78,7 +58,8 @@ class SentRequest(NamedTuple):
     context: Context | None = None  # of the boosted documents
     delta: HistoryDelta = NO_DELTA  # what it adds to its conversation
     bypass: Bypass | None = None  # why nothing was boosted
-    seen: Observation = NO_OBSERVATION
+    cache_break: CacheBreak | None = None  # why it is not the continuation of the one before
+    record: RecordedRequest | None = None  # its shape, for `proxy.record`
     tracked: TrackedRequest | None = None  # None: nothing was boosted
     is_usage_added: bool = False  # the proxy asked for the response's usage, not the client
     num_documents: int = 0  # in this turn's part of the payload
@@ -86,6 +67,7 @@ class SentRequest(NamedTuple):
     savings: Savings = NO_SAVINGS  # predicted
     citations: CitationMap | None = None  # of the answer; None: it stays as it is
     continued: str = ""  # the text that the answer continues, if it is mapped
+    seconds: float = 0.0  # to prepare it, without waiting
 
     @property
     def bought_tokens(self) -> int:
@@ -99,59 +81,46 @@ class SentRequest(NamedTuple):
     def saved(self, usage: Usage | None) -> Savings:
         """Return what was saved, as far as the backend's report confirms the prediction: one that
         has fewer cached tokens than predicted has evicted some, in any order."""
-        predicted = self.context.predicted_cached_tokens if self.context is not None else 0
-        if usage is None:
+        if usage is None or (self.context is None and not usage.reused_tokens):
             return self.savings
-        cached, order = usage.cached_tokens, self.savings.order
+        predicted = self.context.predicted_cached_tokens if self.context is not None else 0
+        cached, (order, dropped, _, hints) = usage.cached_tokens, self.savings
         if cached is not None and cached < predicted:
             order *= cached / predicted
-        return self.savings._replace(order=order, reuse=float(usage.reused_tokens or 0))
+        return Savings(order, dropped, float(usage.reused_tokens or 0), hints)
+
+    def response_headers(self, detection: Detection) -> RawHeaders:
+        """Return headers that tell the client of it."""
+        headers = [
+            (b"x-ragboost-documents", b"%d" % self.num_documents),
+            (b"x-ragboost-documents-dropped", b"%d" % self.num_dropped),
+            (b"x-ragboost-overhead-ms", b"%.3f" % (self.seconds * 1000)),
+        ]
+        if detection.frame:
+            headers.append((b"x-ragboost-frame", detection.frame.encode()))
+        if self.bypass is not None:
+            headers.append((b"x-ragboost-bypass", self.bypass.reason.encode()))
+        if self.cache_break is not None:
+            headers.append((b"x-ragboost-cache-break", self.cache_break.header))
+        return headers
+
+    def notes(self, detection: Detection) -> dict[str, str | int | float | None]:
+        """Return figures for the access log and the span."""
+        return {
+            "documents": self.num_documents,
+            "documents_dropped": self.num_dropped,
+            "detection": detection.name,
+            "frame": detection.frame or None,
+            "bypass": self.bypass.reason if self.bypass else None,
+            "cache_break": str(self.cache_break.cause) if self.cache_break else None,
+            "overhead_ms": round(self.seconds * 1000, 3),
+        }
 
     def mapper(self) -> AnswerMapper | None:
         """Return what maps the citations of one answer."""
         if self.citations is None:
             return None
         return AnswerMapper(self.citations, continued=self.continued)
-
-
-class PreparedRequest(NamedTuple):
-    """A completion, ready to be sent."""
-
-    parsed: ParsedRequest
-    placed: Placed
-    sent: SentRequest
-    seconds: float  # to prepare it, without waiting
-
-    @property
-    def response_headers(self) -> RawHeaders:
-        """Headers that tell the client of it."""
-        detection, sent = self.parsed.detection, self.sent
-        headers = [
-            (b"x-ragboost-documents", b"%d" % sent.num_documents),
-            (b"x-ragboost-documents-dropped", b"%d" % sent.num_dropped),
-            (b"x-ragboost-overhead-ms", b"%.3f" % (self.seconds * 1000)),
-        ]
-        if detection.frame:
-            headers.append((b"x-ragboost-frame", detection.frame.encode()))
-        if sent.bypass is not None:
-            headers.append((b"x-ragboost-bypass", sent.bypass.reason.encode()))
-        if sent.seen.cache_break is not None:
-            headers.append((b"x-ragboost-cache-break", sent.seen.cache_break.header))
-        return headers
-
-    @property
-    def notes(self) -> dict[str, str | int | float | None]:
-        """Figures for the access log and the span."""
-        detection, sent, cache_break = self.parsed.detection, self.sent, self.sent.seen.cache_break
-        return {
-            "documents": sent.num_documents,
-            "documents_dropped": sent.num_dropped,
-            "detection": detection.name,
-            "frame": detection.frame or None,
-            "bypass": sent.bypass.reason if sent.bypass else None,
-            "cache_break": str(cache_break.cause) if cache_break else None,
-            "overhead_ms": round(self.seconds * 1000, 3),
-        }
 
 
 class Answer(NamedTuple):
@@ -175,10 +144,6 @@ class Answer(NamedTuple):
         return None if self.first_byte is None else self.first_byte - self.started
 
 
-class Observer(Protocol):
-    """Learns from a completion, or tells of it."""
-
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
-        """Note a completion that has ended, well or not; its client has the whole response."""
+Observer = Callable[[ParsedRequest, SentRequest, Answer], Awaitable[None]]
+"""Learns from a completion that has ended, well or not, or tells of it; its client has the whole
+response."""

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from ragboost.cache_sync.discovery import configured_source
 from ragboost.cache_sync.subscriber import Subscriber
-from ragboost.config import ProxySettings, SessionSettings, Settings
+from ragboost.config import ProxySettings, Settings
 from ragboost.config.proxy import public_url
 from ragboost.errors import ConfigError
 from ragboost.proxy.app import create_app
@@ -32,7 +32,7 @@ def serve(settings: Settings) -> None:
     """Serve the proxy until SIGTERM, SIGINT or SIGHUP, then finish requests and close all."""
     proxy = settings.proxy
     _check_exposure(proxy)
-    asyncio.run(_check_store(settings.session))
+    asyncio.run(_check_store(settings))
     _check_events(settings)
     server = make_server(guarded(create_app(settings), proxy), proxy)
     with _signals_only_stop(server):
@@ -52,9 +52,9 @@ def _collect_rarely() -> None:
     gc.set_threshold(10_000, 10, 10)
 
 
-async def _check_store(settings: SessionSettings) -> None:
+async def _check_store(settings: Settings) -> None:
     """Open the file of the chat sessions once: an error inside the server is a traceback."""
-    if store_class(settings).is_on_disk:
+    if store_class(settings.session).is_on_disk:
         store = make_store(settings)
         await store.open()
         await store.close()

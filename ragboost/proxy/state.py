@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from prometheus_client.core import CounterMetricFamily
@@ -12,12 +13,13 @@ from ragboost.cache_sync.sync import CacheSync
 from ragboost.config import ProxySettings, Settings
 from ragboost.proxy.asgi.keys import ApiKeys
 from ragboost.proxy.asgi.request_body import RequestBodies
-from ragboost.proxy.cache_learning import CacheLearning
+from ragboost.proxy.cache_learning import learn
 from ragboost.proxy.observability.hold_out import HoldOut
 from ragboost.proxy.observability.metrics import Metrics
 from ragboost.proxy.observability.recent_requests import RecentRequests
 from ragboost.proxy.observability.request_log import RequestLog
 from ragboost.proxy.pipeline import BoostPipeline
+from ragboost.proxy.quality.error_bar import ErrorBar
 from ragboost.proxy.records import Observer
 from ragboost.proxy.replicas.load_board import LoadBoard
 from ragboost.proxy.replicas.messages import MessageHandler
@@ -38,6 +40,7 @@ class ProxyState:
     metrics: Metrics  # in a registry of their own
     sync: CacheSync  # follows the backends' prefix caches
     chunk_reuse: ChunkReuseProbe  # finds out if the backends reuse chunks
+    error_bar: ErrorBar  # checks answers with reused chunks
     kinds: EngineKinds  # finds out what the backends are
     boosting: BoostPipeline  # prepares completions, or in shadow mode counts what that would save
     hold_out: HoldOut  # what it saves, by the hold-out of boost.share
@@ -61,6 +64,7 @@ class ProxyState:
         sync = CacheSync(settings, engines=backends.all, tenants=tenants)
         metrics.watch_streams(sync)
         chunk_reuse = ChunkReuseProbe(settings.backend, backends.all)
+        error_bar = ErrorBar(settings.reuse, chunk_reuse, metrics)
         kinds = EngineKinds(backends.all)
         dispatcher = Dispatcher(settings, backends=backends, tenants=tenants)
         board = LoadBoard(backends.all, on_change=dispatcher.update)
@@ -82,23 +86,33 @@ class ProxyState:
             chunk_reuse=chunk_reuse,
             kinds=kinds,
             dispatcher=dispatcher,
+            error_bar=error_bar,
         )
-        recent, learning, hold_out = RecentRequests(), CacheLearning(sync, metrics), HoldOut()
+        recent, hold_out = RecentRequests(), HoldOut()
         log = _request_log(settings.proxy, metrics)
-        logs = [log] if log is not None else []
+        observers: list[Observer] = [
+            recent.done,
+            metrics.done,
+            partial(learn, sync=sync, metrics=metrics),
+        ]
+        if settings.boost.share < 1:
+            observers.append(hold_out.done)
+        if log is not None:
+            observers.insert(0, log.done)
         return cls(
             settings,
             backends,
             metrics,
             sync,
             chunk_reuse,
+            error_bar,
             kinds,
             pipeline,
             hold_out,
             recent,
-            [*logs, recent, metrics, learning, hold_out],
+            observers,
             dispatcher,
-            make_store(settings.session, on_failure=metrics.session_store_failures.inc),
+            make_store(settings, on_failure=metrics.session_store_failures.inc),
             RunningTurns(),
             board,
             replicas,
@@ -120,7 +134,7 @@ class ProxyState:
             await self.chunk_reuse.open()
             await self.kinds.open()
             async with AsyncExitStack() as stack:
-                for part in (self.refresher, self.board, self.replicas):
+                for part in (self.refresher, self.board, self.replicas, self.error_bar):
                     if part is not None:
                         stack.push_async_callback(part.close)
                         await part.open()

@@ -3,7 +3,7 @@
 Knows bodies as they are sent, and contexts. Does not know which backends reuse chunks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ragboost.booster.context import Context, render_document
@@ -20,6 +20,7 @@ def add_chunks(
     message: int | None,
     reuse: Any,
     tenant: str = "",
+    not_reused: Collection[str] = (),
 ) -> Mapping[str, Any]:
     """Return the fields with the positions of their documents in the `ragboost` object.
 
@@ -31,11 +32,15 @@ def add_chunks(
         message: index of the message that carries them; None: the prompt.
         reuse: the client's `ragboost.reuse`.
         tenant: whose stored chunks the request may share; empty: everybody's.
+        not_reused: keys of documents that are computed like other text.
     """
     kept = fields.get(FIELD)
     if isinstance(kept, dict) and GRAPH in kept:
         return fields
     found = find_chunks(fields, context, message=message) if context is not None else []
+    if context is not None and not_reused:
+        pairs = zip(found, context.documents, strict=True)
+        found = [None if document.key in not_reused else chunk for chunk, document in pairs]
     ours = {"reuse": reuse} if reuse is not None else {}
     if chunks := [chunk for chunk in found if chunk is not None]:
         ours["chunks"] = chunks

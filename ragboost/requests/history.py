@@ -8,18 +8,18 @@ conversation only if it has a name.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Self
 
-from ragboost.config import SessionSettings
+from ragboost.config import Settings
 from ragboost.requests.json_body import Link
 from ragboost.requests.sent_history import Conversation, HistoryDelta, MessageForm
 from ragboost.util.bounded_map import BoundedMap
 
 _MAX_FORMS = 8  # of one message: branches of a conversation
-_MESSAGES = 16  # of a session, for the bound of their number
 
 
 class History:
-    """The messages of all conversations as they were sent, bounded by number, bytes and age.
+    """The messages of all conversations as they were sent, bounded by bytes and age.
 
     messages  |  q1  |  a1  |  q2  |  call  | result |
     forms     |  q1' |      |  q2' |        | result |   the last message in any form
@@ -29,14 +29,15 @@ class History:
     """
 
     def __init__(
-        self, settings: SessionSettings, *, clock: Callable[[], float] = time.monotonic
+        self, *, max_bytes: int, ttl_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._forms: BoundedMap[Link, tuple[MessageForm, ...]] = BoundedMap(
-            max_entries=_MESSAGES * settings.max_sessions,
-            max_size=settings.max_bytes,
-            ttl_s=settings.ttl_s,
-            clock=clock,
+            max_size=max_bytes, ttl_s=ttl_s, clock=clock
         )
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(max_bytes=settings.proxy.memory.conversations, ttl_s=settings.session.ttl_s)
 
     def __len__(self) -> int:
         return len(self._forms)

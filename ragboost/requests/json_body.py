@@ -77,14 +77,11 @@ class JsonBody:
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        self._is_lenient = False
         if len(raw) > _MAX_CONTAINERS and _num_openers(raw) > _MAX_CONTAINERS:
             raise MalformedBodyError("the body has too many objects and lists")
         self.raw_fields = self._split_fields()  # the client's bytes, not copied
         # Values must not be changed in place: `encode` recognises unchanged ones by identity.
-        self.fields: dict[str, Any] = {
-            name: self._decode(field) for name, field in self.raw_fields.items()
-        }
+        self.fields: dict[str, Any] = {n: _load(field) for n, field in self.raw_fields.items()}
         if len(raw) > _MAX_SMALL or _num_openers(raw) >= _MAX_DEPTH:
             _check_depth(self.fields)
         for name in ANY.messages:
@@ -128,9 +125,7 @@ class JsonBody:
         return self.encode_bytes(encoded)
 
     def encode_bytes(self, value: Any) -> bytes:
-        if isinstance(value, msgspec.Raw):
-            return bytes(value)
-        return _bytes(_dump(value)) if self._is_lenient else _ENCODER.encode(value)
+        return bytes(value) if isinstance(value, msgspec.Raw) else encode_json(value)
 
     def _encode_value(self, value: Any) -> msgspec.Raw:
         return value if isinstance(value, msgspec.Raw) else msgspec.Raw(self.encode_bytes(value))
@@ -147,7 +142,7 @@ class JsonBody:
         try:
             return _FIELDS.decode(self.raw)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            fields = self._load(self.raw)
+            fields = _load(self.raw)
         except RecursionError:
             raise MalformedBodyError(_TOO_DEEP) from None
         if not isinstance(fields, dict):
@@ -164,27 +159,6 @@ class JsonBody:
                 self._elements[name] = [element for _, element in pieces]
         return self._elements[name]
 
-    def _decode(self, raw: msgspec.Raw) -> Any:
-        try:
-            return _DECODER.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return self._load(bytes(raw))
-        except RecursionError:
-            raise MalformedBodyError(_TOO_DEEP) from None
-
-    def _load(self, raw: bytes) -> Any:
-        """Accept what engines accept, too: lone surrogates and NaN."""
-        self._is_lenient = True
-        try:
-            value = _LENIENT.decode(_text(raw))
-        except RecursionError:
-            raise MalformedBodyError(_TOO_DEEP) from None
-        except ValueError as error:
-            raise MalformedBodyError(str(error)) from None
-        if type(value) in _CONTAINERS:
-            _check_depth(value)
-        return value
-
 
 def decode_message(message: Any) -> Any:
     """Decode a message that is encoded, as a body is decoded; return any other as it is."""
@@ -192,22 +166,33 @@ def decode_message(message: Any) -> Any:
 
 
 def decode_json(raw: bytes | msgspec.Raw) -> Any:
-    """Decode a JSON text; numbers keep their spelling, lone surrogates are accepted. Return None
-    for any other text."""
+    """Decode a JSON text as a body is decoded; return None for any other text."""
     try:
-        return _DECODER.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        pass
-    except RecursionError:
-        return None
-    try:
-        return _LENIENT.decode(_text(bytes(raw)))
+        return _decode(raw)
     except (ValueError, RecursionError):
         return None
 
 
+def _load(raw: bytes | msgspec.Raw) -> Any:
+    try:
+        return _decode(raw)
+    except RecursionError:
+        raise MalformedBodyError(_TOO_DEEP) from None
+    except ValueError as error:
+        raise MalformedBodyError(str(error)) from None
+
+
+def _decode(raw: bytes | msgspec.Raw) -> Any:
+    """Accept what engines accept: lone surrogates and NaN, too. Numbers keep their spelling."""
+    try:
+        return _DECODER.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _LENIENT.decode(_text(bytes(raw)))
+
+
 def encode_json(value: Any) -> bytes:
-    """Encode a value; lone surrogates, which UTF-8 cannot carry, become escapes."""
+    """Encode a value, by what it holds alone; lone surrogates, which UTF-8 cannot carry, become
+    escapes."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:

@@ -28,9 +28,7 @@ from ragboost.requests.headers import RawHeaders, user_of
 from ragboost.requests.json_body import JsonBody, Link, chain_links
 from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.sent_history import Conversation, ResentMessages
-from ragboost.requests.wires.normal_form import (
-    EngineKind,
-)
+from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.registry import ANY
 from ragboost.types import Request
 
@@ -91,6 +89,8 @@ class ParsedRequest:
     # out.
     is_boost_wanted: bool = True
     arm: Literal["boosted", "held_out"] | None = None  # of a hold-out, if it is in one
+    # Level of the ratio at which its answer is checked, -1 for none; None: it is not checked.
+    check_level: int | None = None
     session: str | None = None  # unique name of its conversation; None: unnamed
     owner: bytes = b""  # hash of what tells users apart: credentials, end user, cache salt
     shape: Format | None = None  # of its documents; None without any, as is `found`

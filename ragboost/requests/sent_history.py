@@ -197,13 +197,15 @@ class ResentMessages:
         if not self.links:
             return delta
         at = len(self.links) - 1 if self._bare is None else self._bare
-        if not delta.sent:
-            places = [*self._places_as_they_came(at), at]
-            sent = tuple([(self.links[i], self.sent.get(i, AS_IT_CAME)) for i in places])
-            return delta._replace(sent=sent, parent=self.digest(places[0]))
-        is_there = delta.sent[-1][0] == self.links[at]
-        last = (self.links[at], self.sent.get(at, AS_IT_CAME))
-        return delta if is_there else delta._replace(sent=(*delta.sent, last))
+        added = {self.links.index(link): sent for link, sent in delta.sent}
+        # What was sent behind a message in a new form is a branch of its own.
+        places = {at, *added, *(i for i in self.sent if min(added, default=at) < i < at)}
+        if not added:
+            places.update(self._places_as_they_came(at))
+        ordered = sorted(places)
+        sent = [(self.links[i], added.get(i) or self.sent.get(i, AS_IT_CAME)) for i in ordered]
+        parent = delta.parent if added else self.digest(ordered[0])
+        return delta._replace(sent=tuple(sent), parent=parent)
 
     def _places_as_they_came(self, end: int) -> Sequence[int]:
         """Return messages that may hold documents and were sent as they came, for the first time: a

@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -19,7 +20,7 @@ class BoundedMap(Generic[K, V]):
     def __init__(
         self,
         *,
-        max_entries: int,
+        max_entries: float = inf,
         max_size: int | None = None,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,

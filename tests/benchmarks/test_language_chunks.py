@@ -4,6 +4,7 @@ import gzip
 import json
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("torch", reason="needs the extra engine")
 import torch
 
 from benchmarks.language.arms import ArmRunner, Outcome
-from benchmarks.language.cases import LanguageCase, cut, read_cases, split
+from benchmarks.language.cases import LanguageCase, cut, read_cases, read_constant, split
 from benchmarks.language.cells import TASKS, make_cases
 from benchmarks.language.chunks import RATIOS, make_row, measure
 from ragboost.chunk_cache.eval.arms import FULL
@@ -145,6 +146,39 @@ def test_nothing_differs_from_full_attention_where_everything_is_computed(
     assert whole.same_answer
     assert reuse.kl_answer > 1e-6
     assert reuse.computed < whole.computed <= full.computed  # alone, the first one is exact
+
+
+def test_what_is_stored_behind_a_constant_document_is_exact_behind_it(
+    loaded: LoadedModel, data: Path
+) -> None:
+    (case, *_) = read_cases(data, num_documents=3, count_tokens=_count)
+    constant = read_constant(data, "draw1", count_tokens=_count)
+    runner = ArmRunner(loaded, stored="alone", constants={"draw1": constant})
+    arms = [FULL, ("reuse", 0.0), ("reuse@draw1", 0.0)]
+    behind_it = replace(case, documents=(constant, case.documents[0]))
+
+    _, alone, exact = runner.run(behind_it, arms)
+    _, _, behind = runner.run(case, arms)
+
+    assert exact.policy == "reuse@draw1"
+    assert exact.computed == alone.computed
+    assert exact.kl_answer < 1e-5 < alone.kl_answer
+    assert behind.kl_answer > 1e-5, "the constant document is not in the prompt"
+
+
+def test_a_constant_document_is_the_longest_or_drawn_by_its_name(data: Path) -> None:
+    rows = [{"id": name, "title": name, "text": f"{name} is. " * 70} for name in NAMES]
+    rows[3]["text"] *= 10
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (data / "corpus.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    read = partial(read_constant, data, count_tokens=_count, longest=120)
+
+    longest, drawn = read("longest"), [read(f"draw{number}") for number in range(9)]
+
+    assert (longest.title, _count(longest.text)) == ("Dora", 512)
+    assert len({document.title for document in drawn}) > 2
+    assert read("draw1") == drawn[1]
+    assert {_count(document.text) for document in drawn} == {120}
 
 
 def test_documents_are_written_as_the_booster_writes_them(loaded: LoadedModel) -> None:

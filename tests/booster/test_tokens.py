@@ -14,6 +14,7 @@ from ragboost.booster.tenants import TenantKey, Tenants
 from ragboost.booster.tokens import TokenCounter, make_counter
 from ragboost.booster.tokens.local import count_in_background, load_tokenizer
 from ragboost.config import Settings, TokenSettings
+from ragboost.config.memory import PROCESS_BYTES
 from ragboost.errors import ConfigError
 from tests.eventually import eventually
 
@@ -99,9 +100,9 @@ def test_what_is_wanted_is_bounded_and_what_is_dropped_is_wanted_again() -> None
     assert counter.take_wanted(1)[0].key == documents[0].key
 
 
-def test_counters_share_the_memory_for_texts_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragboost.booster.tokens.counter._MAX_WANTED_BYTES", 6400)
-    tenants = Tenants(Settings())
+def test_counters_share_the_memory_for_texts_that_wait() -> None:
+    settings = Settings(proxy={"memory_bytes": PROCESS_BYTES + 32 * 6400})
+    tenants = Tenants(settings)
     tenants.is_counting = True
     counters = [tenants.get(TenantKey(f"model-{i}", "")).tokens for i in range(2)]
     for i in range(100):

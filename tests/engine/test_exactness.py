@@ -139,10 +139,10 @@ def test_rows_of_several_sequences_in_one_forward_do_not_see_each_other(name: st
     kvs = [runner.new_kv(4) for _ in prompts]
     starts = [39, 4, 30]  # a decode row, a prefill from the middle, another
     for ids, kv, start in zip(prompts, kvs, starts, strict=True):
-        runner.forward([runner.segment(ids[:start], kv, start=0, wants_logits=False)])
+        runner.forward([runner.segment(ids[:start], kv, start=0, num_logits=0)])
     logits = runner.forward(
         [
-            runner.segment(ids[start:], kv, start=start, wants_logits=i != 1)
+            runner.segment(ids[start:], kv, start=start, num_logits=int(i != 1))
             for i, (ids, kv, start) in enumerate(zip(prompts, kvs, starts, strict=True))
         ]
     )

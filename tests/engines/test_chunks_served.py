@@ -92,6 +92,34 @@ def test_an_exact_request_never_hits_approximate_blocks(server: EngineServer) ->
     assert cached < 400  # at most the prefix before the first approximate block
 
 
+def test_an_answer_is_scored_as_the_exact_model_would(server: EngineServer) -> None:
+    order, text = [3, 1, 2, 0], "Shelf 3 holds item 11, worth 124 coins."
+    tokenized = {"model": "tiny", "prompt": text, "add_special_tokens": False}
+    num = len(server.post("/tokenize", tokenized)["tokens"])
+    exact = server.post("/v1/chat/completions", chat(order, reuse="exact", logprobs=True))
+    first = exact["choices"][0]["logprobs"]["content"][0]["logprob"]
+    given = {
+        "request": chat(order, reuse={"policy": "reuse", "ratio": 0.0}),
+        "answer": text,
+        "prompt_tokens": exact["usage"]["prompt_tokens"],
+        "completion_tokens": num,
+    }
+    server.clear_cache()
+    before = server.post("/chunk_reuse/check", given)
+    server.clear_cache()
+    _, origins, _ = ask(server, given["request"])
+    after = server.post("/chunk_reuse/check", given)
+
+    assert origins["reused"] > 400
+    assert len(before["logprobs"]) == len(before["best"]) == num
+    assert before["best"][0] == pytest.approx(first, abs=1e-3)
+    assert all(best >= own for own, best in zip(before["logprobs"], before["best"], strict=True))
+    # Approximate blocks are not read.
+    assert after["logprobs"] == pytest.approx(before["logprobs"], abs=1e-3)
+    assert after["best"] == pytest.approx(before["best"], abs=1e-3)
+    assert after["computed_tokens"] > num
+
+
 def test_a_stream_splits_its_usage(server: EngineServer) -> None:
     ask(server, chat([0, 1, 2, 3]))
     body = chat([2, 3, 1, 0], stream=True, stream_options={"include_usage": True})

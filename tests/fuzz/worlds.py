@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ragboost.config import Settings
+from ragboost.config.memory import PROCESS_BYTES
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ WORLDS = (
     World(
         "almost no memory",
         {
-            "session": {"max_sessions": 6, "max_bytes": 20_000},
+            "session": {"max_sessions": 6},
+            "proxy": {"memory_bytes": PROCESS_BYTES + 8 * 20_000},
             "index": {"capacity_tokens": 400},
         },
         is_ample=False,

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from ragboost.config import Settings
-from ragboost.proxy.observer import with_arm
+from ragboost.proxy.observability.hold_out import with_arm
 from ragboost.requests.formats import make_formats
 from ragboost.requests.parsed_request import ParsedRequest, parse_request
 from tests.fakes import FakeEngine

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from ragboost.booster import Booster
-from ragboost.proxy.encoder import RequestEncoder
+from ragboost.proxy.pipeline import BoostPipeline
 from tests.eventually import DEADLINE_S, eventually
 from tests.fakes import FakeEngine
 from tests.fakes.proxy import ProxyServer
@@ -179,7 +179,7 @@ def test_others_are_boosted_while_a_large_body_is_encoded(
     proxy: ProxyServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tenant's lock is held for the index alone."""
-    encode, may_go, is_waiting = RequestEncoder.encode, threading.Event(), threading.Event()
+    encode, may_go, is_waiting = BoostPipeline._encode, threading.Event(), threading.Event()
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         if not is_on_event_loop():
@@ -187,7 +187,7 @@ def test_others_are_boosted_while_a_large_body_is_encoded(
             assert may_go.wait(DEADLINE_S)
         return encode(*args, **kwargs)
 
-    monkeypatch.setattr(RequestEncoder, "encode", wait)
+    monkeypatch.setattr(BoostPipeline, "_encode", wait)
     large = {"messages": QUESTION, "ragboost": {"documents": ["x" * 200_000, "y" * 200_000]}}
     answers: list[httpx.Response] = []
     asking = threading.Thread(

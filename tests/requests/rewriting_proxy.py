@@ -16,7 +16,7 @@ class RewritingProxy:
         settings = Settings()
         self._formats = make_formats(settings)
         self._booster = Booster(settings)
-        self._history = History(settings.session)
+        self._history = History.of(settings)
         self._template = settings.hints.label_template
 
     def send(self, body: dict[str, Any], *, session: str = "", key: str = "") -> list[str]:

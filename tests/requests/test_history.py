@@ -1,16 +1,22 @@
 """What was sent for messages is found by their links, bounded, and evicted from its ends."""
 
+import json
 from typing import Any
 
-from ragboost.config import SessionSettings
 from ragboost.requests.history import History
-from ragboost.requests.json_body import chain_links
-from ragboost.requests.sent_history import FORM_BYTES, HistoryDelta, SentMessage
+from ragboost.requests.json_body import JsonBody, chain_links
+from ragboost.requests.sent_history import (
+    FORM_BYTES,
+    UNCHANGED,
+    HistoryDelta,
+    ResentMessages,
+    SentMessage,
+)
 
 
 def make(now: list[float] | None = None, **limits: Any) -> History:
-    settings = SessionSettings(**{"max_sessions": 10, "max_bytes": 10_000, "ttl_s": 100, **limits})
-    return History(settings, clock=lambda: now[0] if now else 0.0)
+    bounds = {"max_bytes": 10_000, "ttl_s": 100, **limits}
+    return History(**bounds, clock=lambda: now[0] if now else 0.0)
 
 
 def links_of(*messages: str) -> list[bytes]:
@@ -56,7 +62,7 @@ def test_the_last_turns_of_a_conversation_are_evicted_first() -> None:
 
 
 def test_a_conversation_in_use_is_found_however_many_others_begin() -> None:
-    history = make(max_sessions=1)
+    history = make(max_bytes=16 * (FORM_BYTES + 10))
     add(history, "q1")
     for number in range(100):
         add(history, f"other {number}")
@@ -106,3 +112,17 @@ def test_a_link_depends_on_the_whole_history_before_it() -> None:
     assert chain_links([b"a", b"b"]) == one[:2]
     assert chain_links([b"ab", b"c"])[-1] != chain_links([b"a", b"bc"])[-1]
     assert chain_links([b"a"], seed=b"documents") != chain_links([b"a"])
+
+
+def test_what_is_sent_behind_a_message_in_a_new_form_is_a_branch_of_its_own() -> None:
+    texts = ("q1", "a1", "q2", "a2", "q3")
+    raw = json.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
+    body, links, history = JsonBody(raw.encode()), links_of(*texts), make()
+    question, answer, other = (SentMessage(text, (), ()) for text in (b"Q1", b"A1", b"other"))
+    history.add(HistoryDelta(((links[0], question), (links[1], answer)), parent=UNCHANGED))
+    resent = ResentMessages(body, history.known(links), links=links, is_in_place=True)
+    history.add(resent.with_last(HistoryDelta(((links[0], other),), parent=UNCHANGED)))
+
+    again = ResentMessages(body, history.known(links), links=links, is_in_place=True)
+
+    assert again.sent == {0: other, 1: answer}

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ragboost.requests.json_body import JsonBody, MalformedBodyError
 
@@ -17,6 +19,7 @@ NUMBERS = (
     "7",
 )
 ODD = ("NaN", "-Infinity", '"\\ud800"')
+TEXTS = ("plain", "café", "合同", "\ud800", "\U0001f600", "\u2028", '"', "\x00")
 
 
 def rewritten(raw: bytes) -> bytes:
@@ -94,3 +97,14 @@ def test_messages_keep_their_bytes_whatever_a_later_one_contains() -> None:
     body = JsonBody(b'{"model": "m", "messages" : [' + first + b" , " + last + b"]}")
 
     assert [bytes(element) for element in body.elements("messages")] == [first, last]
+
+
+@given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3).map("".join), st.sampled_from(ODD))
+def test_a_message_is_written_alike_whatever_else_the_body_contains(text: str, odd: str) -> None:
+    """So a rewritten message of a resent history keeps its bytes under any later message."""
+    message = {"role": "user", "content": text, "number": 1.5}
+    bodies = (f'{{"messages": [{{"content": {other}}}]}}' for other in ('"plain"', odd))
+    first, second = (JsonBody(body.encode()).encode_bytes(message) for body in bodies)
+
+    assert first == second
+    assert json.loads(first) == message

@@ -37,13 +37,11 @@ _LOWERED = (
     "cache_sync.follower._MAX_REQUESTS",
     "cache_sync.follower._MAX_PREFIXES",
     "cache_sync.in_flight._MAX_REQUESTS",
-    "proxy.hosted.lint.live._MAX_BYTES",
     "index.directory._MAX_RECENT",
     "proxy.observability.metrics._MAX_MODELS",
     "proxy.routes.dashboard.history._MAX_SAMPLES",
     "booster.tokens.counter._MAX_IDS",
     "booster.tokens.counter._MAX_WANTED",
-    "booster.tokens.counter._MAX_WANTED_BYTES",
 )
 _LOWERED_DEFAULTS: tuple[tuple[Any, str], ...] = (
     (DocumentPool, "max_bytes"),

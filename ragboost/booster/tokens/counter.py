@@ -15,7 +15,6 @@ from ragboost.types import KEY_OF, Document
 
 DEFAULT_TOKENS_PER_BYTE = 0.25  # until documents are counted
 _MAX_WANTED = 4096
-_MAX_WANTED_BYTES = 64 * 1024 * 1024  # of all counters together, beside a 64th for each
 _MAX_IDS = 4_000_000  # token ids kept, 4 bytes each
 _MIN_RATIO_CHANGE = 0.05  # relative; smaller changes keep the estimates
 _MIN_SAMPLE_TOKENS = 1024  # a ratio of fewer tokens means nothing
@@ -37,6 +36,8 @@ class TokenCounter:
         self, count_tokens: Callable[[str], int] | None = None, *, max_documents: int = 200_000
     ) -> None:
         self.max_documents = max_documents
+        # Of texts to count: of all counters together, beside a 64th for each.
+        self.max_wanted_bytes = 64 << 20
         # Returns all counters of the process, which share the memory for texts that wait.
         self.all_counters: Callable[[], Iterable[TokenCounter]] | None = None
         self._is_counted = False  # somebody calls `take_wanted`
@@ -87,14 +88,20 @@ class TokenCounter:
             return list(map(cache.__getitem__, keys))
         except KeyError:  # some are unknown, or in the other cache
             counted = []
-        for document in documents:
+        unknown: dict[int, tuple[str, str]] = {}
+        for at, document in enumerate(documents):
             key = document.key
             cache = lengths if key in lengths else estimates
             try:
                 cache.move_to_end(key)
                 counted.append(cache[key])
             except KeyError:  # unknown, or dropped by another thread
-                counted.append(self._add_document(document))
+                text = f"{document.title}\n{document.text}" if document.title else document.text
+                unknown[at] = key, text
+                counted.append(0)
+        if unknown:
+            for at, length in zip(unknown, self._add(list(unknown.values())), strict=True):
+                counted[at] = length
         return counted
 
     def count_frames(self, labels: Iterable[str]) -> list[int]:
@@ -109,7 +116,7 @@ class TokenCounter:
                 return known  # type: ignore[return-value]  # without None
         cached = [lengths.get(frame) or estimates.get(frame) for frame in frames]
         return [
-            self._add(frame, frame) if length is None else length
+            self._add([(frame, frame)])[0] if length is None else length
             for frame, length in zip(frames, cached, strict=True)
         ]
 
@@ -156,22 +163,18 @@ class TokenCounter:
             with self._lock:
                 self._update_ratio(prompt_tokens, round(estimated_tokens / self._ratio))
 
-    def _add_document(self, document: Document) -> int:
-        text = f"{document.title}\n{document.text}" if document.title else document.text
-        return self._add(document.key, text)
-
-    def _add(self, key: str, text: str) -> int:
-        length = self.count(text)  # outside the lock: a given counter may be slow
+    def _add(self, texts: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the lengths of texts, given with their keys, and keep them."""
+        # Outside the lock: a given counter may be slow.
+        counted = [self.count(text) for _, text in texts]
+        cache = self._estimates if self._count is None else self._lengths
         with self._lock:
-            if self._count is not None:
-                self._lengths[key] = length
-                self._shrink(self._lengths)
-                return length
-            self._estimates[key] = length
-            self._shrink(self._estimates)
-            if self._is_counted and key not in self._sizes:
-                self._want(key, text)
-        return length
+            for (key, text), length in zip(texts, counted, strict=True):
+                cache[key] = length
+                if self._count is None and self._is_counted and key not in self._sizes:
+                    self._want(key, text)
+            self._shrink(cache)
+        return counted
 
     def _want(self, key: str, text: str) -> None:
         self._wanted[key] = text
@@ -183,10 +186,10 @@ class TokenCounter:
         self.has_wanted.set()
 
     def _has_too_many_bytes(self) -> bool:
-        if self._wanted_bytes <= _MAX_WANTED_BYTES // 64:
+        if self._wanted_bytes <= self.max_wanted_bytes // 64:
             return False
         counters = [self] if self.all_counters is None else self.all_counters()
-        return sum(each._wanted_bytes for each in counters) > _MAX_WANTED_BYTES
+        return sum(each._wanted_bytes for each in counters) > self.max_wanted_bytes
 
     def _update_ratio(self, tokens: int, size: int) -> None:
         if self._sample_bytes > 1 << 20:

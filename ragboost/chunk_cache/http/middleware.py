@@ -8,6 +8,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from ragboost.chunk_cache.core.request import (
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
 from ragboost.chunk_cache.fields import read_fields
 from ragboost.chunk_cache.http.announcements import Announcer
+from ragboost.chunk_cache.http.answer_scores import CHECK, Scorer, answer_check
 from ragboost.chunk_cache.http.asgi import (
     MAX_BODY_BYTES,
     App,
@@ -88,6 +90,7 @@ class FoundChunks(NamedTuple):
 
 class ReuseMiddleware(ABC):
     params_field: str  # of a body, in which the engine reads the plan
+    scorer: Scorer
     loads_first = False  # requests wait here, not in the engine, until their chunks are in memory
 
     def __init__(self, app: App, *, registry: CollectorRegistry = REGISTRY) -> None:
@@ -148,6 +151,11 @@ class ReuseMiddleware(ABC):
             await respond(send, 200, self.defaults(scope).describe())
         elif method == "POST" and path == STORE:
             await self._command(scope, receive, send)
+        elif method == "POST" and path == CHECK:
+            tokenize = partial(self._tokenize_prompt, scope), partial(self._tokenize_text, scope)
+            await answer_check(
+                self._app, scope, receive, send, scorer=self.scorer, tokenize=tokenize
+            )
         elif method == "POST" and PROMPT_ROUTES.search(path):
             await self._complete(scope, receive, send)
         else:
@@ -266,14 +274,10 @@ class ReuseMiddleware(ABC):
             is_ids = all(type(token) is int and 0 <= token < 1 << 63 for token in prompt)
             spans = [(start, stop) for _, start, stop in positions]
             return FoundChunks(prompt, spans if is_ids else [])
-        ids = await self._tokenize(scope, self.prompt_body(fields, is_chat=is_chat))
+        ids = await self._tokenize_prompt(scope, fields)
         if ids is None:
             raise ExactError("not_rendered")
-
-        async def tokenize(text: str) -> Sequence[int] | None:
-            return await self._tokenize(scope, {"prompt": text, "add_special_tokens": False})
-
-        texts = chunk_texts(fields, positions)
+        texts, tokenize = chunk_texts(fields, positions), partial(self._tokenize_text, scope)
         return FoundChunks(ids, await self._finder.find(ids, texts, tokenize=tokenize))
 
     async def _load(self, found: FoundChunks, fields: Mapping[str, Any], *, tenant: str) -> None:
@@ -343,6 +347,15 @@ class ReuseMiddleware(ABC):
         if self._inbox is None:  # the first request: only now is there an event loop
             self._inbox = ReportInbox()
         return self._inbox
+
+    async def _tokenize_prompt(
+        self, scope: Scope, fields: Mapping[str, Any]
+    ) -> Sequence[int] | None:
+        body = self.prompt_body(fields, is_chat="messages" in fields)
+        return await self._tokenize(scope, body)
+
+    async def _tokenize_text(self, scope: Scope, text: str) -> Sequence[int] | None:
+        return await self._tokenize(scope, {"prompt": text, "add_special_tokens": False})
 
     async def _tokenize(self, scope: Scope, body: Mapping[str, Any]) -> Sequence[int] | None:
         answer = await call_route(self._app, scope, "/tokenize", body)

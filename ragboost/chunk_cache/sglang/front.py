@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
+from ragboost.chunk_cache.http.answer_scores import ScoredTokens, TokenScores
 from ragboost.chunk_cache.http.asgi import Scope
 from ragboost.chunk_cache.http.middleware import ExactError, ReuseMiddleware, StartedEngine
 from ragboost.chunk_cache.sglang.flags import instance, read_settings
@@ -14,12 +15,33 @@ _TOKENIZE_TEXT = ("model", "prompt")
 _NOT_RENDERED = ("stream", "stream_options", "n", _PARAMS)
 
 
+class SGLangScorer:
+    def request(self, asked: ScoredTokens) -> tuple[str, Mapping[str, Any]]:
+        names = ("extra_key", "cache_salt")
+        return "/generate", {
+            **{name: asked.request[name] for name in names if name in asked.request},
+            "input_ids": asked.tokens,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+            "return_logprob": True,
+            "logprob_start_len": len(asked.tokens) - asked.num_scored - 1,
+            "top_logprobs_num": 1,
+        }
+
+    def read(self, answer: Mapping[str, Any], asked: ScoredTokens) -> TokenScores:
+        meta = answer["meta_info"]
+        given = [row[0] for row in meta["input_token_logprobs"][-asked.num_scored :]]
+        best = [row[0][0] for row in meta["input_top_logprobs"][-asked.num_scored :]]
+        is_end = meta["finish_reason"]["type"] == "stop"
+        return TokenScores(given, best, is_end, meta["prompt_tokens"] - meta["cached_tokens"])
+
+
 class SGLangFront(ReuseMiddleware):
     """Middleware of SGLang's API server. Its scheduler has no answer "ask again" for a request
     whose chunks are on their way, so requests wait here."""
 
     loads_first = True
     params_field = _PARAMS
+    scorer = SGLangScorer()
 
     def engine(self, scope: Scope) -> StartedEngine | str:
         args = getattr(scope["app"], "server_args", None)

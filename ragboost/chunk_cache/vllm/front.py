@@ -5,8 +5,14 @@ from typing import Any
 
 from ragboost.chunk_cache.core.request import PARAMS_KEY
 from ragboost.chunk_cache.core.settings import EngineChunkSettings
+from ragboost.chunk_cache.http.answer_scores import ScoredTokens, TokenScores
 from ragboost.chunk_cache.http.asgi import Scope
-from ragboost.chunk_cache.http.middleware import ExactError, ReuseMiddleware, StartedEngine
+from ragboost.chunk_cache.http.middleware import (
+    COMPLETIONS,
+    ExactError,
+    ReuseMiddleware,
+    StartedEngine,
+)
 from ragboost.chunk_cache.vllm.flags import CONNECTOR_MODULE
 
 _PARAMS = "kv_transfer_params"
@@ -23,8 +29,28 @@ _TOKENIZE_CHAT = (
 )
 
 
+class VllmScorer:
+    def request(self, asked: ScoredTokens) -> tuple[str, Mapping[str, Any]]:
+        names = ("model", "cache_salt")
+        kept = {name: asked.request[name] for name in names if name in asked.request}
+        greedy = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+        return COMPLETIONS, {**kept, **greedy, "prompt": asked.tokens}
+
+    def read(self, answer: Mapping[str, Any], asked: ScoredTokens) -> TokenScores:
+        choice, usage = answer["choices"][0], answer["usage"]
+        given, best = [], []
+        rows = choice["prompt_logprobs"][-asked.num_scored :]
+        for token, row in zip(asked.tokens[-asked.num_scored :], rows, strict=True):
+            given.append(row[str(token)]["logprob"])
+            best.append(max([each["logprob"] for each in row.values()]))
+        # With log-probabilities of the prompt, vLLM reads no prefix cache.
+        is_end = choice["finish_reason"] == "stop"
+        return TokenScores(given, best, is_end, usage["prompt_tokens"])
+
+
 class Front(ReuseMiddleware):
     params_field = _PARAMS
+    scorer = VllmScorer()
 
     def engine(self, scope: Scope) -> StartedEngine | str:
         config = scope["app"].state.vllm_config

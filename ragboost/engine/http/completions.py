@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from ragboost.chunk_cache.core.request import ReuseDefaults
 from ragboost.chunk_cache.fields import read_fields
+from ragboost.chunk_cache.http.answer_scores import TokenScores, read_answer
 from ragboost.chunk_cache.http.asgi import refusal
 from ragboost.engine.http.metrics import EngineMetrics
 from ragboost.engine.http.prompts import Prompts
@@ -108,6 +110,35 @@ class CompletionService:
         whole = await unless_disconnected(_whole(pieces, builder), request.receive)
         return Response(orjson.dumps(whole), media_type="application/json")
 
+    async def score(self, request: Request) -> TokenScores:
+        """Score an answer that reused chunks, exactly."""
+        body = await self.read_body(request)
+
+        async def tokenize(body: dict[str, Any]) -> list[int]:
+            fields: ChatCompletionRequest | CompletionRequest
+            if "messages" in body:
+                fields = read_fields(ChatCompletionRequest, body)
+            else:
+                fields = read_fields(CompletionRequest, body)
+            return (await self.in_thread(lambda: self.prompts.build(fields))).token_ids
+
+        async def tokenize_text(text: str) -> list[int]:
+            encode = partial(self.loaded.tokenizer.encode, text, add_special_tokens=False)
+            return await self.in_thread(encode)
+
+        asked = await read_answer(body, tokenize, tokenize_text)
+        tokens, salt = asked.tokens, asked.request.get("cache_salt")
+        greedy = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "cache_salt": salt}
+        fields = read_fields(CompletionRequest, greedy)
+        limit = self._max_tokens(fields, len(tokens))
+        pieces = self._generate(
+            PromptTokens(tokens), fields, max_tokens=limit, num_scored=asked.num_scored
+        )
+        piece = [piece async for piece in pieces][-1]
+        given, best = zip(*piece.scores, strict=True)
+        num_computed = len(tokens) - piece.cached_tokens
+        return TokenScores(given, best, piece.finish_reason == "stop", num_computed)
+
     def _max_tokens(self, fields: GenerationRequest, num_prompt_tokens: int) -> int:
         limit = min(self.loaded.runner.max_length, self.engine.scheduler.max_running_tokens)
         room, asked = limit - num_prompt_tokens, fields.num_tokens
@@ -124,7 +155,12 @@ class CompletionService:
         )
 
     async def _generate(
-        self, prompt: PromptTokens, fields: GenerationRequest, *, max_tokens: int
+        self,
+        prompt: PromptTokens,
+        fields: GenerationRequest,
+        *,
+        max_tokens: int,
+        num_scored: int = 0,
     ) -> AsyncGenerator[TextPiece, None]:
         """Yield a piece per token. Closing the generator early aborts the request. Raises
         `ApiError` if the engine is full, has stopped, or fails."""
@@ -141,6 +177,7 @@ class CompletionService:
             stop_ids=self.loaded.stop_ids,
             salt=fields.cache_salt,
             session_id=fields.session_id,
+            num_scored=num_scored,
         )
         begin = time.perf_counter()
         if not self.engine.submit(request):
@@ -153,7 +190,7 @@ class CompletionService:
         count, reason = 0, None
         try:
             while reason is None:
-                token, reason, cached, origins = await outputs.get()
+                token, reason, cached, origins, scores = await outputs.get()
                 if token is None:
                     raise ApiError("the engine failed", status=500, code="internal_error")
                 count += 1
@@ -165,7 +202,7 @@ class CompletionService:
                 if count == 1:
                     self.metrics.ttft.observe(time.perf_counter() - begin)
                 self.metrics.generated_tokens.inc()
-                yield TextPiece(text, reason, count, cached, origins)
+                yield TextPiece(text, reason, count, cached, origins, scores)
         finally:
             self.engine.abort(request)  # no effect if it has ended by itself
             self.metrics.finished.labels(reason or "abort").inc()

@@ -13,6 +13,7 @@ from starlette.types import Receive
 
 from ragboost.chunk_cache.core.request import PromptReport, TokenOrigins
 from ragboost.chunk_cache.http.usage import with_report
+from ragboost.engine.runtime.request import Scores
 
 Kind = Literal["chat", "text"]
 
@@ -25,6 +26,7 @@ class TextPiece(NamedTuple):
     completion_tokens: int
     cached_tokens: int  # prompt tokens served from exact cached KV
     origins: TokenOrigins | None = None  # of the prompt, if it reuses chunks or has a graph
+    scores: Scores = ()
 
 
 class ResponseBuilder:

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ragboost.chunk_cache.fields import read_fields
+from ragboost.chunk_cache.http.answer_scores import CHECK
 from ragboost.engine.http import schemas
 from ragboost.engine.http.completions import CompletionService
 from ragboost.engine.http.metrics import CONTENT_TYPE
@@ -79,6 +80,11 @@ async def chunk_reuse(request: Request) -> Response:
     return JSONResponse({**_service(request).reuse.describe(), "graphs": True})
 
 
+async def check_answer(request: Request) -> Response:
+    """Score an answer that reused chunks as the exact model would, without decoding."""
+    return JSONResponse((await _service(request).score(request))._asdict())
+
+
 async def reset_prefix_cache(request: Request) -> Response:
     """Empty the prefix cache; running requests continue."""
     await asyncio.wrap_future(_service(request).engine.reset_prefix_cache())
@@ -94,5 +100,6 @@ ROUTES = (
     Route("/metrics", metrics),
     Route("/kv_event_sources", kv_event_sources),
     Route("/chunk_reuse", chunk_reuse),
+    Route(CHECK, check_answer, methods=["POST"]),
     Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
 )

@@ -27,7 +27,7 @@ class Segment:
     positions: Tensor  # ascending, (rows,); `kv` holds every other one below the last
     num_keys: int  # that the last row sees, its position + 1
     kv: RequestKV  # the rows' keys and values are written to it
-    wants_logits: bool = True  # of the last row
+    num_logits: int = 1  # of so many of the last rows
     windows: set[int | None] = field(default_factory=set)  # that the layers have asked for
     memo: dict[Hashable, Any] = field(default_factory=dict)  # masks that the layers share
 

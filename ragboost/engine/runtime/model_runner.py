@@ -55,7 +55,7 @@ class ModelRunner:
         *,
         start: int = 0,
         positions: Tensor | None = None,
-        wants_logits: bool = True,
+        num_logits: int = 1,
     ) -> Segment:
         """Return rows of a request at ascending `positions`, or consecutive from `start` on; its
         other positions, up to the last row, are in `kv`, which grows as needed."""
@@ -63,17 +63,16 @@ class ModelRunner:
             positions = torch.arange(start, start + len(token_ids), device=self.device)
         end = int(positions[-1]) + 1
         kv.reserve(end)
-        return Segment(token_ids, positions, end, kv, wants_logits)
+        return Segment(token_ids, positions, end, kv, num_logits)
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
-        """Compute all rows and write their KV; return the logits of each segment's last row that
-        wants them, (segments, vocab) float32."""
+        """Compute all rows and write their KV; return the logits of each segment's last rows, as
+        many as it wants, (rows, vocab) float32."""
         packed = PackedCache(segments, len(self.layout.layers))
-        rows, last = [], -1
+        rows, end = list[int](), 0
         for segment in segments:
-            last += len(segment.token_ids)
-            if segment.wants_logits:
-                rows.append(last)
+            end += len(segment.token_ids)
+            rows += range(end - segment.num_logits, end)
         ids = [token for segment in segments for token in segment.token_ids]
         with torch.inference_mode():
             output = self.model(

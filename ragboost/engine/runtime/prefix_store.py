@@ -30,11 +30,11 @@ class PrefixStore:
 
     def load(self, request: EngineRequest) -> None:
         """Load and hold the cached blocks that continue the computed part of a prompt, if all of it
-        is exact. Its last token remains to be computed, for the logits."""
+        is exact. Its tokens from the first that is wanted with logits on remain to be computed."""
         start = len(request.held)
         if request.num_computed != start * self.block_size or request.exact_until is not None:
             return
-        most = (request.num_prompt_tokens - 1) // self.block_size
+        most = request.first_logits // self.block_size
         keys = request.block_keys(most, self.block_size)
         blocks = self.cache.match(keys[start:])
         if not blocks:

@@ -1,7 +1,7 @@
 """A request on its way through the engine, and how its next token is sampled: greedy, or nucleus
 sampling with a seed per request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +54,10 @@ class PromptTokens(NamedTuple):
     graph: Layout | None = None  # the same prompt as a tree; None: ordinary attention
 
 
+Scores = Sequence[tuple[float, float]]
+"""Of each scored token, its log-probability and that of the most likely one in its place."""
+
+
 class Output(NamedTuple):
     """Result of one step for a request."""
 
@@ -61,10 +65,12 @@ class Output(NamedTuple):
     finish_reason: str | None  # `stop`, `length` or `error` on the last output
     cached_tokens: int  # prompt tokens served from exact cached KV
     origins: TokenOrigins | None = None  # of the prompt, if it reuses chunks or has a graph
+    scores: Scores = ()
 
 
 class EngineRequest:
-    """A generation request; `salt` is its namespace in the prefix cache and the chunk store."""
+    """A generation request; `salt` is its namespace in the prefix cache and the chunk store. The
+    last `num_scored` tokens of the prompt, not all, are scored."""
 
     def __init__(
         self,
@@ -75,11 +81,14 @@ class EngineRequest:
         stop_ids: frozenset[int] = frozenset(),
         salt: str | None = None,
         session_id: str | None = None,
+        num_scored: int = 0,
     ) -> None:
         assert prompt.token_ids, "a request needs at least one token"
         self.prompt = prompt
         self.token_ids = list(prompt.token_ids)
         self.num_prompt_tokens = len(prompt.token_ids)
+        self.num_scored = num_scored
+        self.scores: list[tuple[float, float]] = []
         self.params = params
         self.salt = salt
         self.session_id = session_id
@@ -117,6 +126,12 @@ class EngineRequest:
         return self._filled or TokenOrigins(exact=self.cached_tokens, computed=computed)
 
     @property
+    def first_logits(self) -> int:
+        """First position whose logits are wanted."""
+        has_answer = len(self.token_ids) > self.num_prompt_tokens
+        return len(self.token_ids) - 1 - (0 if has_answer else self.num_scored)
+
+    @property
     def max_kv_tokens(self) -> int:
         return self.num_prompt_tokens + self.params.max_tokens
 
@@ -133,6 +148,16 @@ class EngineRequest:
         self.is_filling, self.num_computed, self._filled = False, start, origins
         self.cached_tokens, self.exact_until = origins.exact, exact_until
 
+    def score(self, logits: Tensor, positions: Tensor) -> None:
+        """Score the prompt's tokens behind the last rows, whose logits are given."""
+        if not self.num_scored:
+            return
+        last = positions[len(positions) - len(logits) :].tolist()
+        for position, row in zip(last, logits, strict=True):
+            if position + 1 < self.num_prompt_tokens:
+                row = row.log_softmax(-1)
+                self.scores.append((float(row[self.token_ids[position + 1]]), float(row.max())))
+
     def append(self, logits: Tensor) -> None:
         token = sample(logits, self.params, self._generator)
         self.token_ids.append(token)
@@ -140,7 +165,8 @@ class EngineRequest:
             self.finish_reason = "stop"
         elif len(self.token_ids) - self.num_prompt_tokens >= self.params.max_tokens:
             self.finish_reason = "length"
-        self._emit(Output(token, self.finish_reason, self.cached_tokens, self.origins))
+        reason, cached = self.finish_reason, self.cached_tokens
+        self._emit(Output(token, reason, cached, self.origins, self.scores))
 
     def fail(self) -> None:
         self.finish_reason = "error"

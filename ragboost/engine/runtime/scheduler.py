@@ -2,6 +2,7 @@
 know threads, text or the model's internals."""
 
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,9 +29,9 @@ class ScheduledRows(NamedTuple):
     positions: Tensor
 
 
-RowsWithLogits = tuple[ScheduledRows, Tensor | None]
-"""Rows after the forward, and the logits that follow the last one, (vocab,), if it ends the
-request's tokens."""
+RowsWithLogits = tuple[ScheduledRows, Tensor]
+"""Rows after the forward, and the logits that follow the last ones, (rows, vocab): of the row that
+ends the request's tokens, and of those before scored tokens."""
 
 
 class StepPlan(NamedTuple):
@@ -117,9 +118,10 @@ class Scheduler:
                 with _failing_alone(request):
                     request.num_computed = int(positions[-1]) + 1
                     self.store.save(request)
-                    if logits is not None:
+                    request.score(logits, positions)
+                    if request.num_computed == len(request.token_ids):
                         is_first = len(request.token_ids) == request.num_prompt_tokens
-                        request.append(logits)
+                        request.append(logits[-1])
                         if is_first and self.chunk_filler is not None:
                             self.chunk_filler.finish_prompt(request)
             self._fill(plan)
@@ -153,19 +155,17 @@ class Scheduler:
 
     def _run(self, scheduled: Sequence[ScheduledRows]) -> list[RowsWithLogits]:
         segments = [self._segment(*rows) for rows in scheduled]
-        logits = iter(self.runner.forward(segments))
-        found = [next(logits) if segment.wants_logits else None for segment in segments]
-        return list(zip(scheduled, found, strict=True))
+        logits = self.runner.forward(segments).split([each.num_logits for each in segments])
+        return list(zip(scheduled, logits, strict=True))
 
     def _segment(self, request: EngineRequest, positions: Tensor) -> Segment:
         assert request.kv is not None, "scheduled without KV"
         places = positions.tolist()
-        is_last = places[-1] == len(request.token_ids) - 1
         return self.runner.segment(
             [request.token_ids[position] for position in places],
             request.kv,
             positions=positions,
-            wants_logits=is_last,
+            num_logits=len(places) - bisect_left(places, request.first_logits),
         )
 
     def _plan(self) -> StepPlan:

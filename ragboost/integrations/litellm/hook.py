@@ -53,7 +53,7 @@ class BoostHook(CustomLogger):  # type: ignore[misc]
         self._formats = make_formats(settings, maps_answers=False)
         self._label_template = settings.hints.label_template
         self._tenants = Tenants(settings)
-        self._history = History(settings.session)
+        self._history = History.of(settings)
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str

@@ -33,7 +33,7 @@ class RequestBodies:
 
     def __init__(self, settings: ProxySettings) -> None:
         self._max_bytes, self._seconds = settings.max_body_bytes, settings.body_timeout_s
-        self._max_total_bytes = max(settings.max_total_body_bytes, settings.max_body_bytes)
+        self._max_total_bytes = max(settings.memory.bodies, settings.max_body_bytes)
         self.num_bytes = 0
 
     async def read(self, exchange: ClientExchange) -> bytes:
@@ -113,7 +113,7 @@ class RequestBodies:
         if self.num_bytes + size > self._max_total_bytes:
             raise ServerBusyError(
                 f"the bodies of all requests have more than {self._max_total_bytes} bytes "
-                "(proxy.max_total_body_bytes); retry"
+                "(a part of proxy.memory_bytes); retry"
             )
         self.num_bytes += size
         exchange.counted_bytes += size

@@ -25,7 +25,6 @@ from ragboost.requests.wires.normal_form import EngineKind
 from ragboost.requests.wires.providers import PROMPT_CACHES
 from ragboost.util.bounded_map import BoundedMap
 
-_MAX_BYTES = 64 * 1024 * 1024  # of all teams
 _MAX_BODY_BYTES = 2 * 1024 * 1024
 MAX_TEAMS = 64
 _SHORTEST_TTL_S = min(seconds for cache in PROMPT_CACHES for seconds in cache.ttls.values())
@@ -118,18 +117,26 @@ class PromptComparison(NamedTuple):
 
 
 class PrefixWatch:
-    """The last requests of all users; `num_teams` share the memory."""
+    """The last requests of all users, bounded for each team.
+
+    Args:
+        max_bytes: of all teams.
+        num_teams: that share them.
+        template: of the model, where it is at hand.
+        clock: monotonic, in seconds.
+    """
 
     def __init__(
         self,
         *,
+        max_bytes: int = 64 << 20,
         num_teams: int = 1,
         template: ChatTemplate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._template = template
         self._clock = clock
-        self._max_size = _MAX_BYTES // min(max(num_teams, 1), MAX_TEAMS)
+        self._max_size = max_bytes // min(max(num_teams, 1), MAX_TEAMS)
         self._teams: BoundedMap[str, LastPrompts] = BoundedMap(max_entries=MAX_TEAMS)
 
     def observe(self, request: ParsedRequest, *, kind: EngineKind = "") -> PromptComparison | None:

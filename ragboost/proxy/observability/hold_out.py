@@ -1,16 +1,18 @@
-"""Estimate from a hold-out what boosting saves, with an interval that respects conversations.
+"""Hold out a share of the conversations, and estimate from them what boosting saves.
 
 Keeps sums for a few random groups of conversations, so that memory does not grow.
 """
 
+import hashlib
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ragboost.proxy.observer import conversation_digest
-from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.proxy.records import Answer, SentRequest
 from ragboost.requests.parsed_request import ParsedRequest
+from ragboost.requests.wires.body import num_instructions
 
 _GROUPS = 32
 _MIN_GROUPS = 16  # of conversations in each arm; the interval of fewer means little
@@ -32,9 +34,7 @@ class HoldOut:
     def __init__(self) -> None:
         self._sums = np.zeros((2, len(_ARMS), _GROUPS))  # requests, computed tokens
 
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
+    async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
         """Add a completion that is in an arm and has reported its usage."""
         usage = answer.usage
         if parsed.arm is None or usage is None or answer.outcome != "ok":
@@ -52,6 +52,38 @@ class HoldOut:
         spread = (_GROUPS - 1) / _GROUPS * ((without - without.mean()) ** 2).sum()
         error = _T * math.sqrt(spread)
         return SavedShare(float(mean), float(mean - error), float(mean + error))
+
+
+def with_arm(request: ParsedRequest, *, share: float) -> ParsedRequest:
+    """Return a request in its arm, unless there are no documents to boost, or no hold-out.
+
+    One that is held out is not planned with others either. All requests of a conversation have one
+    arm, in every process: it follows from the conversation's name, else from the tenant and the
+    messages up to the first that is no instruction.
+
+    Args:
+        share: of the conversations that are boosted, from 0 to 1.
+    """
+    if share >= 1 or request.found is None or not request.is_boost_wanted:
+        return request
+    is_boosted = int.from_bytes(conversation_digest(request)[:8], "big") < share * 2**64
+    return replace(request, is_boost_wanted=is_boosted, arm="boosted" if is_boosted else "held_out")
+
+
+def conversation_digest(request: ParsedRequest) -> bytes:
+    """Return a digest that all requests of a conversation have, and hardly any other."""
+    names = [request.session] if request.session is not None else request.tenant_key
+    parts = [name.encode("utf-8", "surrogatepass") for name in names]
+    if request.session is None:
+        parts += _beginning(request)
+    return hashlib.sha256(b"\0".join(parts)).digest()
+
+
+def _beginning(request: ParsedRequest) -> list[bytes]:
+    """Return the part of a body that every later turn of its conversation resends."""
+    body = request.body
+    messages = body.fields.get(body.list_name) or ()
+    return body.message_digests[: num_instructions(messages) + 1] or [body.raw]
 
 
 def _saved(sums: np.ndarray) -> np.ndarray:

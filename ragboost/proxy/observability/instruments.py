@@ -16,9 +16,10 @@ class Counter(prometheus_client.Counter):
         return self._metrics.get(values) or super().labels(*values)  # type: ignore[return-value]
 
     def inc(self, amount: float = 1, exemplar: Any = None) -> None:
-        if amount < 0:
+        if amount > 0:
+            self._value.inc(amount)
+        elif amount < 0:
             raise ValueError(f"a counter cannot be increased by {amount}")
-        self._value.inc(amount)
 
 
 class Histogram(prometheus_client.Histogram):

@@ -1,7 +1,8 @@
 """Declare every metric of the proxy, once. Names and labels, with few values, are public API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from prometheus_client import Gauge, generate_latest
 from prometheus_client.core import Metric
@@ -17,7 +18,7 @@ from ragboost.proxy.observability.collectors import (
     make_registry,
 )
 from ragboost.proxy.observability.instruments import Counter, Histogram
-from ragboost.proxy.records import Answer, Placed, Savings, SentRequest
+from ragboost.proxy.records import NO_SAVINGS, Answer, Savings, SentRequest
 from ragboost.requests.formats import Detection
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
@@ -26,7 +27,16 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MAX_MODELS = 100
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _ERRORS = (-1.0, -0.5, -0.2, -0.1, -0.05, -0.01, 0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+_GAPS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
+
+
+class Route(NamedTuple):
+    """Requests whose reuse is measured and steered together."""
+
+    endpoint: str
+    model: str
+    team: str
 
 
 class Metrics:
@@ -42,6 +52,7 @@ class Metrics:
         self._declare_tokens()
         self._declare_savings("ragboost_shadow" if is_shadow else "ragboost")
         self._declare_predictions()
+        self._declare_checks()
         # Gauges that are set when the metrics are read.
         self.index_nodes = gauge("ragboost_index_nodes", "Nodes of all context indexes.")
         self.history_messages = gauge(
@@ -212,6 +223,43 @@ class Metrics:
             "Share of the cached tokens that were predicted, over the last 512 requests.",
         )
 
+    def _declare_checks(self) -> None:
+        route = ("endpoint", "model", "team")
+        self._checked = self._counter(
+            "ragboost_reuse_checked_total",
+            "Answers with reused chunks that were scored once more, exactly.",
+            route,
+        )
+        self._changed = self._counter(
+            "ragboost_reuse_changed_total",
+            "Checked answers that are not the exact model's greedy answer.",
+            route,
+        )
+        self._gap = self._histogram(
+            "ragboost_reuse_gap_nats",
+            "By how much the exact log-probability of a checked answer's tokens is lower, on "
+            "average: than that of the most likely token (`best`), or than that of the response, "
+            "if the client asked for log-probabilities (`first_pass`).",
+            ("than",),
+            buckets=_GAPS,
+        )
+        self._check_tokens = self._counter(
+            "ragboost_reuse_check_tokens_total", "Tokens that backends computed for checks."
+        )
+        self._check_seconds = self._counter(
+            "ragboost_reuse_check_seconds_total", "Time that checks took."
+        )
+        self._unchecked = self._counter(
+            "ragboost_reuse_unchecked_total",
+            "Sampled answers that were not checked, by reason.",
+            ("reason",),
+        )
+        self._reuse_ratio = self._gauge(
+            "ragboost_reuse_ratio",
+            "Recompute ratio that `reuse.max_changed` has chosen; 1: computed exactly.",
+            route,
+        )
+
     def watch_streams(self, sync: CacheSync) -> None:
         self.registry.register(StreamCollector(sync))
 
@@ -223,16 +271,18 @@ class Metrics:
         return generate_latest(self.registry)
 
     def count_request(self, endpoint: str, model: str, outcome: str, *, seconds: float) -> None:
+        self._requests.labels(endpoint, self._known(model), outcome).inc(1)
+        self._duration.labels(endpoint).observe(seconds)
+
+    def _known(self, model: str) -> str:
+        """Return the label of a model, of which there are not too many."""
         if model not in self._models:
             if len(self._models) >= _MAX_MODELS:
                 model = "other"
             self._models.add(model)
-        self._requests.labels(endpoint, model, outcome).inc(1)
-        self._duration.labels(endpoint).observe(seconds)
+        return model
 
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
+    async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
         """Count a completion: time, tokens, arm."""
         if answer.ended is None:
             return
@@ -253,6 +303,8 @@ class Metrics:
         self._bought_tokens.inc(bought_tokens or 0)
 
     def count_savings(self, savings: Savings) -> None:
+        if savings is NO_SAVINGS:
+            return
         self._saved["order"].inc(max(0.0, savings.order))
         self._saved["deduplication"].inc(savings.deduplication)
         self._saved["reuse"].inc(savings.reuse)
@@ -295,3 +347,28 @@ class Metrics:
         self._prediction_error.observe(error)
         self._prediction_precision.set(figures.precision)
         self._prediction_recall.set(figures.recall)
+
+    def count_unchecked(self, reason: str) -> None:
+        self._unchecked.labels(reason).inc(1)
+
+    def count_checked(
+        self,
+        route: Route,
+        *,
+        is_changed: bool,
+        tokens: int,
+        seconds: float,
+        gaps: Mapping[str, Sequence[float]],
+    ) -> None:
+        names = (route.endpoint, self._known(route.model), route.team)
+        self._checked.labels(*names).inc(1)
+        self._changed.labels(*names).inc(is_changed)
+        self._check_tokens.inc(tokens)
+        self._check_seconds.inc(seconds)
+        for kind, values in gaps.items():
+            if values:
+                self._gap.labels(kind).observe(sum(values) / len(values))
+
+    def set_reuse_ratio(self, route: Route, ratio: float | None) -> None:
+        names = (route.endpoint, self._known(route.model), route.team)
+        self._reuse_ratio.labels(*names).set(1.0 if ratio is None else ratio)

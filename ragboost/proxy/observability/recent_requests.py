@@ -7,7 +7,7 @@ from typing import Any
 from ragboost.booster.context import Context
 from ragboost.errors import RagBoostError, RequestError
 from ragboost.proxy.asgi.client_exchange import ClientExchange
-from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.proxy.records import Answer, SentRequest
 from ragboost.requests.headers import printable
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.types import KEY_OF
@@ -56,11 +56,9 @@ class RecentRequests:
         }
         self._requests.append((exchange.team, entry))
 
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
+    async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
         """Add a completion that has ended."""
-        usage, detection, cache_break = answer.usage, parsed.detection, sent.seen.cache_break
+        usage, detection, cache_break = answer.usage, parsed.detection, sent.cache_break
         entry: dict[str, Any] = {
             "time": time.time(),
             "endpoint": answer.endpoint,

@@ -18,7 +18,7 @@ import msgspec
 
 from ragboost.booster.tokens import TokenCounter
 from ragboost.errors import ConfigError
-from ragboost.proxy.records import Answer, Placed, SentRequest
+from ragboost.proxy.records import Answer, SentRequest
 from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.prompt_prefix import prompt_prefix
 from ragboost.requests.recorded_request import MAX_TOKENS, RecordedRequest
@@ -101,11 +101,9 @@ class RequestLog:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _STOP_S)
 
-    async def done(
-        self, parsed: ParsedRequest, placed: Placed, sent: SentRequest, answer: Answer
-    ) -> None:
-        if sent.seen.record is not None:
-            self.add(answer, sent.seen.record, answer.usage)
+    async def done(self, parsed: ParsedRequest, sent: SentRequest, answer: Answer) -> None:
+        if sent.record is not None:
+            self.add(answer, sent.record, answer.usage)
 
     def add(self, answer: Answer, record: RecordedRequest, usage: Usage | None) -> None:
         """Hand over the line of a completion that has ended; drop it if the disk is behind."""

@@ -14,12 +14,13 @@ from ragboost.proxy.asgi.request_body import ClientDisconnectedError
 from ragboost.proxy.hosted.receipts import write_receipt
 from ragboost.proxy.observability.access_log import log_access
 from ragboost.proxy.observability.tracing import Tracing
-from ragboost.proxy.records import Answer, PreparedRequest, SentRequest
+from ragboost.proxy.records import Answer, SentRequest
 from ragboost.proxy.routing.admission import Admission
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.relay import relay
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.requests.headers import get_header, request_headers
+from ragboost.requests.parsed_request import ParsedRequest
 from ragboost.requests.wires.usage import Usage
 
 
@@ -117,6 +118,7 @@ class Completions(Passthrough):
         self.endpoint = endpoint
         self._has_stream_options = has_stream_options
         self._boosting = state.boosting
+        self._error_bar = state.error_bar
         self._observers = state.observers
         self._recent = state.recent
 
@@ -131,28 +133,26 @@ class Completions(Passthrough):
         return await self._bodies.read_text(exchange)
 
     async def _forward(self, exchange: ClientExchange, admission: Admission, body: bytes) -> None:
-        prepared = await self._boosting.prepare(
+        parsed, sent = await self._boosting.prepare(
             body,
             exchange.headers,
             admission,
             has_stream_options=self._has_stream_options,
             team=exchange.team,
         )
-        write_receipt = self._receipt_writer(prepared, admission)
         reader = ResponseReader(
-            mapper=prepared.sent.mapper(),
-            strips_usage=prepared.sent.is_usage_added,
-            write_receipt=write_receipt,
+            mapper=sent.mapper(),
+            strips_usage=sent.is_usage_added,
+            write_receipt=self._receipt_writer(parsed, sent, admission),
         )
-        await self._relay(exchange, admission, prepared, reader=reader)
+        await self._relay(exchange, admission, parsed, sent, reader=reader)
 
     def _receipt_writer(
-        self, prepared: PreparedRequest, admission: Admission
+        self, parsed: ParsedRequest, sent: SentRequest, admission: Admission
     ) -> Callable[[Usage], bytes] | None:
         """Return a function that writes the receipt of a response; None if nobody wants it."""
         if not self._settings.proxy.receipts:
             return None
-        parsed, sent, seen = prepared.parsed, prepared.sent, prepared.sent.seen
 
         def write(usage: Usage) -> bytes:
             return write_receipt(
@@ -162,7 +162,7 @@ class Completions(Passthrough):
                 dropped_tokens=sent.dropped_tokens,
                 saved_tokens=sent.saved(usage).net,
                 bought_tokens=sent.bought_tokens,
-                cache_break=seen.cache_break.as_json() if seen.cache_break else None,
+                cache_break=sent.cache_break.as_json() if sent.cache_break else None,
             )
 
         return write
@@ -171,24 +171,28 @@ class Completions(Passthrough):
         self,
         exchange: ClientExchange,
         admission: Admission,
-        prepared: PreparedRequest,
+        parsed: ParsedRequest,
+        sent: SentRequest,
         *,
         reader: ResponseReader,
     ) -> None:
-        parsed, placed, sent, _ = prepared
         exchange.model = parsed.tenant_key.model
-        self._metrics.observe_wait(seconds=placed.waited_s, release=placed.release)
+        self._metrics.observe_wait(seconds=admission.waited_s, release=admission.release)
         self._dispatcher.rewritten(admission, sent)
         if self._has_notes:
-            exchange.notes.update(prepared.notes)
-        added, usage, ended = prepared.response_headers, None, None
+            exchange.notes.update(sent.notes(parsed.detection))
+        added, usage, ended = sent.response_headers(parsed.detection), None, None
+        tap = self._error_bar.tap(parsed, sent)
+        reader.tap = tap.feed if tap is not None else None
         try:
             usage = await relay(exchange, admission, sent, added=added, reader=reader)
             ended = time.perf_counter()
         finally:
             answer = _answer(exchange, admission, usage, ended=ended)
-            for observer in self._observers:
-                await observer.done(parsed, placed, sent, answer)
+            for observe in self._observers:
+                await observe(parsed, sent, answer)
+            if tap is not None:
+                self._error_bar.done(parsed, sent, tap, answer)
 
 
 def _answer(

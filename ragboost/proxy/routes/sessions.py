@@ -26,7 +26,7 @@ from ragboost.errors import (
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.content_coding import BodyTooLargeError
 from ragboost.proxy.asgi.errors import invalid_request
-from ragboost.proxy.records import PreparedRequest
+from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routes.completions import Completions, Passthrough
 from ragboost.proxy.routes.running_turns import RunningTurn
 from ragboost.proxy.routes.schemas import (
@@ -45,7 +45,7 @@ from ragboost.proxy.sessions import ChatSession, ChatSessionStore, Transcript
 from ragboost.proxy.state import ProxyState
 from ragboost.proxy.upstream.response_reader import ResponseReader
 from ragboost.requests.headers import user_of
-from ragboost.requests.parsed_request import run_bytes
+from ragboost.requests.parsed_request import ParsedRequest, run_bytes
 from ragboost.requests.wires.chat_answers import AnswerMessage
 
 _CHAT = "/v1/chat/completions"
@@ -206,7 +206,7 @@ class SessionTurns(Completions):
             history = read_history(turns, system=session.system)
             make = partial(make_turn, body, history.messages, model=session.model)
             request = await run_bytes(make, len(body) + sum(map(len, history.messages)))
-            prepared = await self._prepare(exchange, admission, request, history)
+            parsed, sent = await self._prepare(exchange, admission, request, history)
             exchange.scope = {**exchange.scope, "path": _CHAT, "raw_path": _CHAT.encode()}
 
             def commit(answers: list[AnswerMessage]) -> None:
@@ -214,17 +214,17 @@ class SessionTurns(Completions):
                     running.end(None)
                     return
                 # The first choice continues the session.
-                answered = SessionTurn.of(request.new, answers[0], prepared.sent.delta)
+                answered = SessionTurn.of(request.new, answers[0], sent.delta)
                 running.end(self._commit(running, session, turns, answered))
 
             reader = ResponseReader(
-                mapper=prepared.sent.mapper(),
-                strips_usage=prepared.sent.is_usage_added,
+                mapper=sent.mapper(),
+                strips_usage=sent.is_usage_added,
                 on_messages=commit,
                 before_end=running.stored,
-                write_receipt=self._receipt_writer(prepared, admission),
+                write_receipt=self._receipt_writer(parsed, sent, admission),
             )
-            await self._relay(exchange, admission, prepared, reader=reader)
+            await self._relay(exchange, admission, parsed, sent, reader=reader)
 
     async def _prepare(
         self,
@@ -232,7 +232,7 @@ class SessionTurns(Completions):
         admission: Admission,
         request: TurnRequest,
         history: SessionHistory,
-    ) -> PreparedRequest:
+    ) -> tuple[ParsedRequest, SentRequest]:
         limit = self._settings.proxy.max_body_bytes
         if len(request.body) > limit:
             raise BodyTooLargeError(

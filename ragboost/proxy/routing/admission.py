@@ -12,7 +12,6 @@ from ragboost.booster.tenants import Tenant
 from ragboost.booster.tokens import DEFAULT_TOKENS_PER_BYTE
 from ragboost.errors import BackendError
 from ragboost.ordering import Order
-from ragboost.proxy.records import Placed
 from ragboost.proxy.upstream.backend import Backend
 from ragboost.requests.json_body import Link
 from ragboost.types import Request
@@ -77,11 +76,14 @@ class Awaits(NamedTuple):
     other: "Admission | None" = None
 
 
+NO_AWAITS = Awaits()
+
+
 class Admission:
     """One request's place in a backend's queue, from its assignment to the end of its response.
 
     A context manager; it counts as load from `assign` to `close`, which may be called twice. Only
-    routing changes it; others read the `Placed` that it was given.
+    routing changes it.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class Admission:
     ) -> None:
         self.request = request
         self.planned: Order | None = None  # the order of its documents, if it was planned
-        self.awaits = Awaits()  # when it was sent, until its response begins
+        self.awaits = NO_AWAITS  # when it was sent, until its response begins
         self.begun_at: float | None = None
         self.is_running = False  # it has been sent, or is about to be
         self.is_prefilling = False  # it is running, and its response has not begun
-        self.release = "at_once"  # how it left the waiting room: see `Placed`
+        # How it left the waiting room: `at_once`, or after a wait `alone`, `planned` with others,
+        # because of `max_wait`, or because the room was `full`.
+        self.release = "at_once"
         self.waited_s = 0.0
         self.tried: list[Backend] = []
         # Tokens of it in each prefix cache, by number of the backend; empty if not looked for.
@@ -141,10 +145,6 @@ class Admission:
             "failovers": len(self.tried),
         }
 
-    def placed(self) -> Placed:
-        planned, waited_s = self.planned, self.waited_s
-        return Placed(self.backend, self.cached_tokens, planned, waited_s, self.release)
-
     def cached_in(self, backend: Backend) -> int:
         """Return the tokens of it that a backend's prefix cache held when it was routed."""
         return int(self.cached_by_backend[backend.number]) if len(self.cached_by_backend) else 0
@@ -187,7 +187,7 @@ class Admission:
 
     def close(self) -> None:
         if not self._is_closed:
-            self._is_closed, self.awaits = True, Awaits()
+            self._is_closed, self.awaits = True, NO_AWAITS
             self._remove_load()
 
     def _add_load(self, backend: Backend) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from ragboost.ordering import Order
-from ragboost.proxy.routing.admission import Admission, Awaits
+from ragboost.proxy.routing.admission import NO_AWAITS, Admission, Awaits
 from ragboost.proxy.routing.prefill_pace import PrefillPace
 from ragboost.proxy.upstream.backend import Backend
 
@@ -231,7 +231,7 @@ class BackendQueue:
         A backend that computes prompts side by side may compute them again.
         """
         planned, tenant = admission.planned, admission.request.tenant
-        awaits = Awaits()
+        awaits = NO_AWAITS
         if planned is None or self.pace is None:
             return awaits
         for other in self.pace.outstanding():
@@ -247,7 +247,7 @@ class BackendQueue:
         if self.pace is None:
             return
         tokens, other = admission.awaits
-        admission.awaits, admission.begun_at = Awaits(), now
+        admission.awaits, admission.begun_at = NO_AWAITS, now
         if other is not None and other.begun_at is not None:
             own_s = self.pace.own_s(admission.uncached_tokens)
             if now - other.begun_at >= _COMPUTED_BEHIND * own_s:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ragboost.booster.tenants import Tenant, Tenants
 from ragboost.config import Settings
 from ragboost.errors import BackendError, BackendRefusedError
-from ragboost.proxy.records import Placed, SentRequest
+from ragboost.proxy.records import SentRequest
 from ragboost.proxy.routing.admission import (
     UNKNOWN_REQUEST,
     Admission,
@@ -80,7 +80,7 @@ class Dispatcher:
         *,
         tenant: Tenant | None = None,
         find_leading: Callable[[], Request | None] = lambda: None,
-    ) -> Placed:
+    ) -> None:
         """Wait until a completion may be sent; without a `tenant`, nothing will be boosted.
 
         `find_leading` finds the documents that may be planned.
@@ -92,7 +92,6 @@ class Dispatcher:
                 routed = replace(routed, tenant=tenant, find_leading=find_leading)
         admission.request = routed
         await self.enter(admission)
-        return admission.placed()
 
     def _describe(self, request: ParsedRequest) -> RoutingRequest:
         """Return what is known of a request without its messages."""

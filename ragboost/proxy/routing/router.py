@@ -51,6 +51,7 @@ class Router:
         self._waiting = np.zeros(backends.width)
         self._running = np.zeros(backends.width)
         self._changed: set[Backend] = set()
+        self._nothing = CacheReading(np.zeros(backends.width))
         self._choices = np.zeros(backends.width)  # lately, by number of the backend
         backends.on_change.append(self._read_backends)
         self._read_backends()
@@ -77,7 +78,7 @@ class Router:
     ) -> Backend | None:
         """Return the backend with the lowest cost for a request; None if all are excluded."""
         cached = np.array([float(cached_tokens.get(name, 0)) for name in self._names])
-        return self._cheapest(prompt_tokens, CacheReading(cached, cached * 0), exclude)
+        return self._cheapest(prompt_tokens, CacheReading(cached), exclude)
 
     async def place(self, admission: Admission) -> None:
         while True:
@@ -100,21 +101,20 @@ class Router:
 
     async def _choose(self, admission: Admission) -> tuple[Backend, int]:
         """Return the backend with the lowest cost, and what its cache should hold of a request."""
-        width, names = self.backends.width, self._names
-        cached, affinity, kept = np.zeros(width), np.zeros(width), np.zeros(width)
+        names, total = self._names, self._nothing
         readings: list[tuple[RoutingSignal, CacheReading]] = []
         for signal in self._signals if self.looks_at_caches else ():
             if (reading := await signal.read(admission.request, names)) is not None:
-                cached = np.maximum(cached, reading.cached)
-                affinity += reading.affinity
-                kept += reading.kept
+                total = CacheReading(
+                    np.maximum(total.cached, reading.cached),
+                    total.affinity + reading.affinity,
+                    total.kept + reading.kept,
+                )
                 readings.append((signal, reading))
-        backend = self._cheapest(
-            admission.request.prompt_tokens, CacheReading(cached, affinity, kept)
-        )
+        backend = self._cheapest(admission.request.prompt_tokens, total)
         if backend is None:
             raise NoBackendError
-        admission.cached_by_backend = cached
+        admission.cached_by_backend = total.cached
         # Without waiting: else requests would be placed by loads that do not count each other.
         confirmed = [
             signal.cached_at(admission.request, backend, reading) for signal, reading in readings
@@ -127,11 +127,12 @@ class Router:
         """Return the backend with the lowest cost, unhealthy ones last; None: all are excluded."""
         self._update_loads()
         before = np.maximum(prompt_tokens - reading.cached, 0) + self._waiting
-        num_backends = max(len(self._present), 1)
-        queue = self._waiting[self._present].sum() / num_backends
-        latest = _MAX_PROMPTS * prompt_tokens + _MAX_QUEUES * queue
-        cost = before - np.minimum(reading.affinity, np.maximum(latest - before, 0)) - reading.kept
-        cost += self._absent + self._running * self._tokens_per_running(prompt_tokens)
+        cost = before + self._absent - reading.kept
+        cost += self._running * self._tokens_per_running(prompt_tokens)
+        if not isinstance(reading.affinity, float):
+            queue = self._waiting[self._present].sum() / max(len(self._present), 1)
+            latest = _MAX_PROMPTS * prompt_tokens + _MAX_QUEUES * queue
+            cost -= np.minimum(reading.affinity, np.maximum(latest - before, 0))
         backends = self.backends.all
         unhealthy = [backend.number for backend in backends if backend.problem is not None]
         for number in unhealthy:
@@ -142,7 +143,7 @@ class Router:
         lowest = cost.min()
         if lowest == np.inf:
             return None
-        equal = np.flatnonzero(cost == lowest)
+        equal = (cost == lowest).nonzero()[0]
         number = int(equal[self._choices[equal].argmin()])
         self._choices[number] += 1
         if self._choices[number] >= _MAX_CHOICES:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from ragboost.config import SessionSettings
+from ragboost.config import SessionSettings, Settings
 from ragboost.errors import ConfigError
 from ragboost.proxy.sessions.store import ChatSession, ChatSessionStore, Page, Transcript
 
@@ -21,7 +21,8 @@ def store_class(settings: SessionSettings) -> type[ChatSessionStore]:
 
 
 def make_store(
-    settings: SessionSettings, *, on_failure: Callable[[], None] | None = None
+    settings: Settings, *, on_failure: Callable[[], None] | None = None
 ) -> ChatSessionStore:
     """Return the store that the settings name, not yet opened."""
-    return store_class(settings)(settings, on_failure=on_failure)
+    session, max_bytes = settings.session, settings.proxy.memory.chat_sessions
+    return store_class(session)(session, max_bytes=max_bytes, on_failure=on_failure)

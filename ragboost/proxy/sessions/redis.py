@@ -25,7 +25,7 @@ _TIMEOUT_S = 5.0
 _CHANGE_TIMEOUT_S = 10.0  # with all its attempts
 _ATTEMPTS = 100
 _PAGE = 100
-_MORE_REPLY_BYTES = 64 << 20  # beyond `session.max_bytes`, which one session alone may exceed
+_MORE_REPLY_BYTES = 64 << 20  # beyond the bound of all sessions, which one session alone may exceed
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class RedisStore(ChatSessionStore):
 
     def __init__(self, settings: SessionSettings, **options: Any) -> None:
         super().__init__(settings, **options)
-        size = settings.max_bytes + _MORE_REPLY_BYTES
+        size = self._max_bytes + _MORE_REPLY_BYTES
         self._client = make_client(settings, max_reply_bytes=size)
         self._prefix = f"{settings.prefix}:sessions:"
         self._errors = redis_errors()
@@ -243,7 +243,7 @@ class RedisStore(ChatSessionStore):
 
     def _account(self, client: Any, session: ChatSession, *, size: int) -> Any:
         bounds, user = self._settings, session.user
-        arguments = (bounds.ttl_s, bounds.max_sessions, bounds.max_bytes, session.id, size)
+        arguments = (bounds.ttl_s, bounds.max_sessions, self._max_bytes, session.id, size)
         of_user = "" if user is None else _list_name(session.owner, user)
         created_at = repr(session.created_at)
         return client.eval(

@@ -126,7 +126,7 @@ class _DatabaseStore(ChatSessionStore):
         bytes, but not the one to keep."""
         oldest = "SELECT id FROM sessions WHERE id != ? ORDER BY used_at LIMIT ?"
         has_more = True
-        while has_more and (num > 0 or _num_bytes(connection) > self._settings.max_bytes):
+        while has_more and (num > 0 or _num_bytes(connection) > self._max_bytes):
             dropped = connection.execute(
                 f"DELETE FROM sessions WHERE id IN ({oldest})", (keep, max(num, 1))
             )

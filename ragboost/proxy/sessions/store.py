@@ -58,10 +58,12 @@ class ChatSessionStore(ABC):
         self,
         settings: SessionSettings,
         *,
+        max_bytes: int = 256 << 20,
         clock: Callable[[], float] | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
+        self._max_bytes = max_bytes  # of all turns
         self._clock = _steady_clock() if clock is None else clock
         self._on_failure = on_failure
 

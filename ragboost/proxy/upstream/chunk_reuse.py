@@ -78,14 +78,18 @@ class ChunkReuseProbe(BackendWatch[ReuseReport]):
         reports = self._answers
         return all(b.name in reports and reports[b.name].graphs for b in self._backends)
 
+    def may_reuse(self, reuse: Any) -> bool:
+        """Return True if a request with this `ragboost.reuse` may have chunks reused."""
+        is_default = self._report.default == "approx"  # requests that do not ask for it have it
+        return self.is_supported and (is_default if reuse is None else reuse != "exact")
+
     def recompute_ratio(self, reuse: Any) -> float | None:
         """Return the share of reused tokens that a request with this `ragboost.reuse` computes
         again, if it has the positions of its chunks.
 
         None if it computes all exactly, or if that is unknown.
         """
-        is_default = self._report.default == "approx"  # requests that do not ask for it have it
-        if not self.is_supported or (reuse is None and not is_default):
+        if not self.may_reuse(reuse):
             return None
         ratio = self._report.ratio
         if isinstance(reuse, dict):

@@ -57,6 +57,7 @@ class ResponseReader:
         write_receipt: Callable[[Usage], bytes] | None = None,
     ) -> None:
         self.usage: Usage | None = None  # read so far
+        self.tap: Callable[[bytes], None] | None = None  # gets the bytes as the backend sent them
         self.must_settle = False  # `on_messages` was called: await `settle` before sending more
         self._mapper = mapper
         self._strips_usage = strips_usage
@@ -90,6 +91,8 @@ class ResponseReader:
 
     def feed(self, chunk: bytes) -> bytes:
         """Read a chunk of the body and return the bytes to send to the client now, maybe none."""
+        if self.tap is not None:
+            self.tap(chunk)
         return self._read(chunk if self._mapper is None else self._mapper.feed(chunk))
 
     def _read(self, chunk: bytes) -> bytes:

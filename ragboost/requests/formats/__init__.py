@@ -48,8 +48,9 @@ def make_formats(
             documents whose numbers may be cited stay in the client's order.
     """
     hints, limit = settings.hints, settings.formats.max_documents
-    pool = DocumentPool()
-    evidence = Evidence() if learns and settings.formats.evidence else None
+    memory = settings.proxy.memory
+    pool = DocumentPool(max_bytes=memory.texts)
+    evidence = Evidence(max_bytes=memory.evidence) if learns and settings.formats.evidence else None
     return (
         RagboostObject(max_documents=limit, pool=pool),
         DocumentsField(hints, max_documents=limit),

@@ -24,12 +24,8 @@ def is_document_block(value: Any) -> bool:
 
 def has_citations(content: list[Any]) -> bool:
     """Return True if responses cite these blocks by their position."""
-    for value in content:
-        if is_document_block(value):
-            citations = value.get("citations")
-            if isinstance(citations, dict) and citations.get("enabled"):
-                return True
-    return False
+    citations = [value.get("citations") for value in content if is_document_block(value)]
+    return any(isinstance(each, dict) and each.get("enabled") for each in citations)
 
 
 def _groups(

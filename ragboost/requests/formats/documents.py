@@ -156,7 +156,7 @@ class DocumentPool:
     Exact: found by the whole text.
     """
 
-    def __init__(self, *, max_bytes: int = 32 * 1024 * 1024) -> None:
+    def __init__(self, *, max_bytes: int = 32 << 20) -> None:
         self._max_newer_bytes = max_bytes // 2
         self._newer_bytes = 0
         self._known: Generations[str, Document] = Generations()

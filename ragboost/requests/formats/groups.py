@@ -14,7 +14,7 @@ from ragboost.requests.wires.body import Value
 
 _MAX_NAME = 200
 EVIDENCE = "evidence"  # the frame of documents whose ends traffic has shown, not the text
-_TEXTS = ("text", "page_content", "content", "snippet")  # of a search result
+_TEXTS = ("text", "page_content", "pageContent", "content", "snippet")  # of a search result
 
 
 class DocumentBlock(NamedTuple):

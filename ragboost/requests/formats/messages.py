@@ -102,8 +102,9 @@ class Messages:
         if leading is None and (
             found := self._unmarked.cut(body, slots, scans, tenant=tenant, learns=learns)
         ):
-            leading = _Place(*found)
-            places = sorted([*places, leading], key=_reading_order)
+            place = _Place(*found)
+            leading = place if self._may_move(slots, place) else None
+            places = sorted([*places, place], key=_reading_order)
         references, num_repeated = self._references(leading, places)
         num_later = sum(len(p.group.blocks) for p in places if p is not leading)
         if leading is None and not num_repeated:
@@ -236,9 +237,7 @@ class Messages:
         stays = has_other or (is_answer_fixed(body) and (cites or form_cites(body)))
         before = group.around()[0] if leading.slot.is_user else ""
         numbering = replace(
-            numbering,
-            stays=stays or asks_for_number(numbering, before),
-            maps_answer=not has_other,
+            numbering, stays=stays or asks_for_number(numbering, before), maps_answer=not has_other
         )
         return _Layout(leading, references, cites, numbering, behind)
 

@@ -31,12 +31,11 @@ class EarlierTexts:
 
     def edits(self, group: Group) -> list[Edit]:
         """Return the edits that put references into the payload's next group."""
-        edits: list[Edit] = []
-        for block, is_closed in _with_ends(group):
-            reference = self._reference(block.text or "", is_closed=is_closed)
-            if reference is not None:
-                edits.append(group.referred(block, reference))
-        return edits
+        return [
+            group.referred(block, reference)
+            for block, is_closed in _with_ends(group)
+            if (reference := self._reference(block.text or "", is_closed=is_closed)) is not None
+        ]
 
     def add(self, group: Group) -> None:
         """Note the documents of a group, to which the groups behind its message may refer."""

@@ -20,6 +20,7 @@ _MIN_CHARS = 600
 _MANY_CHARS = 8_000
 _MIN_LINES = 3
 _NUM_NAME_WORDS = 6
+_DIGITS = re.compile(r"\d+")
 _ANNOUNCED = re.compile(
     r"\b(?:following|retrieved|given|provided|below|these|attached)\b[^\n]{0,60}?"
     r"\b(?:context|document|passage|source|excerpt|information|file|chunk|reference)s?\b"
@@ -107,21 +108,16 @@ def _has_answers(body: Mapping[str, Any]) -> bool:
 
 def _group(text: str, spans: Sequence[DocumentSpan], scan: Scan) -> TextGroup:
     numbers = dict(zip(scan.marks, scan.numbers, strict=False))
-    is_numbered = all(span.start in numbers for span in spans)
-    blocks = tuple(
-        [
-            DocumentBlock(
-                *span,
-                text[slice(*span)],
-                *span,
-                (numbers[span.start],) if is_numbered else (),
-                _name(text, *span),
-            )
-            for span in spans
-        ]
-    )
+    is_counted = all(span.start in numbers for span in spans)
+    blocks = []
+    for start, end, label in spans:
+        found = _DIGITS.search(text, label, start) if label >= 0 else None
+        digits = found.span() if found is not None else numbers[start] if is_counted else None
+        first, name = start if found is None else label, _name(text, start, end)
+        places = () if digits is None else (digits,)
+        blocks.append(DocumentBlock(first, end, text[start:end], start, end, places, name))
     # Whatever follows the last of them may be one more document: a note stands at the end.
-    return TextGroup(text, blocks, len(text), frame=EVIDENCE)
+    return TextGroup(text, tuple(blocks), len(text), frame=EVIDENCE)
 
 
 def _name(text: str, start: int, end: int) -> str:

@@ -130,11 +130,7 @@ def _counted(usage: Mapping[str, Any]) -> Usage | None:
         reused = min(reused, left)
         recomputed = min(_count(usage, _RECOMPUTED) or 0, left - reused)
     return Usage(
-        prompt,
-        cached,
-        _count(usage, _WRITTEN),
-        reused_tokens=reused,
-        recomputed_tokens=recomputed,
+        prompt, cached, _count(usage, _WRITTEN), reused_tokens=reused, recomputed_tokens=recomputed
     )
 
 

@@ -278,16 +278,3 @@ def test_a_deeper_look_sees_only_the_tokens_it_is_paid_for_and_makes_their_kv_ex
         torch.testing.assert_close(
             layer.keys[:, :, chosen], wanted[:, :, chosen], atol=1e-4, rtol=1e-3
         )
-
-
-def test_the_pass_behind_a_deeper_look_begins_where_that_ended(reuse: ChunkReuse) -> None:
-    view = view_of(reuse)
-    chosen = view.candidates[::7]
-    at_once(view.deeper_layer(chosen))
-
-    deep = view.assembly.begin(chosen[:3].clone())
-    shallow = view.assembly.begin(view.candidates)
-
-    assert deep is not None
-    assert shallow is not None
-    assert (deep.layer, shallow.layer) == (2, 1)

@@ -84,6 +84,8 @@ class Contents:
             (0.10, self._faq),
             (0.12 * has_lists, self._list),
             (0.10, self._file),
+            (0.04 * has_lists, self._divided),
+            (0.03, self._torn),
             (0.10, self._relative),
             (0.06, self._odd),
             (0.03, self._short),
@@ -171,6 +173,25 @@ class Contents:
             [self.sentence() for _ in range(self._rng.randint(3, 6))],
             is_inner=self._has_lists,
         )
+
+    def _divided(self) -> str:
+        """Write a list between rules, or end with one."""
+        rng, rule = self._rng, self._rng.choice(("---", "***", "======", "------", "-" * 21))
+        listed = self._list()
+        return rng.choice(
+            (
+                f"{self.sentence()}\n\n{rule}\n{listed}\n\n{rule}\n{self.sentence()}",
+                f"{listed}\n{rule}",
+                f"{rule}\n{self.sentence()}\n{rule}",
+                f"{self._sentences(2, 3)[0]}\n\n{rule}",
+            )
+        )
+
+    def _torn(self) -> str:
+        """Return one half of a pasted file, as a splitter would."""
+        text = self._file()
+        at = self._rng.randint(len(text) // 4, 3 * len(text) // 4)
+        return self._rng.choice((text[:at], text[at:]))
 
     def _relative(self) -> str:
         """Return a part of another document, or one with another in it."""

@@ -233,6 +233,9 @@ OTHER_LAYOUTS = (
     ),
     Layout("Windows labels", "Document §n: §text", "\r\n\r\n"),
     Layout("***", "§text", "\n***\n"),
+    Layout("[1] between rules", "[§n] §text", "\n\n---\n\n", "<context>\n", "\n</context>"),
+    Layout("rules around labels", "Source §n: §text", "\n------\n", "------\n", "\n------"),
+    Layout("0:", "§n: §text", first=0),
     Layout("Ref lines", "Ref §n (§name)\n§text\n----", "\n"),
 )
 LAYOUTS = (*ISSUE_LAYOUTS, *OTHER_LAYOUTS)

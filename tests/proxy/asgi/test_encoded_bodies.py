@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ragboost.config.memory import MIB, PROCESS_BYTES
 from ragboost.proxy.asgi import content_coding, request_body
 from ragboost.proxy.asgi.content_coding import BodyTooLargeError, decode
 from tests.eventually import eventually
@@ -242,7 +243,7 @@ def test_a_body_of_very_many_members_is_refused_without_reading_them() -> None:
 def test_bytes_that_a_body_gains_count_among_those_of_all_requests_until_it_has_ended(
     engine: FakeEngine, start_proxy: Callable[..., ProxyServer]
 ) -> None:
-    proxy = start_proxy(proxy={"max_body_bytes": LIMIT, "max_total_body_bytes": LIMIT})
+    proxy = start_proxy(proxy={"max_body_bytes": LIMIT, "memory_bytes": PROCESS_BYTES + MIB})
     packed = gzip.compress(b'{"model": "m", "prompt": "a"}'.ljust(LIMIT - 1))
     url, headers = proxy.url + "/v1/completions", {"content-encoding": "gzip"}
     assert httpx.post(url, content=packed, headers=headers).status_code == 200

@@ -9,6 +9,7 @@ import pytest
 from starlette.types import Message
 
 from ragboost.config import ProxySettings
+from ragboost.config.memory import PROCESS_BYTES
 from ragboost.proxy.asgi.client_exchange import ClientExchange
 from ragboost.proxy.asgi.request_body import BodyTimeoutError, RequestBodies
 from tests.eventually import eventually
@@ -76,7 +77,7 @@ def test_the_head_limit_counts_each_request_of_a_connection(
 def test_bodies_are_bounded_together_while_they_arrive_and_while_their_requests_run(
     engine: FakeEngine, start_proxy: Callable[..., ProxyServer]
 ) -> None:
-    limits = {"max_body_bytes": 100_000, "max_total_body_bytes": 150_000}
+    limits = {"max_body_bytes": 100_000, "memory_bytes": PROCESS_BYTES + 16 * 150_000}
     proxy = start_proxy(proxy=limits)
     url, body = proxy.url + "/v1/chat/completions", b'{"messages":[]}'.ljust(90_000)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 90000\r\n\r\n"
@@ -87,7 +88,7 @@ def test_bodies_are_bounded_together_while_they_arrive_and_while_their_requests_
         refused = httpx.post(url, content=body)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
-        assert "proxy.max_total_body_bytes" in refused.json()["error"]["message"]
+        assert "proxy.memory_bytes" in refused.json()["error"]["message"]
         assert httpx.post(url, content=body[:50_000]).status_code == 200
         engine.misbehave(hold=True)
         arriving.sendall(body[-1:])

@@ -25,7 +25,7 @@ async def measured(
             computed = size * draw.uniform(0.8, 1.2) * (1 - saved if arm == "boosted" else 1)
             usage = Usage(10_000, 10_000 - round(computed))
             answer = SimpleNamespace(usage=usage, outcome="ok")
-            await observer.done(cast(Any, parsed), *cast(Any, (None, None, answer)))
+            await observer.done(cast(Any, parsed), *cast(Any, (None, answer)))
     return observer.saved_share()
 
 

@@ -115,7 +115,7 @@ def test_what_the_engine_denies_or_never_answered_is_not_saved(
 def test_after_many_requests_a_sample_stands_for_all(
     start_proxy: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragboost.proxy.observer._ALL", 12)
+    monkeypatch.setattr("ragboost.booster.tenants._ALL", 12)
     draw = random.Random(3)
     proxy = start_proxy(hints={"order": False})
     for _ in range(60):

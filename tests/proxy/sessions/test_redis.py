@@ -24,8 +24,11 @@ def make(name: str, *, system: str | None = None) -> ChatSession:
     return ChatSession(name, "alice", 1.0, 1.0, system=system)
 
 
-def open_store(server: RedisServer, **bounds: float | str) -> RedisStore:
-    return RedisStore(SessionSettings(url=server.url, **bounds))  # type: ignore[arg-type]
+def open_store(
+    server: RedisServer, *, max_bytes: int = 256 << 20, **bounds: float | str
+) -> RedisStore:
+    settings = SessionSettings(url=server.url, **bounds)  # type: ignore[arg-type]
+    return RedisStore(settings, max_bytes=max_bytes)
 
 
 async def read(store: RedisStore, name: str = "a") -> ChatSession:

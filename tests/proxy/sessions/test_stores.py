@@ -40,14 +40,16 @@ def clock() -> Clock:
 async def store(
     request: pytest.FixtureRequest, clock: Clock, tmp_path: Path
 ) -> AsyncIterator[ChatSessionStore]:
-    bounds = {"max_sessions": 3, "ttl_s": 50.0, "max_bytes": 1 << 20}
+    bounds, max_bytes = {"max_sessions": 3, "ttl_s": 50.0}, 1 << 20
     store: ChatSessionStore
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")
-        store = RedisStore(SessionSettings(url=server.url, **bounds), clock=clock)
+        settings = SessionSettings(url=server.url, **bounds)
+        store = RedisStore(settings, max_bytes=max_bytes, clock=clock)
     else:
         kind = MemoryStore if request.param == "memory" else SqliteStore
-        store = kind(SessionSettings(path=tmp_path / "s.db", **bounds), clock=clock)
+        settings = SessionSettings(path=tmp_path / "s.db", **bounds)
+        store = kind(settings, max_bytes=max_bytes, clock=clock)
     await store.open()
     yield store
     await store.close()
@@ -188,7 +190,7 @@ async def test_pages_follow_each_other(store: ChatSessionStore, clock: Clock) ->
 async def test_turns_and_system_prompts_are_bounded_in_bytes(
     kind: type[MemoryStore | SqliteStore], tmp_path: Path
 ) -> None:
-    store = kind(SessionSettings(path=tmp_path / "s.db", max_bytes=1 << 20))
+    store = kind(SessionSettings(path=tmp_path / "s.db"), max_bytes=1 << 20)
     await store.open()
     now = store.now()
     for number, name in enumerate("abcdef"):

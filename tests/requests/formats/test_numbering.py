@@ -1,5 +1,7 @@
 """Numbers of a list: the words that cite them, and requests whose answers cannot be mapped."""
 
+import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -74,3 +76,39 @@ def test_where_answers_are_not_seen_documents_that_may_be_cited_stay() -> None:
     with pytest.raises(LeftAloneError):
         find_format(formats, user(prompt(f"Cite [n].\n\n{listed}")))
     assert find_format(make_formats(Settings()), user(prompt(f"Cite [n].\n\n{listed}"))) is not None
+
+
+def test_a_later_list_of_elements_with_numbers_leaves_documents_in_place() -> None:
+    """Short ones are no documents, but an answer cites them by the same numbers."""
+    write = '<source id="{}">{}</source>'
+    listed = "\n".join(write.format(n, text) for n, text in enumerate([LEASE, RENT], 1))
+    short = "\n".join(write.format(n, "yes") for n in (1, 2))
+    for question, stays in ((short, True), ("Who signed?", False)):
+        messages = [{"role": "system", "content": listed}, {"role": "user", "content": question}]
+        hit = find_format(make_formats(Settings()), {"messages": messages})
+        assert hit is not None
+        assert hit[1].numbering is not None
+        assert (hit[1].numbering.stays, hit[1].numbering.maps_answer) == (stays, not stays)
+
+
+@pytest.mark.parametrize("label", ["#{}", "{}:", "Document {}"])
+def test_numbers_before_documents_that_traffic_shows_are_places_too(label: str) -> None:
+    rng = random.Random(7)
+    texts = [f"Ledger entry {at}: {RENT} {LEASE} Signed by clerk {at}." for at in range(8)]
+    numberings = {}
+    for numbers in ("map", "keep"):
+        formats = make_formats(Settings(formats={"numbers": numbers}), learns=True)
+        found = []
+        for at in range(12):
+            listed = numbered(label, separator="\n")(rng.sample(texts, 5))
+            body = user(f"Answer from what follows.\n\n{listed}\n\nQuestion {at}: who signed?")
+            with suppress(LeftAloneError):
+                if (hit := find_format(formats, body)) is not None:
+                    found.append(hit[1].numbering)
+        numberings[numbers] = found
+    assert numberings["keep"] == []
+    numbering = numberings["map"][-1]
+    assert numbering is not None
+    mapped = numbering.answer_map([1, 0, 2, 3, 4])
+    assert mapped is not None
+    assert mapped.apply("See [1] and [2, 3].") == "See [2] and [1, 3]."

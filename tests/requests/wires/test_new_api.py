@@ -31,7 +31,7 @@ from ragboost.requests.wires.usage import has_usage, read_usage
 
 settings = Settings()
 formats = make_formats(settings)
-history_of_all = History(settings.session)
+history_of_all = History.of(settings)
 booster = Booster(settings)
 documents = [{"id": i, "text": f"Document {i} tells of {i}. " * 20} for i in range(3)]
 

@@ -85,6 +85,7 @@ class Dashboard:
             "hold_out": hold_out and hold_out._asdict(),
             "cache_breaks": read_cache_breaks(samples),
             "not_boosted": read_not_boosted(samples),
+            "reuse_checks": self._state.error_bar.of_team(team),
             "fidelity": self._fidelity(),
             "history": self.history.as_json(),
             "backends": self._backends(),

@@ -30,9 +30,8 @@ class IndexOverlap(RoutingSignal):
         columns = self.columns(names, tenant.numbers)  # while these names are the backends'
         async with tenant.lock:
             residents = tenant.residents(leading.documents, prompt_prefix=leading.prompt_prefix)
-        return CacheReading(
-            spread(residents.cached, columns), _AFFINITY * spread(residents.recent, columns)
-        )
+        cached, recent = spread(columns, residents.cached, residents.recent)
+        return CacheReading(cached, _AFFINITY * recent)
 
     def cached_at(self, request: RoutingRequest, backend: Backend, reading: CacheReading) -> int:
         leading, tenant = request.leading, request.tenant

@@ -69,12 +69,12 @@ class PrefixAffinity(RoutingSignal):
             members = self._members(sent) & ~seen
             seen |= members
             holders.append(Holders(int(sent.num_bytes * request.tokens_per_byte), members))
-        cached = spread(holders, columns)
         whole = self._sent.peek(links[0]) if links else None
         turn = next((sent for sent in found if sent is not whole and self._members(sent)), None)
         is_kept = turn is not None and 0 < turn.turn_s > self._clock() - self._kept_s
-        kept = [Holders(_KEPT, self._members(turn))] if turn is not None and is_kept else []
-        return CacheReading(cached, cached * 0, spread(kept, columns))
+        lead = [Holders(_KEPT, self._members(turn))] if turn is not None and is_kept else []
+        cached, kept = spread(columns, holders, lead)
+        return CacheReading(cached, kept=kept)
 
     def sent_bytes(self, prefixes: Sequence[MessagePrefix], num_bytes: int) -> int:
         """Add what the longest prefix that a backend was sent has gained when it was rewritten."""

@@ -21,7 +21,7 @@ class CacheReading(NamedTuple):
 
     cached: Tokens  # that need not be computed
     # A lead for the backends whose cache the request suits: later requests like it find more there.
-    affinity: Tokens
+    affinity: Tokens | float = 0.0
     kept: Tokens | float = 0.0  # a lead that no queue outweighs
 
 
@@ -64,15 +64,21 @@ class RoutingSignal:
         """Forget a backend that is none any more."""
 
 
-def spread(holders: Sequence[Holders], columns: Columns) -> Tokens:
-    """Add up the tokens for each backend whose bit (`columns`) is in `members`. (backends,)"""
+def spread(columns: Columns, *groups: Sequence[Holders]) -> Tokens:
+    """Add up the tokens of each group for each backend whose bit (`columns`) is in `members`.
+    (groups, backends)"""
+    holders = [each for group in groups for each in group]
     if not holders:
-        return np.zeros(len(columns))
+        return np.zeros((len(groups), len(columns)))
     width = int(columns.max()) // 8 + 1
     keep = (1 << 8 * width) - 1
     packed = b"".join([(each.members & keep).to_bytes(width, "little") for each in holders])
     # (holders, bits)
     bits = np.frombuffer(packed, np.uint8).reshape(len(holders), width)
     bits = np.unpackbits(bits, axis=1, bitorder="little")
-    totals: Tokens = np.array([float(each.tokens) for each in holders]) @ bits
-    return totals[columns]
+    weights, end = np.zeros((len(groups), len(holders))), 0
+    for row, group in zip(weights, groups, strict=True):
+        start, end = end, end + len(group)
+        row[start:end] = [each.tokens for each in group]
+    totals: Tokens = (weights @ bits)[:, columns]
+    return totals

@@ -27,7 +27,6 @@ _NUM_HEADS = 3  # texts with one beginning, from which on this is a part of the 
 _MAX_TENANTS = 64
 _MAX_BEGINNINGS = 64  # of a tenant, and together
 _MAX_SIZE_BYTES = 8 << 20
-_MAX_ALL_BYTES = 64 << 20
 _MAX_DECISIONS = 2048
 _MAX_SPANS = 16_384
 _SPAN_BYTES = 150
@@ -43,6 +42,7 @@ _PLACES = re.compile(
 class DocumentSpan(NamedTuple):
     start: int
     end: int
+    label: int = -1  # where a label with the number of its place begins; -1: it has none
 
 
 class _Tenant:
@@ -70,9 +70,9 @@ class Evidence:
     first turn was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int = 64 << 20) -> None:
         self._tenants: BoundedMap[str, _Tenant] = BoundedMap(
-            max_entries=_MAX_TENANTS, max_size=_MAX_ALL_BYTES
+            max_entries=_MAX_TENANTS, max_size=max_bytes
         )
         self._lock = Lock()
 
@@ -153,12 +153,10 @@ def _are_worth_it(text: str, spans: Sequence[DocumentSpan]) -> bool:
 
 
 def _spans(text: str, lines: Sequence[TextLine], cut: Cut) -> tuple[DocumentSpan, ...]:
-    spans = [
-        DocumentSpan(
-            lines[first].text_start if cut.has_numbers else lines[first].start, lines[end - 1].end
-        )
-        for first, end in cut.runs
-    ]
+    ends = [(lines[first], lines[end - 1].end) for first, end in cut.runs]
+    spans = [DocumentSpan(line.start, end) for line, end in ends]
+    if cut.has_numbers:
+        spans = [DocumentSpan(line.text_start, end, line.start) for line, end in ends]
     are_alike = cut.has_marks or _are_alike(lines, cut, text)
     return tuple(spans) if are_alike and _are_worth_it(text, spans) else ()
 

@@ -5,6 +5,7 @@ documents reach to the end of the message or to the question.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +14,9 @@ from ragboost.requests.formats.frames.candidate import HiddenParts
 from ragboost.requests.formats.frames.elements import Tags, wrappers
 from ragboost.requests.formats.frames.spans import lines, strip
 
-_RULE = re.compile(r"\n(-{5,}|={5,})[ \t]*\r?(?=\n|\Z)")
+_RULE = re.compile(r"\n(([-=*_])\2{2,})[ \t]*\r?(?=\n|\Z)")
+_RULES = ("---", "===", "***", "___")
+_FRAMES = ("-----", "=====")  # rules that may enclose a list
 _MAX_RULES = 1000
 # LangChain's prompts announce their documents with these words.
 _STUFF = "pieces of context to answer"
@@ -30,11 +33,15 @@ class Container(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A line of nothing but dashes or equals signs."""
+    """A line of nothing but dashes, equals signs or the like."""
 
     start: int
     end: int
     mark: str
+
+    @property
+    def may_enclose(self) -> bool:
+        return self.mark.startswith(_FRAMES)
 
 
 class Surroundings:
@@ -54,11 +61,21 @@ class Surroundings:
     def rules(self) -> list[Rule]:
         """The lines of nothing but a rule; none if there are absurdly many."""
         text = self._text
-        if "-" not in text and "=" not in text:
+        if not any(map(text.__contains__, _RULES)):
             return []
         found = lines(text, _RULE, self._hidden.gaps(len(text)))
         rules = [Rule(line.start, line.end, line.match[1]) for line in found]
         return rules if len(rules) <= _MAX_RULES else []
+
+    def has_odd_rule(self, stretches: Sequence[tuple[int, int]]) -> bool:
+        """Return True if the last stretch has a rule that no other one has: the list may begin or
+        end there, as a list inside a document of another list does."""
+        starts = [rule.start for rule in self.rules]
+        *inner, last = [
+            {rule.mark for rule in self.rules[slice(*(bisect_left(starts, at) for at in ends))]}
+            for ends in stretches
+        ]
+        return not last <= set().union(*inner)
 
     @cached_property
     def containers(self) -> list[Container]:
@@ -73,6 +90,7 @@ class Surroundings:
 
 def _between(text: str, rules: Sequence[Rule]) -> Iterator[Container]:
     by_mark: dict[str, list[Rule]] = {}
+    rules = [rule for rule in rules if rule.may_enclose]
     for rule in rules:
         by_mark.setdefault(rule.mark, []).append(rule)
     for same in by_mark.values():

@@ -97,9 +97,11 @@ def find(text: str, tags: Tags, hidden: HiddenParts) -> Iterator[Candidate]:
             texts = [text[span.inner_start : span.inner_end] for span in run]
             if not are_documents(name, texts):
                 continue
-            if not all(map(str.strip, texts)):
-                ends, problem = (run[0].start, run[-1].end), "an element without text"
-                yield Candidate(*ends, f"<{name}>", problem=problem)
+            problem = "" if all(map(str.strip, texts)) else "an element without text"
+            if _is_torn(text, run, tags):
+                problem = f"<{name}>: inside an element that begins nowhere"
+            if problem:
+                yield Candidate(run[0].start, run[-1].end, f"<{name}>", problem=problem)
             else:
                 yield candidate(text, f"<{name}>", run)
 
@@ -159,6 +161,13 @@ def _is_wrapped(text: str, run: Sequence[Element]) -> bool:
     before = _OPENER.search(text, max(0, run[0].start - _MAX_TAG), run[0].start)
     behind = _CLOSER.match(text, run[-1].end)
     return before is not None and behind is not None and before[1] == behind[1]
+
+
+def _is_torn(text: str, run: Sequence[Element], tags: Tags) -> bool:
+    """Return True for the end of a file whose beginning is missing, as a document may be."""
+    behind = _CLOSER.match(text, run[-1].end)
+    marks = tags.get(behind[1], ()) if behind is not None else ()
+    return bool(marks) and (marks[0][2] or marks[0][0] > run[0].start)
 
 
 def candidate(text: str, name: str, run: Sequence[Element]) -> Candidate:

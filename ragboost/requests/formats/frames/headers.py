@@ -27,11 +27,7 @@ class _Header(NamedTuple):
 
 
 def find(
-    text: str,
-    hidden: HiddenParts,
-    around: Surroundings,
-    *,
-    is_closed: bool,
+    text: str, hidden: HiddenParts, around: Surroundings, *, is_closed: bool
 ) -> Iterator[Candidate]:
     """Find the documents of each container.
 
@@ -46,7 +42,7 @@ def find(
         headers = _siblings(text, headers, where)
         if len(headers) < 2:
             continue
-        yield _candidate(text, headers, where)
+        yield _candidate(text, headers, where, around)
         return
 
 
@@ -97,7 +93,9 @@ def _are_alike(headers: Sequence[_Header]) -> bool:
     return len(keys) == 1 or all("_" in key for each in keys for key in each)
 
 
-def _candidate(text: str, headers: Sequence[_Header], where: Container) -> Candidate:
+def _candidate(
+    text: str, headers: Sequence[_Header], where: Container, around: Surroundings
+) -> Candidate:
     frame = ", ".join(headers[0].keys)
     starts = [header.start for header in headers]
     if not _are_alike(headers):
@@ -111,8 +109,10 @@ def _candidate(text: str, headers: Sequence[_Header], where: Container) -> Candi
         stop = max(strip(text, header.start, stop)[1], header.end - 1)
         first, last = strip(text, header.end, stop)
         blocks.append(DocumentBlock(header.start, stop, text[first:last] or None, first, last))
-    if min(block.text_end - block.text_start for block in blocks) < _MIN_CHARS or (
-        len({gap.count("\n") for gap in gaps}) > 1
+    if (
+        min(block.text_end - block.text_start for block in blocks) < _MIN_CHARS
+        or len({gap.count("\n") for gap in gaps}) > 1
+        or around.has_odd_rule([block[:2] for block in blocks])
     ):
         return Candidate(starts[0], where.end, frame, problem="headers that do not stand alike")
     return Candidate(starts[0], where.end, frame, tuple(blocks), where.close)

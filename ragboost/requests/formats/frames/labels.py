@@ -5,15 +5,16 @@ alone behind a separator which no other document contains; else the list is open
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts
-from ragboost.requests.formats.frames.containers import Rule, Surroundings
+from ragboost.requests.formats.frames.containers import Container, Rule, Surroundings
 from ragboost.requests.formats.frames.elements import is_count
 from ragboost.requests.formats.frames.not_documents import MIN_CHARS, is_ordered_name
-from ragboost.requests.formats.frames.siblings import common_separator
+from ragboost.requests.formats.frames.siblings import OddMarkError, common_separator
 from ragboost.requests.formats.frames.spans import check_number, lines, strip
 from ragboost.requests.formats.groups import DocumentBlock
 
@@ -37,6 +38,7 @@ _MAX_KINDS = 64
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRANCHES = ("├──", "└──")  # RAGFlow's title and other fields
 _MAX_TITLE = 120
+_NEAR = 80  # characters between a rule and the label below it
 # The prompt of LlamaIndex's citations begins with an example of its own list.
 _EXAMPLE = "Please provide an answer based solely on the provided sources."
 _EXAMPLE_END = "Now it's your turn."
@@ -62,12 +64,7 @@ class _Label(NamedTuple):
 
 
 def find(
-    text: str,
-    hidden: HiddenParts,
-    around: Surroundings,
-    *,
-    is_closed: bool,
-    may_ask: bool,
+    text: str, hidden: HiddenParts, around: Surroundings, *, is_closed: bool, may_ask: bool
 ) -> Iterator[Candidate]:
     """Find lists of labelled documents.
 
@@ -95,19 +92,12 @@ def find(
             yield _paired(text, labels, pairs[before, after], frame)
         elif is_counted or (before == _ID_PREFIX and len(set(names)) == len(names)):
             first, last = labels[0].start, labels[-1].end
-            holders = [c[1:] for c in around.containers if c.start <= first and last <= c.end]
-            end, close = holders[0] if holders else (-1, -1)
-            if is_closed and end < 0:
-                end = close = strip(text, 0, len(text))[1]
+            begin, end = strip(text, 0, len(text))
+            whole = [Container(begin, end, end)] if is_closed else []
+            holders = [c for c in (*around.containers, *whole) if c.start <= first <= last <= c.end]
+            holder = holders[0] if holders else None
             yield _listed(
-                text,
-                labels,
-                frame,
-                around.rules,
-                is_counted=is_counted,
-                end=end,
-                close=close,
-                may_ask=may_ask,
+                text, labels, frame, around, is_counted=is_counted, holder=holder, may_ask=may_ask
             )
         elif names[0] in ("0", "1") and names[1] in ("1", "2"):
             yield _uncertain(text, labels, frame, "the numbers have gaps or repeat")
@@ -229,30 +219,36 @@ def _listed(
     text: str,
     labels: Sequence[_Label],
     frame: str,
-    rules: Sequence[Rule],
+    around: Surroundings,
     *,
     is_counted: bool,
-    end: int,
-    close: int,
+    holder: Container | None,
     may_ask: bool,
 ) -> Candidate:
     """Cut a list at its labels.
 
     Args:
         is_counted: the labels count the documents; else they are ids, which move along.
-        end: of the last document, if a container or the text's end says it; else -1.
-        close: after the mark that ends the container.
+        around: the rules of the text.
+        holder: the container that says where the last document ends, maybe the whole text.
         may_ask: a question may follow the last document.
     """
     starts = [label.start for label in labels]
+    begin, end, close = holder or (starts[0], -1, -1)
     gaps = [
         text[strip(text, label.end, start)[1] : start]
         for label, start in zip(labels, starts[1:], strict=False)
     ]
-    rule = _ruled(text, starts, rules) if rules else None
     separator = common_separator(gaps)
-    if rule is not None:
-        end, close, separator = rule
+    try:
+        ruled = _ruled(text, starts, around.rules)
+    except OddMarkError as error:
+        if end >= 0:
+            return _uncertain(text, labels, frame, str(error))
+        ruled, may_ask = None, False
+    if ruled is not None:
+        separator = ruled[2]
+        end, close = ruled[:2] if ruled[0] >= 0 else (end, close)
     elif separator.count("\n") < 1 or len({gap.count("\n") for gap in gaps}) > 1:
         return _uncertain(text, labels, frame, "labels that are not separated alike")
     ends = [start - len(separator) for start in starts[1:]]
@@ -261,17 +257,15 @@ def _listed(
         end = close = _question(text, labels, bodies, separator) if may_ask else -1
     if end < 0 or (separator.count("\n") < 2 and close == end):
         numbers = tuple([label.number for label in labels]) if is_counted else ()
-        return Candidate(
-            starts[0],
-            len(text),
-            frame,
-            marks=tuple(starts),
-            numbers=numbers,
-            problem="the last one has no end",
-        )
+        start, problem = starts[0], "the last one has no end"
+        marks = tuple(starts)
+        return Candidate(start, len(text), frame, marks=marks, numbers=numbers, problem=problem)
     bodies.append(strip(text, labels[-1].end, end))
     if min(stop - start for start, stop in bodies) < MIN_CHARS:
         return _uncertain(text, labels, frame, "too short for documents")
+    stretches = (bodies, [*bodies, (begin, starts[0])])
+    if ruled is None and any(map(around.has_odd_rule, stretches)):
+        return _uncertain(text, labels, frame, "a rule before it or in its last document only")
     num_header = _num_header(text, labels, bodies)
     blocks = [
         _block(text, label, (start, stop), num_header=num_header, is_counted=is_counted)
@@ -280,29 +274,37 @@ def _listed(
     return Candidate(starts[0], max(end, close), frame, tuple(blocks), close)
 
 
-def _ruled(text: str, starts: Sequence[int], found: Sequence[Rule]) -> tuple[int, int, str] | None:
-    """Return the end of the last document, and that of the frame, where the same rule stands before
-    each label and once behind the last; and what separates the documents."""
-    before = []
-    for start in starts:
-        above = [line for line in found if line.end <= start][-1:]
-        if not above or text[above[0].end : start].strip():
-            return None
-        before.append(above[0])
-    same = [line for line in found if line.mark == before[0].mark]
-    behind = [line for line in found if line.start > starts[-1]]
-    if len({line.mark for line in before}) > 1 or len(same) != len(starts) + 1:
-        return None
-    if not behind or behind[0] is not same[-1]:
-        return None
-    seps = [
-        text[strip(text, 0, line.start)[1] : start]
-        for line, start in zip(before[1:], starts[1:], strict=True)
+def _ruled(text: str, starts: Sequence[int], rules: Sequence[Rule]) -> tuple[int, int, str] | None:
+    """Return the end of the last document and of the frame, and what separates the documents, where
+    the same rule stands before each label. The ends are -1 if none stands behind the last one.
+
+    Raises:
+        OddMarkError: more such rules, or too few to be sure that they separate the documents.
+    """
+    ends = [rule.end for rule in rules]
+    places = [bisect_right(ends, start) - 1 for start in starts]
+    before = [
+        rules[i] if i >= 0 and text[ends[i] : min(start, ends[i] + _NEAR)].isspace() else None
+        for i, start in zip(places, starts, strict=True)
     ]
-    separator = common_separator(seps)
-    if before[0].mark not in separator:
+    if None in before[1:]:
         return None
-    return behind[0].start, behind[0].end, separator
+    first, *others = before
+    between = [rule for rule in others if rule is not None]
+    mark = between[0].mark
+    same = [rule for rule in rules if rule.mark == mark]
+    ends = [strip(text, 0, rule.start)[1] for rule in between]
+    separator = common_separator(
+        [text[slice(*each)] for each in zip(ends, starts[1:], strict=True)]
+    )
+    num = len(between) + (first is not None and first.mark == mark)
+    if mark in separator and num > 1:
+        if len(same) == num:
+            return -1, -1, separator
+        is_closed = same[-1].start > starts[-1] and same[-1].may_enclose
+        if is_closed and num == len(starts) == len(same) - 1:
+            return same[-1].start, same[-1].end, separator
+    raise OddMarkError("rules between some of the documents")
 
 
 def _question(

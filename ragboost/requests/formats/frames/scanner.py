@@ -4,14 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ragboost.config import FrameSettings
-from ragboost.requests.formats.frames import (
-    custom,
-    elements,
-    fences,
-    headers,
-    labels,
-    literals,
-)
+from ragboost.requests.formats.frames import custom, elements, fences, headers, labels, literals
 from ragboost.requests.formats.frames.candidate import Candidate, HiddenParts, outermost
 from ragboost.requests.formats.frames.containers import Surroundings
 from ragboost.requests.formats.frames.not_documents import is_work

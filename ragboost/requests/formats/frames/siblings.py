@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 _MAX_SEPARATOR = 80
 _MAX_EXAMPLE = 16  # characters of an element in a sentence that shows one
+_BEFORE_NAMED = frozenset(" \t(/")  # stands before a mark that a sentence names
 _QUOTES = frozenset("`'\"“”‘’")
 
 
@@ -34,19 +35,21 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
     """Pair openers and closers into the outermost elements.
 
     Marks in quotes or backticks are text. Before the first element, so are marks in a sentence: an
-    instruction may name them or show an example that is not closed.
+    instruction may name them or show an example that is not closed. A closer behind a text belongs
+    to an element that begins nowhere.
 
     Raises:
         OddMarkError: an opener without a closer, or a closer without an opener.
     """
     spans: list[Element] = []
-    depth, opener, inner_start = 0, 0, 0
+    depth, opener, inner_start, num_named, is_torn = 0, 0, 0, 0, False
     for at, (start, end, is_closer) in enumerate(marks):
         if start and text[start - 1] in _QUOTES and text[end : end + 1] in _QUOTES:
             continue
         if not is_closer:
             if depth == 0:
                 if not _begins(text, marks, at):
+                    num_named += 1
                     continue
                 opener, inner_start = start, end
             depth += 1
@@ -54,8 +57,12 @@ def pair(text: str, marks: Sequence[Mark]) -> list[Element]:
             depth -= 1
             if depth == 0:
                 spans.append(Element(opener, end, inner_start, start))
-        elif spans:
-            raise OddMarkError("a closing mark without an opening one")
+        elif num_named and not spans:
+            num_named -= 1
+        elif spans or text[start - 1 : start] not in _BEFORE_NAMED:
+            is_torn = True
+    if is_torn and spans:
+        raise OddMarkError("a closing mark without an opening one")
     if depth:
         raise OddMarkError("an opening mark without a closing one")
     return spans

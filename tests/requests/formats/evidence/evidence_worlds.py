@@ -133,7 +133,7 @@ def _changes_nothing_else(prompt: Prompt, spans: Sequence[DocumentSpan]) -> bool
 def _reversed(text: str, spans: Sequence[DocumentSpan]) -> str:
     pieces, at = [], 0
     for span, other in zip(spans, reversed(spans), strict=True):
-        pieces += [text[at : span.start], text[slice(*other)]]
+        pieces += [text[at : span.start], text[other.start : other.end]]
         at = span.end
     return "".join([*pieces, text[at:]])
 

@@ -102,12 +102,23 @@ def test_lists_that_have_wrappers_of_their_own_are_several_lists() -> None:
         f"<doc>{LEASE}</doc>\n<doc>{RENT}</doc>\n{PETS}</doc>",
         f"<doc>{LEASE}</doc>\n<doc {RENT}</doc>\n<doc>{PETS}</doc>",
         f'<doc a="{LEASE}</doc>\n<doc>{RENT}</doc>',
+        f"- {NOISE}</doc>\n<doc>{LEASE}\n- {PETS}\n- {RENT}</doc>\n<doc>{NOISE}</doc>",
+        f"{NOISE}\n</doc>\n<doc>{LEASE}</doc>\n<doc>{RENT}</doc>",
+        f"- {NOISE}\n  <doc>{LEASE}</doc>\n  <doc>{RENT}</doc>\n</add>\n- {PETS}",
     ],
 )
 def test_a_tag_without_its_other_half_is_ambiguous(text: str) -> None:
     result = scan(text)
     assert result.groups == ()
     assert "<doc>" in result.problem
+
+
+@pytest.mark.parametrize(
+    "named", ["End with </doc>.", "Between <doc> and </doc>.", "A <doc>text</doc>.", "`</doc>`"]
+)
+def test_tags_that_a_sentence_names_above_the_list_are_none_of_it(named: str) -> None:
+    text = f"{named}\n\n{elements('doc')([LEASE, RENT])}"
+    assert texts_of(scan(text)) == [[LEASE, RENT]]
 
 
 @pytest.mark.parametrize("num_before", [0, 10, 31, 32, 33, 100, 2000])

@@ -1,10 +1,13 @@
 """Documents under numbered labels: which are found, where the last one ends, what is said."""
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from ragboost.config import Settings
 from ragboost.requests.formats import NothingToDoError, UnmarkedDocumentsError
 from ragboost.requests.formats.frames import scan
+from ragboost.requests.formats.references import stands_alone
 from tests.requests.formats.frames.texts import (
     LEASE,
     NOISE,
@@ -106,6 +109,56 @@ def test_rules_between_labels_prove_where_documents_end() -> None:
     assert texts_of(scan(write(*documents))) == [documents]
     moved = text_of(reorder(user(write(*documents)), [1, 2, 0], PLAIN))
     assert moved == write(documents[1], PETS, LEASE)
+
+
+@pytest.mark.parametrize("rule", ["---", "***", "======", "------"])
+def test_rules_between_labels_stay_between_the_documents(rule: str) -> None:
+    def write(*documents: str) -> str:
+        return f"\n\n{rule}\n\n".join(f"[{n}] {text}" for n, text in enumerate(documents, 1))
+
+    documents = [LEASE, f"{RENT}\n\n{NOISE}", PETS]
+    assert texts_of(scan(write(*documents), is_tool=True)) == [documents]
+    listed = f"<context>\n{write(*documents)}\n</context>"
+    moved = text_of(reorder(user(listed), [2, 0, 1], PLAIN))
+    assert moved == f"<context>\n{write(PETS, LEASE, documents[1])}\n</context>"
+    assert not scan(write(LEASE, RENT), is_tool=True).groups, "it may be the end of the first"
+
+
+RULED = {
+    "rules alone": "\n{rule}\n{text}",
+    "a label": "\n{rule}\n\nID: {n}\n├── Title: f.pdf\n└── Content:\n{text}\n",
+    "a header": "\n{rule}\nSource: f.pdf\nContent: {text}",
+}
+INNER = {
+    "labels": numbered("Source {}:\n"),
+    "headings": numbered("### Document {}: Part\n"),
+    "headers": lambda texts: "\n\n".join(f"Source: a.md\nContent: {text}" for text in texts),
+    "labels between rules": lambda texts: f"------\n{numbered('Source {}:')(texts)}\n------",
+}
+
+
+@given(
+    st.sampled_from(sorted(RULED)),
+    st.sampled_from(sorted(INNER)),
+    st.sampled_from(["---", "------", "***"]),
+    st.integers(0, 2),
+    st.booleans(),
+)
+def test_a_list_inside_one_of_the_documents_that_rules_divide_is_left_alone(
+    frame: str, inner: str, rule: str, place: int, is_wrapped: bool
+) -> None:
+    # Two rules may enclose a list, as LlamaIndex writes it, or one of the documents.
+    is_enclosed = (frame, rule, place) == ("rules alone", "------", 1) or "rules" in inner
+    assume(not is_wrapped or frame == "a label" or not is_enclosed)
+    documents = [RENT, PETS, f"{RENT}\n\n{NOISE}"]
+    documents[place] = INNER[inner]([LEASE, NOISE])
+    listed = "".join(
+        RULED[frame].format(rule=rule, n=n, text=text) for n, text in enumerate(documents)
+    ).removeprefix(f"\n{rule}\n" if frame == "rules alone" else "")
+    text = f"<context>\n{listed}\n</context>" if is_wrapped else listed
+    for group in scan(text, is_tool=not is_wrapped).groups:
+        for block in group.blocks if is_wrapped or stands_alone(group, is_tool=True) else ():
+            assert block.text in documents, "a part of a document"
 
 
 @pytest.mark.parametrize(

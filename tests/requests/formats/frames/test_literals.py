@@ -33,6 +33,12 @@ WRITERS = {
     "indented": lambda documents: json.dumps(objects(documents), indent=2, ensure_ascii=False),
     "strings": lambda documents: json.dumps(list(documents)),
     "lines": lines,
+    "LangChain.js": lambda documents: json.dumps(
+        [
+            {"pageContent": text, "metadata": {"source": f"{i}.md"}}
+            for i, text in enumerate(documents)
+        ]
+    ),
     "in an object": lambda documents: json.dumps({"query": "q", "results": objects(documents)}),
     "in a fence": lambda documents: "------\n" + lines(documents) + "\n------",
 }

@@ -1,0 +1,1 @@
+"""What chunk reuse does to answers: sampled answers are scored exactly, and a budget steers."""
