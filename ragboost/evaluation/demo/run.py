@@ -31,11 +31,7 @@ def run_demo(
     console: Console | None = None,
 ) -> tuple[Workload, dict[str, Any]]:
     """Replay a workload through proxy and engine, plain and boosted, each with its own; requests
-    alternate, so that other load slows both alike. Return it, and `summarize`'s result.
-
-    Args:
-        is_simulated: without engines and proxies, see `demo.simulated`.
-    """
+    alternate, so that other load slows both alike. Return it, and `summarize`'s result."""
     console = console or Console(stderr=True)
     documents = standard_library()
     console.print(f"corpus: {len(documents):,} documentation strings of Python's standard library")
@@ -117,9 +113,10 @@ async def replay_both(
                 said = f"{saved / max(1, computed):.0%} fewer tokens computed"
                 progress.update(task, advance=1, saved=said)
     first = len(workload.sessions)
-    return WorkloadAnswers(answers[0][:first], answers[0][first:]), WorkloadAnswers(
-        answers[1][:first], answers[1][first:]
+    plain_answers, boosted_answers = (
+        WorkloadAnswers(each[:first], each[first:]) for each in answers
     )
+    return plain_answers, boosted_answers
 
 
 def _prefill_tokens(answer: StreamedAnswer) -> int:
