@@ -28,11 +28,10 @@ def run_demo(
     capacity_tokens: int = 65_536,
     engine: EngineSettings | None = None,
     is_simulated: bool = False,
-    console: Console | None = None,
+    console: Console,
 ) -> tuple[Workload, dict[str, Any]]:
     """Replay a workload through proxy and engine, plain and boosted, each with its own; requests
     alternate, so that other load slows both alike. Return it, and `summarize`'s result."""
-    console = console or Console(stderr=True)
     documents = standard_library()
     console.print(f"corpus: {len(documents):,} documentation strings of Python's standard library")
     drawn = {"sessions": sessions, "conversations": conversations, "turns": turns, "k": k}
@@ -101,7 +100,7 @@ async def replay_both(
     columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn(), saved_so_far)
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     answers: list[list[StreamedAnswer]] = [[], []]
-    saved, computed = 0, 0
+    saved = computed = 0
     async with aclosing(plain), aclosing(boosted):
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             task = progress.add_task("", total=total, saved="")
