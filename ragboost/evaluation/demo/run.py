@@ -26,22 +26,16 @@ def run_demo(
     turns: int = 4,
     k: int = 8,
     capacity_tokens: int = 65_536,
-    seed: int = 1,
     engine: EngineSettings | None = None,
     is_simulated: bool = False,
-    console: Console | None = None,
+    console: Console,
 ) -> tuple[Workload, dict[str, Any]]:
     """Replay a workload through proxy and engine, plain and boosted, each with its own; requests
-    alternate, so that other load slows both alike. Return it, and `summarize`'s result.
-
-    Args:
-        is_simulated: without engines and proxies, see `demo.simulated`.
-    """
-    console = console or Console(stderr=True)
+    alternate, so that other load slows both alike. Return it, and `summarize`'s result."""
     documents = standard_library()
     console.print(f"corpus: {len(documents):,} documentation strings of Python's standard library")
     drawn = {"sessions": sessions, "conversations": conversations, "turns": turns, "k": k}
-    workload = make_workload(documents, **drawn, seed=seed)
+    workload = make_workload(documents, **drawn, seed=1)
     console.print(
         f"workload: {sessions} sessions, {conversations} conversations of {turns} turns, "
         f"{k} documents each, found by BM25"
@@ -56,7 +50,7 @@ def run_demo(
             update={"capacity_tokens": capacity_tokens, "served_model_name": MODEL}
         )
         plain, boosted = ask_both(workload, settings, max_tokens=_ANSWER_TOKENS, console=console)
-    figures = {"workload": {**drawn, "capacity_tokens": capacity_tokens, "seed": seed}}
+    figures = {"workload": {**drawn, "capacity_tokens": capacity_tokens}}
     return workload, {**figures, **summarize(plain, boosted), "is_simulated": is_simulated}
 
 
@@ -64,10 +58,14 @@ def ask_both(
     workload: Workload, engine: EngineSettings, *, max_tokens: int, console: Console
 ) -> tuple[WorkloadAnswers, WorkloadAnswers]:
     """Replay a workload on two engines, one of them behind a proxy that boosts."""
-    console.print("loading PyTorch and two engines on loopback (some seconds) ...")
-    with serve_demo(engine, boosted=False) as plain, serve_demo(engine, boosted=True) as url:
-        size = f"{engine.capacity_tokens:,}"
-        console.print(f"two engines, each with a prefix cache of {size} tokens")
+    console.print("loading PyTorch and two engines on loopback (the first time, a minute) ...")
+    with (
+        console.status("loading") as loading,
+        serve_demo(engine, boosted=False) as plain,
+        serve_demo(engine, boosted=True) as url,
+    ):
+        loading.stop()
+        console.print(f"two engines, each with a prefix cache of {engine.capacity_tokens:,} tokens")
         ask = partial(replay, workload, max_tokens=max_tokens)
         replays = ask(plain, boosted=False), ask(url, boosted=True)
         return asyncio.run(replay_both(workload, *replays, console=console))
@@ -102,7 +100,7 @@ async def replay_both(
     columns = (TextColumn("plain and boosted"), BarColumn(), MofNCompleteColumn(), saved_so_far)
     total = len(workload.sessions) + sum(map(len, workload.conversations))
     answers: list[list[StreamedAnswer]] = [[], []]
-    saved, computed = 0, 0
+    saved = computed = 0
     async with aclosing(plain), aclosing(boosted):
         with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
             task = progress.add_task("", total=total, saved="")
@@ -114,9 +112,10 @@ async def replay_both(
                 said = f"{saved / max(1, computed):.0%} fewer tokens computed"
                 progress.update(task, advance=1, saved=said)
     first = len(workload.sessions)
-    return WorkloadAnswers(answers[0][:first], answers[0][first:]), WorkloadAnswers(
-        answers[1][:first], answers[1][first:]
+    plain_answers, boosted_answers = (
+        WorkloadAnswers(each[:first], each[first:]) for each in answers
     )
+    return plain_answers, boosted_answers
 
 
 def _prefill_tokens(answer: StreamedAnswer) -> int:
