@@ -16,8 +16,8 @@ from ragboost.cache_events import (
     EventBatch,
     decode_batch,
 )
-from ragboost.cache_sync.prefix_mirror import Changes, MirrorBlock, PrefixMirror
-from tests.cache_sync.token_mirror import TokenMirror
+from ragboost.cache_sync.mirror_block import MirrorBlock
+from ragboost.cache_sync.prefix_mirror import Changes, PrefixMirror
 from tests.cache_sync.toy import ToyCache
 from tests.test_cache_events import frames
 
@@ -42,8 +42,8 @@ def apply(mirror: PrefixMirror, *events: Event) -> Changes:
     return changes
 
 
-def empty(**limits: int) -> TokenMirror:
-    mirror = TokenMirror(**limits)
+def empty(**limits: int) -> PrefixMirror:
+    mirror = PrefixMirror(**limits)
     mirror.clear(is_partial=False)
     return mirror
 
@@ -170,11 +170,34 @@ def test_only_the_first_full_attention_group_counts() -> None:
     assert (mirror.match_tokens([5, 6]), mirror.is_partial) == (0, False)
 
 
-def test_a_group_of_unknown_kind_with_fewer_hashes_than_blocks_makes_the_mirror_partial() -> None:
+def sparse(block_hash: int, tokens: Iterable[int], group: int, **fields: object) -> BlockStored:
+    """The event of a Mamba group: one hash for all blocks of tokens."""
+    ids = list(tokens)
+    return BlockStored(
+        block_hashes=[block_hash], token_ids=ids, block_size=2, group_idx=group, **fields
+    )
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_groups_without_a_kind_are_judged_by_their_hashes(is_first: bool) -> None:
     mirror = empty()
-    mamba = BlockStored(block_hashes=[3], token_ids=list(range(6)), block_size=2, group_idx=0)
-    apply(mirror, mamba)
-    assert (mirror.match_tokens(range(6)), mirror.is_partial) == (0, True)
+    full = stored([1, 2, 3], range(6), group_idx=3)
+    others = [sparse(3, range(6), group) for group in (0, 1)]
+    apply(mirror, *((full, *others) if not is_first else (*others, full)))
+    assert (mirror.match_tokens(range(6)), mirror.is_partial) == (6, False)
+    apply(mirror, BlockRemoved(block_hashes=[3], medium="GPU", group_idx=0))
+    assert mirror.match_tokens(range(6)) == 6
+    apply(mirror, BlockRemoved(block_hashes=[3], medium="GPU", group_idx=3))
+    assert mirror.match_tokens(range(6)) == 4
+
+
+def test_a_group_whose_first_events_had_one_block_is_given_up_when_a_later_one_is_sparse() -> None:
+    mirror = empty()
+    apply(mirror, stored([1], range(2), group_idx=0, session_id="r"))
+    assert mirror.match_tokens(range(2)) == 2
+    changes = apply(mirror, sparse(9, range(6), 0), stored([4, 5], range(4), group_idx=1))
+    assert changes.resident_tokens == {"r": 0}
+    assert (mirror.match_tokens(range(6)), mirror.is_partial) == (4, True)
 
 
 @pytest.mark.parametrize(

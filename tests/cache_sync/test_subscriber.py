@@ -9,24 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from ragboost.cache_sync import event_stream, subscriber
+from ragboost.cache_sync import subscriber
 from ragboost.cache_sync.discovery import EventSource
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.prefix_mirror import Changes
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.errors import ConfigError
-from tests.cache_sync.token_mirror import TokenMirror, matched
 from tests.cache_sync.toy import ToyCache
 from tests.eventually import eventually
 from tests.fakes.publisher import Publisher
 
 DOCUMENTS = [[1000 * i + j for j in range(8 + i % 5)] for i in range(12)]
 Frames = list[tuple[int, bytes]]
-
-
-@pytest.fixture(autouse=True)
-def token_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "PrefixMirror", TokenMirror)
 
 
 class Rig:
@@ -88,7 +82,7 @@ class Rig:
         for name, tokens in self.prompts.items():
             told = stream.resident_tokens(name) or 0
             assert told <= self.cache.cached_tokens(tokens)
-            assert matched(stream, tokens) == self.cache.cached_tokens(tokens)
+            assert stream.mirror.match_tokens(tokens) == self.cache.cached_tokens(tokens)
 
 
 @pytest.fixture

@@ -5,24 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from ragboost.cache_sync import event_stream
 from ragboost.cache_sync.discovery import DISCOVERY_PATHS, find_sources
 from ragboost.cache_sync.event_stream import EventStream, StreamState
 from ragboost.cache_sync.report_receiver import ReportReceiver
 from ragboost.cache_sync.subscriber import Subscriber
 from ragboost.requests.wires.usage import read_usage
-from tests.cache_sync.token_mirror import TokenMirror, matched
 from tests.engines.conftest import KINDS, require
 from tests.engines.report_route import report_route
 from tests.engines.servers import EngineServer, Kind
 from tests.eventually import eventually
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(autouse=True)
-def token_mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "PrefixMirror", TokenMirror)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -42,14 +35,14 @@ def prompt(dice: random.Random) -> list[int]:
 
 def hit(stream: EventStream, tokens: list[int], server: EngineServer) -> int:
     """Predict what the engine will report: whole blocks, but never the last token of a prompt."""
-    found = matched(stream, tokens)
+    found = stream.mirror.match_tokens(tokens)
     return min(found, (len(tokens) - 1) // server.block_size * server.block_size)
 
 
 def settle(stream: EventStream, tokens: list[int], server: EngineServer) -> None:
     """Wait until the events of an answered prompt have arrived: they follow its response."""
     stored = len(tokens) // server.block_size * server.block_size
-    eventually(lambda: matched(stream, tokens) >= stored)
+    eventually(lambda: stream.mirror.match_tokens(tokens) >= stored)
 
 
 def serve(server: EngineServer, stream: EventStream, *, requests: int, seed: int) -> int:
@@ -100,7 +93,7 @@ def test_a_cleared_cache_is_forgotten(server: EngineServer) -> None:
         server.clear_cache()
         server.complete(DOCUMENTS[0] * 3, "after")  # vLLM tells of a reset with its next step
         eventually(lambda: stream.resident_tokens("after") is not None)
-        assert matched(stream, DOCUMENTS[1] * 3) == 0
+        assert stream.mirror.match_tokens(DOCUMENTS[1] * 3) == 0
         assert stream.state is StreamState.EXACT
 
 
@@ -113,8 +106,8 @@ def test_salted_requests_are_kept_apart(server: EngineServer) -> None:
         body = {"model": "tiny", "prompt": tokens, "max_tokens": 1, "cache_salt": "tenant"}
         server.post("/v1/completions", body)
         whole = len(tokens) // server.block_size * server.block_size
-        eventually(lambda: matched(stream, tokens, cache_salt="tenant"), equals=whole)
-        assert matched(stream, tokens) == 0
+        eventually(lambda: stream.mirror.match_tokens(tokens, cache_salt="tenant"), equals=whole)
+        assert stream.mirror.match_tokens(tokens) == 0
 
 
 def test_a_killed_and_restarted_engine_is_followed(server: EngineServer) -> None:
