@@ -29,7 +29,6 @@ PHASES = ("two replicas", "one killed in the middle", "two again")
 _ENGINE = (
     *("--served-model-name", MODEL),
     *("--kv-events-endpoint", "tcp://127.0.0.1:*"),
-    *("--kv-events-replay-endpoint", "tcp://127.0.0.1:*"),
 )
 
 

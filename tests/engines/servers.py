@@ -298,9 +298,8 @@ class EngineServer:
     def _source(self) -> EventSource:
         name = f"{self.kind}/0"
         if self.kind != "sglang":  # vLLM binds ipc://, and connects to tcp://127.0.0.1
-            return EventSource(
-                name, f"ipc://{self._folder}/pub", replay_endpoint=f"ipc://{self._folder}/replay"
-            )
+            endpoint = f"ipc://{self._folder}/pub"
+            return EventSource(name, endpoint, replay_endpoint=f"{endpoint}-replay")
         ports = free_port(), free_port()
         return EventSource(
             name,
@@ -369,11 +368,9 @@ class EngineServer:
             "--served-model-name": "tiny",
             "--capacity-tokens": self.cache_tokens,
             "--block-size": self.block_size,
-            "--num-threads": 1,
         }
         if self.events == "zmq":
             flags["--kv-events-endpoint"] = self.source.endpoint
-            flags["--kv-events-replay-endpoint"] = self.source.replay_endpoint
         return [sys.executable, "-m", "ragboost", "engine", *_flat(flags)]
 
     def _addresses(self) -> dict[str, str | None]:
