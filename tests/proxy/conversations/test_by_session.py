@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragboost.booster.session_state import SessionState
+from ragboost.config.memory import PROCESS_BYTES
 from ragboost.requests.rewriter import Rewriting
 from tests.fakes import FakeEngine, Received
 from tests.fakes.proxy import ProxyServer, proxy_settings
@@ -201,13 +202,14 @@ def test_an_agents_next_step_keeps_the_turns_message(
 
 
 def test_single_questions_evict_no_conversation_with_a_name(engine: FakeEngine) -> None:
+    least = {"memory_bytes": PROCESS_BYTES + (64 << 10)}  # 8 KiB of conversations without a name
     with (
-        ProxyServer(proxy_settings(engine.url, session={"max_bytes": 4096})) as proxy,
+        ProxyServer(proxy_settings(engine.url, proxy=least)) as proxy,
         httpx.Client(base_url=proxy.url) as client,
     ):
         chat = Chat(client, engine, "kept")
         first = chat.ask("one?", [document(1), document(2)])
-        for number in range(20):
+        for number in range(40):
             Chat(client, engine).ask(f"question {number}?", [document(number)])
         check_extends(chat.ask("two?"), first)
 
